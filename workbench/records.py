@@ -1,0 +1,230 @@
+"""Plain records that every layer may speak of: steps, events, trials, candidates.
+
+Records are values. They hold Python numbers, strings and tuples, never tensors, so they can be pickled, written
+as JSON and drawn without torch. What produces them (``training``), keeps them (``telemetry``), searches with them
+(``tuning``) and draws them (``figures``) never need to know each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = [
+    "CandidateRecord",
+    "Event",
+    "EventKind",
+    "EventSink",
+    "ExponentCounts",
+    "StepRecord",
+    "TrialRecord",
+    "Verdict",
+]
+
+
+class EventKind(StrEnum):
+    """What can happen in a run besides an ordinary step."""
+
+    OVERFLOW = "overflow"
+    SCALE_UP = "scale_up"
+    SCALE_DOWN = "scale_down"
+    SCALE_FLOOR = "scale_floor"
+    SCALE_COLLAPSE = "scale_collapse"
+    LINE_SEARCH_FAILED = "line_search_failed"
+    FACTORS_REFRESHED = "factors_refreshed"
+    DAMPING_RAISED = "damping_raised"
+    DIVERGED = "diverged"
+    EVALUATION = "evaluation"
+    RECORD_REJECTED = "record_rejected"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened at a step.
+
+    Args:
+        step: Micro-batch index, counted from 0, at which it happened.
+        kind: What happened.
+        subject: Who it happened to: leaf module names joined by ``", "``, a metric's name, or empty.
+        value: The number that belongs to it (new scale, metric value, ...); NaN when there is none.
+        message: One sentence for a person.
+    """
+
+    step: int
+    kind: EventKind
+    subject: str = ""
+    value: float = float("nan")
+    message: str = ""
+
+
+@runtime_checkable
+class EventSink(Protocol):
+    """Where lower layers report events without knowing who listens."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentCounts:
+    """Histogram of binary exponents of one group's unscaled gradients.
+
+    Args:
+        group: Name of the parameter group.
+        lowest: Exponent e of the first bin; bin i counts elements with 2**(lowest+i) <= abs(g) < 2**(lowest+i+1).
+        counts: Number of finite, non-zero elements per bin; leading and trailing empty bins are cut off.
+        zeros: Number of elements that are exactly zero.
+        nonfinite: Number of inf or NaN elements.
+    """
+
+    group: str
+    lowest: int
+    counts: tuple[int, ...]
+    zeros: int = 0
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What is known of one micro-batch after its trace was drained to the host.
+
+    Args:
+        step: Micro-batch index, counted from 0.
+        seconds: Time since the run began when the step was dispatched, seconds.
+        step_ms: Wall-clock time of the step, milliseconds.
+        loss: Unscaled loss of this micro-batch.
+        loss_scale: Scale the backward pass used (dimensionless; 1 without loss scaling).
+        loss_scale_after: Scale after the update rule ran.
+        overflow: Whether a gradient of this window was inf or NaN (False on micro-batches that end no window).
+        skipped: Whether the optimizer update of this step was dropped because of it.
+        accumulated: Micro-batches in the gradient when the step ended (1 without accumulation).
+        grad_norm: Global L2 norm of the unscaled gradient; NaN where no update was due.
+        grad_amax: Largest finite absolute value of the unscaled gradient; NaN where no update was due.
+        underflow_share: Share of gradient elements below the smallest float16 number at the scale in use, in [0, 1].
+        group_scales: Loss scale per group; empty without group scales.
+        frozen_groups: Number of leading parameter groups that were frozen.
+        learning_rate: Rate of the first parameter group.
+        samples: Number of samples in the micro-batch.
+        memory_bytes: Memory allocated on the device (resident set size on a CPU), bytes.
+        grad_exponents: Exponent histograms, one per group; empty except on every k-th step.
+        columns: Namespaced columns of the methods in use, for example ``{"time.forward": 1.3}`` (milliseconds).
+    """
+
+    step: int
+    seconds: float
+    step_ms: float
+    loss: float
+    loss_scale: float = 1.0
+    loss_scale_after: float = 1.0
+    overflow: bool = False
+    skipped: bool = False
+    accumulated: int = 1
+    grad_norm: float = float("nan")
+    grad_amax: float = float("nan")
+    underflow_share: float = float("nan")
+    group_scales: tuple[float, ...] = ()
+    frozen_groups: int = 0
+    learning_rate: float = float("nan")
+    samples: int = 0
+    memory_bytes: int = 0
+    grad_exponents: tuple[ExponentCounts, ...] = ()
+    columns: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One trial of a study, as figures and reports see it.
+
+    Args:
+        number: Trial number; 0 is the O0 baseline.
+        state: ``"complete"``, ``"pruned"``, ``"failed"``, ``"running"`` or ``"waiting"``.
+        level: Boost level.
+        parameters: Searched config paths and their values.
+        config: The full configuration as a dictionary.
+        summary: What is in effect, in a few words.
+        value: Objective value, smaller is better; NaN while unknown.
+        metric: Final metric in the task's own unit.
+        metric_deficit: How far the metric lies on the wrong side of the baseline's (positive = worse).
+        allowed_drop: Deficit this trial's level allows.
+        relative_step_time: Step time / step time of O0, measured interleaved; NaN while unknown.
+        relative_low: Lower end of its 95 % interval.
+        relative_high: Upper end of its 95 % interval.
+        steps_to_target: Micro-batches until the target metric, inf when it was not reached.
+        seconds: Wall-clock time of the trial.
+        feasible: Whether the deficit stays within the allowed drop.
+        curve: Pairs (step, metric) of every evaluation.
+        run_path: Run directory, relative to the study; empty when there is none.
+        message: One sentence when something went wrong or the trial repeats an equal plan.
+    """
+
+    number: int
+    state: str
+    level: str = "O0"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
+    value: float = float("nan")
+    metric: float = float("nan")
+    metric_deficit: float = float("nan")
+    allowed_drop: float = float("nan")
+    relative_step_time: float = float("nan")
+    relative_low: float = float("nan")
+    relative_high: float = float("nan")
+    steps_to_target: float = float("nan")
+    seconds: float = float("nan")
+    feasible: bool = False
+    curve: tuple[tuple[int, float], ...] = ()
+    run_path: str = ""
+    message: str = ""
+
+
+class Verdict(StrEnum):
+    """What the confirmation of a candidate says."""
+
+    CONFIRMED = "confirmed"
+    UNDECIDED = "undecided"
+    REFUTED = "refuted"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateRecord:
+    """One confirmed, undecided or refuted candidate for export.
+
+    Args:
+        label: Name for a person, for example ``"trial 7"`` or ``"O0"``.
+        trial_number: Trial it comes from.
+        target: Export it competes for, ``"o1"`` or ``"o2"``.
+        summary: What is in effect, in a few words.
+        config: The full configuration as a dictionary.
+        speedup: O0 step time / this step time (larger is faster), with ``speedup_low`` and ``speedup_high``
+            as the ends of its 95 % interval.
+        speedup_low: See ``speedup``.
+        speedup_high: See ``speedup``.
+        drop: Mean paired metric drop against O0 in the metric's unit (positive = worse).
+        drop_bound: One-sided 95 % upper bound of the drop.
+        allowed_drop: Drop the target allows.
+        n_seeds: Paired seeds behind the drop.
+        verdict: Outcome.
+        sentence: The verdict in one sentence, with figures and, when undecided, how many more seeds it would take.
+        metrics: Pairs (O0 metric, candidate metric), one per seed.
+    """
+
+    label: str
+    trial_number: int
+    target: str
+    summary: str
+    config: Mapping[str, Any]
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    drop: float
+    drop_bound: float
+    allowed_drop: float
+    n_seeds: int
+    verdict: Verdict
+    sentence: str
+    metrics: tuple[tuple[float, float], ...] = ()
