@@ -1,0 +1,42 @@
+"""Boost Workbench: find the fastest training configuration that keeps the accuracy you ask for.
+
+The names below are loaded on first use, so that ``import workbench`` and ``workbench --help`` stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["BoostConfig", "Task", "apply", "compare", "export", "replay", "train", "tune"]
+
+_HOME = {
+    "BoostConfig": "workbench.config",
+    "Task": "workbench.tasks",
+    "apply": "workbench.training",
+    "compare": "workbench.facade",
+    "export": "workbench.facade",
+    "replay": "workbench.facade",
+    "train": "workbench.facade",
+    "tune": "workbench.facade",
+}
+
+if TYPE_CHECKING:
+    from workbench.config import BoostConfig
+    from workbench.facade import compare, export, replay, train, tune
+    from workbench.tasks import Task
+    from workbench.training import apply
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
