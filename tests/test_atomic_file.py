@@ -1,0 +1,102 @@
+"""Whole-file replacement: all of the new content or all of the old."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from workbench.atomic_file import DiskFullError, replacing, write_bytes_atomically, write_text_atomically
+
+
+def test_text_is_written_as_utf8_with_its_own_line_ends(tmp_path: Path) -> None:
+    write_text_atomically(tmp_path / "a.txt", "Größe\n秒\r\n")
+    assert (tmp_path / "a.txt").read_bytes() == "Größe\n秒\r\n".encode()
+
+
+def test_an_existing_file_is_replaced_and_no_temporary_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"old content that is longer")
+    write_bytes_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_the_temporary_path_lies_in_the_same_folder_and_keeps_the_suffix(tmp_path: Path) -> None:
+    with replacing(tmp_path / "steps.parquet") as temporary:
+        assert temporary.parent == tmp_path.resolve()
+        assert temporary.suffix == ".parquet"
+        temporary.write_bytes(b"x")
+    assert (tmp_path / "steps.parquet").read_bytes() == b"x"
+
+
+def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        temporary.write_text("half of the n")
+        raise KeyboardInterrupt
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
+def test_a_full_disk_is_one_sentence_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def no_room(self: Path, data: bytes) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "write_bytes", no_room)
+    with pytest.raises(DiskFullError, match=r"^no space left to write .*a\.txt; free some space") as caught:
+        write_text_atomically(path, "new")
+    assert caught.value.errno == code
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_failing_rename_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def refuse(source: object, target: object) -> None:
+        raise PermissionError(errno.EACCES, "denied")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError):
+        write_text_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_permissions_are_kept_and_new_files_follow_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    path.chmod(0o640)
+    write_text_atomically(path, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    previous = os.umask(0o022)
+    try:
+        write_text_atomically(tmp_path / "b.txt", "new")
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((tmp_path / "b.txt").stat().st_mode) == 0o644
+
+
+def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real.txt").write_text("old")
+    (tmp_path / "link.txt").symlink_to("real.txt")
+    write_text_atomically(tmp_path / "link.txt", "new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real.txt").read_text() == "new"
+
+
+def test_a_missing_folder_is_an_ordinary_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_text_atomically(tmp_path / "missing" / "a.txt", "new")

@@ -1,0 +1,114 @@
+"""Replace a file as a whole or not at all.
+
+A reader of ``boost_config.json`` or ``steps.parquet`` must never see half a file, whatever happens to the process
+or the disk in between. So the new content goes to a temporary file in the same folder (a rename is atomic only
+within one file system), is flushed to the disk, and only then takes the name of the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["DISK_FULL_CODES", "DiskFullError", "replacing", "write_bytes_atomically", "write_text_atomically"]
+
+DISK_FULL_CODES = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Error numbers that mean: nothing more fits, on the disk or in the user's quota."""
+
+
+class DiskFullError(OSError):
+    """There is no room for the new content; the old file is untouched.
+
+    An ``OSError`` with the system's ``errno``, so code that already handles those needs no change.
+    """
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write text as UTF-8, replacing the file in one move.
+
+    Args:
+        path: File to write; its folder must exist.
+        text: The whole content; line ends are written as they are.
+    Raises:
+        DiskFullError: When the disk or the quota is full; the old file is unchanged.
+        OSError: When the folder is missing or not writable.
+    """
+    write_bytes_atomically(path, text.encode("utf-8"))
+
+
+def write_bytes_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write bytes, replacing the file in one move.
+
+    Args:
+        path: File to write; its folder must exist.
+        content: The whole content.
+    Raises:
+        DiskFullError: When the disk or the quota is full; the old file is unchanged.
+        OSError: When the folder is missing or not writable.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; on leaving, it takes the place of ``path``.
+
+    For writers that want a file name, such as Parquet's. The temporary file keeps the suffix of ``path`` and the
+    permissions of the file it replaces. When the block raises, the temporary file is removed and ``path`` is as
+    it was. A symbolic link is followed: the file behind it is replaced, the link stays.
+
+    Args:
+        path: File to replace or create; its folder must exist.
+    Raises:
+        DiskFullError: When the disk or the quota is full; the old file is unchanged.
+        OSError: When the folder is missing or not writable, or the block wrote no file.
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "answer.txt"
+        >>> with replacing(target) as temporary:
+        ...     _ = temporary.write_text("42")
+        >>> target.read_text()
+        '42'
+    """
+    target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.stem}.{secrets.token_hex(6)}.tmp{target.suffix}")
+    try:
+        # Created here rather than by tempfile, whose files are readable by their owner alone.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(temporary, target.stat().st_mode & 0o7777)
+        yield temporary
+        _flush_to_disk(temporary)
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and error.errno in DISK_FULL_CODES:
+            sentence = f"no space left to write {target}; free some space and try again (the old file is unchanged)"
+            raise DiskFullError(error.errno, sentence, str(target)) from error
+        raise
+    _flush_folder(target.parent)
+
+
+def _flush_to_disk(path: Path) -> None:
+    # Without this, a power cut after the rename can leave an empty file under the new name.
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    # Makes the rename itself durable. Not every platform lets a folder be opened; the content is safe either way.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
