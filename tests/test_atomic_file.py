@@ -36,9 +36,14 @@ def test_the_temporary_path_lies_in_the_same_folder_and_keeps_the_suffix(tmp_pat
 def test_an_error_in_the_block_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
-        temporary.write_text("half of the n")
-        raise KeyboardInterrupt
+
+    def interrupted_write() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_write()
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 

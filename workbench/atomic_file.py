@@ -36,6 +36,7 @@ def write_text_atomically(path: str | os.PathLike[str], text: str) -> None:
     Args:
         path: File to write; its folder must exist.
         text: The whole content; line ends are written as they are.
+
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.
         OSError: When the folder is missing or not writable.
@@ -49,6 +50,7 @@ def write_bytes_atomically(path: str | os.PathLike[str], content: bytes) -> None
     Args:
         path: File to write; its folder must exist.
         content: The whole content.
+
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.
         OSError: When the folder is missing or not writable.
@@ -67,9 +69,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         path: File to replace or create; its folder must exist.
+
     Raises:
         DiskFullError: When the disk or the quota is full; the old file is unchanged.
         OSError: When the folder is missing or not writable, or the block wrote no file.
+
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "answer.txt"
@@ -84,10 +88,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         # Created here rather than by tempfile, whose files are readable by their owner alone.
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         with contextlib.suppress(FileNotFoundError):
-            os.chmod(temporary, target.stat().st_mode & 0o7777)
+            temporary.chmod(target.stat().st_mode & 0o7777)
         yield temporary
         _flush_to_disk(temporary)
-        os.replace(temporary, target)
+        temporary.replace(target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -100,7 +104,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _flush_to_disk(path: Path) -> None:
     # Without this, a power cut after the rename can leave an empty file under the new name.
-    with open(path, "rb+") as file:
+    with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
