@@ -1,0 +1,241 @@
+"""Networks, losses and optimizers that the golden files were recorded with, rebuilt from their meta data.
+
+Names follow the files: ``traj/<parameter>`` has shape ``[steps + 1, ...]`` and row k holds the value after k calls.
+Nothing here knows any particular file: shapes, losses and hyper-parameters come from ``meta``, so another set of files
+of the same form works as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = [
+    "ConvNet",
+    "MiniResidualNet",
+    "MultilayerPerceptron",
+    "assert_trajectory",
+    "build_loss",
+    "build_network",
+    "build_optimizer",
+    "golden_batch",
+    "load_initial_weights",
+    "optimizer_arguments",
+]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
+
+
+def build_network(net: Mapping[str, Any]) -> nn.Module:
+    """Build the network that ``meta["net"]`` describes, in training mode, with a plain Linear head."""
+    kind = net["kind"]
+    if kind == "MLP":
+        return MultilayerPerceptron(net["dims"], net.get("act", "relu"))
+    if kind == "ConvNet":
+        return ConvNet(**net["args"])
+    if kind == "mini residual net":
+        return MiniResidualNet(net["block"], net["widths"], net["strides"], net["classes"])
+    raise ValueError(f"golden files describe networks MLP, ConvNet and mini residual net, got {kind!r}")
+
+
+def build_loss(name: str) -> nn.Module:
+    """Build the loss ``mse`` (mean over all elements) or ``ce`` (mean softmax cross entropy, integer labels)."""
+    losses = {"mse": nn.MSELoss, "ce": CrossEntropy}
+    return losses[name]()
+
+
+def optimizer_arguments(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the recorded optimizer arguments, whether they stand in ``optimizer_args`` or beside it."""
+    arguments = {key: meta[key] for key in ("momentum", "weight_decay", "nesterov") if key in meta}
+    return arguments | dict(meta.get("optimizer_args") or {})
+
+
+def build_optimizer(meta: Mapping[str, Any], params: Iterable[Any], **overrides: Any) -> torch.optim.Optimizer:
+    """Build the torch optimizer that computes what the recorded one did.
+
+    The recorded Momentum ignores ``use_nesterov`` on a CPU, so it is SGD with momentum. ``loss_scale`` has no torch
+    counterpart: divide the gradients by ``optimizer_arguments(meta).get("loss_scale", 1)`` before the step. A
+    learning rate given as a list starts with its first entry.
+    """
+    arguments = optimizer_arguments(meta)
+    arguments.pop("loss_scale", None)
+    rate = meta["learning_rate"]
+    arguments["lr"] = rate[0] if isinstance(rate, list) else rate
+    name = str(meta["optimizer"]).lower()
+    if name == "momentum":
+        arguments.pop("use_nesterov", None)
+        return torch.optim.SGD(params, **(arguments | overrides))
+    if name == "sgd":
+        return torch.optim.SGD(params, **(arguments | overrides))
+    if name == "adam":
+        # The recorded Adam does not correct eps for the bias; with eps = 1e-8 the difference is far below 1e-4.
+        return torch.optim.Adam(params, **(arguments | overrides))
+    raise ValueError(f"golden files use Momentum, SGD and Adam, got {meta['optimizer']!r}")
+
+
+def golden_batch(arrays: Mapping[str, np.ndarray], step: int) -> tuple[Tensor, Tensor]:
+    """Return input and target of one step."""
+    return torch.from_numpy(arrays["x"][step]), torch.from_numpy(arrays["y"][step])
+
+
+def load_initial_weights(net: nn.Module, arrays: Mapping[str, np.ndarray], *, prefix: str = "traj/") -> None:
+    """Copy row 0 of every recorded trajectory into the network; every parameter must be recorded."""
+    recorded = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+    missing = {name for name, _ in net.named_parameters()} - set(recorded)
+    unknown = set(recorded) - set(net.state_dict())
+    if missing or unknown:
+        raise ValueError(f"network and file disagree: not in the file {sorted(missing)}, unknown {sorted(unknown)}")
+    with torch.no_grad():
+        for name, tensor in net.state_dict().items():
+            if name in recorded:
+                tensor.copy_(torch.from_numpy(recorded[name][0]))
+
+
+def assert_trajectory(
+    net: nn.Module,
+    arrays: Mapping[str, np.ndarray],
+    step: int,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
+    *,
+    prefix: str = "traj/",
+) -> None:
+    """Compare every recorded tensor (parameters, and statistics where recorded) after ``step`` calls."""
+    state = net.state_dict()
+    compared = 0
+    for key, rows in arrays.items():
+        if not key.startswith(prefix):
+            continue
+        name = key.removeprefix(prefix)
+        actual = state[name].detach().cpu().numpy()
+        np.testing.assert_allclose(actual, rows[step], rtol=rtol, atol=atol, err_msg=f"{name} after {step} calls")
+        compared += 1
+    if not compared:
+        raise ValueError(f"the file holds no trajectory with the prefix {prefix!r}")
+
+
+class CrossEntropy(nn.CrossEntropyLoss):
+    """Cross entropy that takes labels of any integer type, as the files hold int32."""
+
+    def forward(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return super().forward(outputs, target.long())
+
+
+class MultilayerPerceptron(nn.Module):
+    """Linear layers fc1..fcN with an activation between them."""
+
+    def __init__(self, dims: Iterable[int], act: str = "relu") -> None:
+        super().__init__()
+        dims = list(dims)
+        self.activation = ACTIVATIONS[act]
+        self.n_layers = len(dims) - 1
+        for index in range(self.n_layers):
+            self.add_module(f"fc{index + 1}", nn.Linear(dims[index], dims[index + 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index in range(1, self.n_layers + 1):
+            x = getattr(self, f"fc{index}")(x)
+            if index < self.n_layers:
+                x = self.activation(x)
+        return x
+
+
+class ConvNet(nn.Module):
+    """Three convolutions without bias, each with BatchNorm and ReLU, and a linear head."""
+
+    def __init__(self, cin: int, c1: int, c2: int, c3: int, hw: int, ncls: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(cin, c1, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(c1)
+        self.conv2 = nn.Conv2d(c1, c2, 3, stride=2, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(c2)
+        self.conv3 = nn.Conv2d(c2, c3, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(c3)
+        side = (hw + 1) // 2
+        self.fc = nn.Linear(c3 * side * side, ncls)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn2(self.conv2(x)))
+        x = F.relu(self.bn3(self.conv3(x)))
+        return self.fc(x.flatten(1))
+
+
+class BasicBlock(nn.Module):
+    """Residual block of two 3x3 convolutions."""
+
+    expansion = 1
+
+    def __init__(self, cin: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(cin, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _downsample(cin, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        main = F.relu(self.bn1(self.conv1(x)))
+        main = self.bn2(self.conv2(main))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(main + shortcut)
+
+
+class BottleneckBlock(nn.Module):
+    """Residual block 1x1, 3x3, 1x1 with four times the width at its end."""
+
+    expansion = 4
+
+    def __init__(self, cin: int, width: int, stride: int) -> None:
+        super().__init__()
+        cout = width * self.expansion
+        self.conv1 = nn.Conv2d(cin, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, cout, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(cout)
+        self.downsample = _downsample(cin, cout, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        main = F.relu(self.bn1(self.conv1(x)))
+        main = F.relu(self.bn2(self.conv2(main)))
+        main = self.bn3(self.conv3(main))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(main + shortcut)
+
+
+class MiniResidualNet(nn.Module):
+    """Stem with max pooling, two residual blocks per stage, global mean, linear head."""
+
+    def __init__(self, block: str, widths: Iterable[int], strides: Iterable[int], classes: int) -> None:
+        super().__init__()
+        kind = {"basic": BasicBlock, "bottle": BottleneckBlock}[block]
+        widths = list(widths)
+        channels = widths[0]
+        self.conv1 = nn.Conv2d(3, channels, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.stages: list[str] = []
+        for index, (width, stride) in enumerate(zip(widths, strides, strict=True), start=1):
+            first = kind(channels, width, stride)
+            channels = width * kind.expansion
+            self.add_module(f"layer{index}", nn.Sequential(first, kind(channels, width, 1)))
+            self.stages.append(f"layer{index}")
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2, 2)
+        for stage in self.stages:
+            x = getattr(self, stage)(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def _downsample(cin: int, cout: int, stride: int) -> nn.Sequential | None:
+    if cin == cout and stride == 1:
+        return None
+    return nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))
