@@ -1,0 +1,59 @@
+"""Figures: records and tables in, plain Plotly figures out.
+
+Each module holds one figure in three steps: a function that reduces records to a small frozen dataclass of
+numbers, and one that draws them. The numbers are what tests look at and what a table can reuse. Nothing here knows
+torch, Optuna or widgets.
+"""
+
+from __future__ import annotations
+
+from workbench.figures.frozen_layers import FrozenLayersNumbers, frozen_layers_figure, frozen_layers_numbers
+from workbench.figures.gradient_exponents import (
+    GradientExponentNumbers,
+    gradient_exponents_figure,
+    gradient_exponents_numbers,
+)
+from workbench.figures.importance import ImportanceNumbers, importance_figure, importance_numbers
+from workbench.figures.labels import MetricScale
+from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
+from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
+from workbench.figures.replay_policies import ReplayPoliciesNumbers, replay_policies_figure, replay_policies_numbers
+from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
+from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
+from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
+from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure
+
+__all__ = [
+    "FIGURE_CONFIG",
+    "FrozenLayersNumbers",
+    "GradientExponentNumbers",
+    "ImportanceNumbers",
+    "LossCurveNumbers",
+    "LossScaleNumbers",
+    "MetricScale",
+    "ReplayPoliciesNumbers",
+    "RunCurve",
+    "SpeedAccuracyNumbers",
+    "StepTimeNumbers",
+    "StudyHistoryNumbers",
+    "Theme",
+    "empty_figure",
+    "frozen_layers_figure",
+    "frozen_layers_numbers",
+    "gradient_exponents_figure",
+    "gradient_exponents_numbers",
+    "importance_figure",
+    "importance_numbers",
+    "loss_curve_numbers",
+    "loss_curves_figure",
+    "loss_scale_figure",
+    "loss_scale_numbers",
+    "replay_policies_figure",
+    "replay_policies_numbers",
+    "speed_accuracy_figure",
+    "speed_accuracy_numbers",
+    "step_time_figure",
+    "step_time_numbers",
+    "study_history_figure",
+    "study_history_numbers",
+]

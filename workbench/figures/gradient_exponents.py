@@ -1,0 +1,309 @@
+"""Gradient exponent map: where the gradients lie, and which part of them float16 can hold.
+
+Each column is a histogram of floor(log2 |g|) of the *unscaled* gradient. What the backward pass really sees is
+g * S, so float16's limits, divided by the scale S in force, are drawn as lines in the units of the unscaled
+gradient: above 65504 / S it overflows, below 2**-14 / S it loses bits, below 2**-24 / S it is zero.
+
+Reference:
+    IEEE 754-2019, binary16: largest number 65504, smallest normal 2**-14, smallest subnormal 2**-24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import plotly.graph_objects as go
+
+from workbench.figures.frames import StepTable, column, flags, steps_frame
+from workbench.figures.labels import percent, plain, power_ticks
+from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme, empty_figure, new_figure
+from workbench.figures.thinning import bin_edges, thin_marks
+from workbench.records import ExponentCounts
+
+__all__ = [
+    "ALL_GROUPS",
+    "FLOAT16_MAXIMUM_LOG2",
+    "FLOAT16_NORMAL_LOG2",
+    "FLOAT16_SUBNORMAL_LOG2",
+    "GradientExponentNumbers",
+    "gradient_exponents_figure",
+    "gradient_exponents_numbers",
+]
+
+FLOAT16_MAXIMUM_LOG2: Final = float(np.log2(65504.0))
+FLOAT16_NORMAL_LOG2: Final = -14.0
+FLOAT16_SUBNORMAL_LOG2: Final = -24.0
+ALL_GROUPS: Final = "all groups"
+
+_MAXIMUM_COLUMNS = 400
+_QUESTION = "Do the gradients fit into float16 at this loss scale?"
+
+
+@dataclass(frozen=True, eq=False)
+class GradientExponentNumbers:
+    """Numbers behind the exponent map.
+
+    Args:
+        steps: Middle step of each column ``[columns]``.
+        exponents: Exponent e of each row ``[rows]``; the row holds elements with 2**e <= abs(g) < 2**(e+1).
+        shares: Group name -> share of the group's elements per cell ``[rows, columns]``, NaN where empty; the
+            first entry, ``ALL_GROUPS``, sums over groups. Zeros and non-finite elements belong to the whole.
+        log2_scale: log2 of the scale in force per column (mean over the column) ``[columns]``.
+        upper: log2 of the largest gradient float16 holds, ``log2(65504) - log2_scale`` ``[columns]``.
+        normal: log2 of the smallest one held at full precision ``[columns]``.
+        lower: log2 of the smallest one that is not zero ``[columns]``.
+        overflow_steps: Steps that overflowed, drawn as marks at the upper limit.
+        overflow_limits: ``upper`` at those steps.
+        below_share: Share of all finite non-zero elements below ``lower``.
+        subnormal_share: Share of them between ``lower`` and ``normal``.
+        n_records: Records that carried histograms.
+    """
+
+    steps: npt.NDArray[np.float64]
+    exponents: npt.NDArray[np.int64]
+    shares: Mapping[str, npt.NDArray[np.float64]]
+    log2_scale: npt.NDArray[np.float64]
+    upper: npt.NDArray[np.float64]
+    normal: npt.NDArray[np.float64]
+    lower: npt.NDArray[np.float64]
+    overflow_steps: npt.NDArray[np.float64]
+    overflow_limits: npt.NDArray[np.float64]
+    below_share: float
+    subnormal_share: float
+    n_records: int
+
+
+def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMNS) -> GradientExponentNumbers:
+    """Stack a run's exponent histograms into one map per group.
+
+    Args:
+        steps: Step table or records; rows without histograms only count for the overflow marks.
+        limit: Most columns; neighbouring records are added up when there are more.
+    """
+    frame = steps_frame(steps)
+    step, scale = column(frame, "step"), column(frame, "loss_scale", 1.0)
+    log2_scale = np.log2(scale, out=np.full_like(scale, np.nan), where=np.isfinite(scale) & (scale > 0))
+    cells: list[Any] = frame["grad_exponents"].tolist() if "grad_exponents" in frame.columns else []
+    rows = [(i, counts) for i, cell in enumerate(cells) if (counts := _read_cell(cell))]
+    overflowed = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(log2_scale)))
+    overflow = (step[overflowed], FLOAT16_MAXIMUM_LOG2 - log2_scale[overflowed])
+    used = [c for _, counts in rows for c in counts if c.counts]
+    if not used:
+        nothing = np.empty(0)
+        return GradientExponentNumbers(
+            nothing, np.empty(0, np.int64), {}, nothing, nothing, nothing, nothing, *overflow, float("nan"),
+            float("nan"), len(rows)
+        )  # fmt: skip
+    low, high = min(c.lowest for c in used), max(c.lowest + len(c.counts) for c in used)
+    exponents = np.arange(low, high)
+    groups = list(dict.fromkeys(c.group for _, counts in rows for c in counts))
+    count = np.zeros((len(groups), high - low, len(rows)))
+    total = np.zeros((len(groups), len(rows)))
+    for j, (_, counts) in enumerate(rows):
+        for c in counts:
+            g = groups.index(c.group)
+            count[g, c.lowest - low : c.lowest - low + len(c.counts), j] += c.counts
+            total[g, j] += sum(c.counts) + c.zeros + c.nonfinite
+
+    at = np.array([i for i, _ in rows])
+    scale_at = log2_scale[at]
+    everything = count.sum(axis=0)
+    below, subnormal = _shares_outside(everything, exponents, scale_at)
+    edges = bin_edges(len(rows), limit)
+    middle = [(edges[k] + edges[k + 1] - 1) // 2 for k in range(len(edges) - 1)]
+    count, total = np.add.reduceat(count, edges[:-1], axis=2), np.add.reduceat(total, edges[:-1], axis=1)
+    mean_scale = _nan_mean_by_bin(scale_at, edges)
+    shares = {ALL_GROUPS: _share(count.sum(axis=0), total.sum(axis=0))}
+    if len(groups) > 1:
+        shares |= {group: _share(count[g], total[g]) for g, group in enumerate(groups)}
+    return GradientExponentNumbers(
+        steps=step[at][middle],
+        exponents=exponents,
+        shares=shares,
+        log2_scale=mean_scale,
+        upper=FLOAT16_MAXIMUM_LOG2 - mean_scale,
+        normal=FLOAT16_NORMAL_LOG2 - mean_scale,
+        lower=FLOAT16_SUBNORMAL_LOG2 - mean_scale,
+        overflow_steps=overflow[0],
+        overflow_limits=overflow[1],
+        below_share=below,
+        subnormal_share=subnormal,
+        n_records=len(rows),
+    )
+
+
+def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height: int = 480) -> go.Figure:
+    """Draw log2 of the gradients' magnitude over time, with the band float16 can hold.
+
+    With several groups a menu chooses which one is shown; all groups together come first.
+
+    Args:
+        steps: Step table or records with ``grad_exponents`` on some of them.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+    """
+    numbers = gradient_exponents_numbers(steps)
+    if not numbers.shares:
+        return empty_figure(
+            _QUESTION, "No gradient exponents were recorded; record them with exponents_every.", theme=theme
+        )
+    figure = new_figure(_answer(numbers), _detail(numbers), theme=theme, height=height)
+    for index, (group, share) in enumerate(numbers.shares.items()):
+        figure.add_heatmap(
+            x=numbers.steps,
+            y=numbers.exponents + 0.5,  # the cell spans [e, e + 1)
+            z=np.log10(share),
+            visible=index == 0,
+            name=plain(group),
+            zmin=-6,
+            zmax=0,
+            colorscale=[list(stop) for stop in DENSITY_SCALE],
+            colorbar={
+                "title": {"text": "Share of elements", "side": "right"},
+                "tickvals": [-6, -4, -2, 0],
+                "ticktext": ["1 in 10<sup>6</sup>", "1 in 10<sup>4</sup>", "1 in 100", "all"],
+                "thickness": 12,
+                "outlinewidth": 0,
+                "len": 0.9,
+            },
+            customdata=100 * share,
+            hovertemplate="Around step %{x:,}, %{customdata:.3g} % of the elements have a magnitude near "
+            "2<sup>%{y:.0f}</sup>.<extra>" + plain(group) + "</extra>",
+            hoverongaps=False,
+        )
+    _add_limits(figure, numbers)
+    _lay_out(figure, numbers)
+    return figure
+
+
+def _answer(numbers: GradientExponentNumbers) -> str:
+    if numbers.overflow_steps.size == 0 and numbers.below_share < 1e-3:
+        return "The gradients fit into float16 at the scale in force"
+    return f"At the scale in force, {percent(numbers.below_share)} of the gradient would be zero in float16"
+
+
+def _detail(numbers: GradientExponentNumbers) -> str:
+    text = f"a further {percent(numbers.subnormal_share)} would lose bits"
+    overflows = numbers.overflow_steps.size
+    return text + (f"; {overflows} steps overflowed" if overflows else "; no step overflowed")
+
+
+def _read_cell(cell: Any) -> list[ExponentCounts]:
+    """Read one cell of the grad_exponents column: records, dictionaries read from Parquet or JSON, or nothing."""
+    if cell is None or (isinstance(cell, float) and np.isnan(cell)):
+        return []
+    entries: Sequence[Any] = list(cell)
+    return [
+        entry
+        if isinstance(entry, ExponentCounts)
+        else ExponentCounts(
+            str(entry["group"]),
+            int(entry["lowest"]),
+            tuple(int(n) for n in entry["counts"]),
+            int(entry.get("zeros", 0)),
+            int(entry.get("nonfinite", 0)),
+        )
+        for entry in entries
+    ]
+
+
+def _share(count: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.divide(count, total, out=np.full_like(count, np.nan), where=count > 0)
+
+
+def _shares_outside(
+    count: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64], log2_scale: npt.NDArray[np.float64]
+) -> tuple[float, float]:
+    """Return the shares of non-zero elements below float16's smallest number, and between it and full precision.
+
+    A bin counts as below a limit when its upper end 2**(e+1) does not exceed it. With scales that are powers of two
+    the limits fall on bin ends, so nothing is split.
+    """
+    known = np.isfinite(log2_scale)
+    everything = count[:, known].sum()
+    if everything == 0:
+        return float("nan"), float("nan")
+    scaled_end = exponents[:, None] + 1 + log2_scale[None, known]
+    counted = count[:, known]
+    below = counted[scaled_end <= FLOAT16_SUBNORMAL_LOG2].sum()
+    subnormal = counted[scaled_end <= FLOAT16_NORMAL_LOG2].sum() - below
+    return float(below / everything), float(subnormal / everything)
+
+
+def _nan_mean_by_bin(values: npt.NDArray[np.float64], edges: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    good = np.isfinite(values)
+    total = np.add.reduceat(np.where(good, values, 0.0), edges[:-1])
+    n = np.add.reduceat(good.astype(np.float64), edges[:-1])
+    return np.divide(total, n, out=np.full_like(total, np.nan), where=n > 0)
+
+
+def _add_limits(figure: go.Figure, numbers: GradientExponentNumbers) -> None:
+    limits = (
+        ("overflows above (65504 / scale)", numbers.upper, "solid", VERMILLION, "overflows"),
+        ("loses bits below (2<sup>−14</sup> / scale)", numbers.normal, "dash", GREY, "loses bits"),
+        ("is zero below (2<sup>−24</sup> / scale)", numbers.lower, "solid", ORANGE, "is zero"),
+    )
+    for name, values, dash, colour, fate in limits:
+        figure.add_scatter(
+            x=numbers.steps,
+            y=values,
+            mode="lines",
+            line={"shape": "hv", "width": 2, "dash": dash, "color": colour},
+            name=name,
+            hovertemplate=f"At step %{{x:,}} the limit beyond which a gradient {fate} was 2<sup>%{{y:.1f}}</sup>."
+            "<extra></extra>",
+        )
+    if numbers.overflow_steps.size:
+        figure.add_scatter(
+            x=numbers.overflow_steps,
+            y=numbers.overflow_limits,
+            mode="markers",
+            marker={"symbol": "x", "size": 9, "color": VERMILLION},
+            name="overflow",
+            hovertemplate="Step %{x:,} overflowed: some gradient exceeded 2<sup>%{y:.1f}</sup>.<extra></extra>",
+        )
+
+
+def _lay_out(figure: go.Figure, numbers: GradientExponentNumbers) -> None:
+    low = min(float(numbers.exponents[0]), float(np.nanmin(numbers.lower, initial=np.inf)))
+    high = max(float(numbers.exponents[-1]) + 1, float(np.nanmax(numbers.upper, initial=-np.inf)))
+    positions, texts = power_ticks(low, high, most=10)
+    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False)
+    figure.update_yaxes(
+        title_text="Magnitude of the unscaled gradient (log2 axis)",
+        tickvals=positions,
+        ticktext=texts,
+        range=[low - 1, high + 1],
+        showgrid=False,
+    )
+    figure.update_layout(showlegend=True, margin={"b": 92})
+    if len(numbers.shares) > 1:
+        n_maps, n_rest = len(numbers.shares), len(figure.data) - len(numbers.shares)
+        buttons = [
+            {
+                "label": plain(group),
+                "method": "restyle",
+                "args": [{"visible": [j == i for j in range(n_maps)] + [True] * n_rest}],
+            }
+            for i, group in enumerate(numbers.shares)
+        ]
+        figure.update_layout(
+            updatemenus=[
+                {
+                    "buttons": buttons,
+                    "x": 1.0,
+                    "xanchor": "right",
+                    "y": 1.0,
+                    "yanchor": "bottom",
+                    "pad": {"b": 6},
+                    "bgcolor": "rgba(128,136,148,0.15)",
+                    "bordercolor": "rgba(128,136,148,0.4)",
+                    "font": {"size": 12},
+                    "showactive": True,
+                }
+            ]
+        )

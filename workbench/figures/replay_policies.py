@@ -1,0 +1,122 @@
+"""Replayed loss-scale policies: what each would have wasted, and what it would have lost to underflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import plotly.graph_objects as go
+
+from workbench.figures.frames import column, flags
+from workbench.figures.labels import counted, percent, plain
+from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, empty_figure, new_figure
+
+__all__ = ["ReplayPoliciesNumbers", "replay_policies_figure", "replay_policies_numbers"]
+
+_QUESTION = "Which loss-scale policy would have wasted least?"
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayPoliciesNumbers:
+    """Numbers behind the scatter, one entry per policy.
+
+    Args:
+        names: Policy names.
+        wasted_share: Share of steps whose update would have been skipped ``[policies]``.
+        underflow_share: Share of gradient elements that would have become zero ``[policies]``.
+        recorded: Index of the policy that was really run; None when the table does not say.
+        chosen: Index of the policy that was chosen; None when there is none.
+        n_left_out: Policies without both numbers.
+    """
+
+    names: tuple[str, ...]
+    wasted_share: npt.NDArray[np.float64]
+    underflow_share: npt.NDArray[np.float64]
+    recorded: int | None
+    chosen: int | None
+    n_left_out: int
+
+
+def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -> ReplayPoliciesNumbers:
+    """Read a table of replayed policies.
+
+    Args:
+        policies: One row per policy with ``wasted_share`` and ``underflow_share`` in [0, 1]; ``policy`` (its name)
+            and ``recorded`` (bool) when known. Without names the row labels are used.
+        chosen: Name of the policy that was chosen.
+    """
+    names = (policies["policy"] if "policy" in policies.columns else policies.index).astype(str).tolist()
+    wasted, lost = column(policies, "wasted_share"), column(policies, "underflow_share")
+    keep = np.flatnonzero(np.isfinite(wasted) & np.isfinite(lost))
+    kept_names = tuple(names[i] for i in keep)
+    recorded = np.flatnonzero(flags(policies, "recorded")[keep])
+    return ReplayPoliciesNumbers(
+        names=kept_names,
+        wasted_share=wasted[keep],
+        underflow_share=lost[keep],
+        recorded=int(recorded[0]) if recorded.size else None,
+        chosen=kept_names.index(chosen) if chosen in kept_names else None,
+        n_left_out=len(names) - keep.size,
+    )
+
+
+def replay_policies_figure(
+    policies: pd.DataFrame, chosen: str | None = None, *, theme: Theme = "auto", height: int = 400
+) -> go.Figure:
+    """Draw wasted steps against underflow for every replayed policy.
+
+    Args:
+        policies: See ``replay_policies_numbers``.
+        chosen: Name of the policy that was chosen.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+    """
+    numbers = replay_policies_numbers(policies, chosen)
+    if not numbers.names:
+        return empty_figure(_QUESTION, "No loss-scale policy has been replayed yet.", theme=theme)
+    figure = new_figure(_answer(numbers), _detail(numbers), theme=theme, height=height)
+    special = {numbers.recorded, numbers.chosen} - {None}
+    rest = [i for i in range(len(numbers.names)) if i not in special]
+    groups: list[tuple[str, list[int], str, str, int]] = [("replayed policy", rest, "circle", BLUE, 9)]
+    if numbers.recorded is not None and numbers.recorded != numbers.chosen:
+        groups.append(("recorded policy", [numbers.recorded], "star", ORANGE, 15))
+    if numbers.chosen is not None:
+        same = " (the recorded one)" if numbers.recorded == numbers.chosen else ""
+        groups.append((f"chosen policy{same}", [numbers.chosen], "diamond", GREEN, 14))
+    for name, indices, symbol, colour, size in groups:
+        if not indices:
+            continue
+        one = name != "replayed policy"
+        figure.add_scatter(
+            x=100 * numbers.wasted_share[indices],
+            y=100 * numbers.underflow_share[indices],
+            mode="markers+text" if one else "markers",
+            text=[name.split()[0]] if one else None,
+            textposition="top center",
+            marker={"symbol": symbol, "size": size, "color": colour, "opacity": 1.0 if one else 0.7},
+            name=name,
+            customdata=[[plain(numbers.names[i])] for i in indices],
+            hovertemplate="%{customdata[0]} would have wasted %{x:.3g} % of the steps and lost %{y:.3g} % of the "
+            "gradient to underflow.<extra></extra>",
+        )
+    figure.update_xaxes(title_text="Wasted steps (%)", rangemode="tozero")
+    figure.update_yaxes(title_text="Gradient lost to underflow (%)", rangemode="tozero")
+    figure.update_layout(showlegend=True, margin={"b": 92})
+    return figure
+
+
+def _answer(numbers: ReplayPoliciesNumbers) -> str:
+    if numbers.chosen is None:
+        return _QUESTION
+    wasted = percent(float(numbers.wasted_share[numbers.chosen]))
+    if numbers.recorded is None or numbers.recorded == numbers.chosen:
+        return f"The chosen policy wastes {wasted} of the steps"
+    before = percent(float(numbers.wasted_share[numbers.recorded]))
+    return f"The chosen policy wastes {wasted} of the steps, the recorded one {before}"
+
+
+def _detail(numbers: ReplayPoliciesNumbers) -> str:
+    text = f"{counted(len(numbers.names), 'policy', 'policies')} replayed on one recording, assuming it had run alike"
+    return text + (f"; {numbers.n_left_out} without numbers left out" if numbers.n_left_out else "")

@@ -1,0 +1,291 @@
+"""Speed against accuracy: every trial of a study, what O0 does, and what the confirmed candidates really keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from workbench.figures.labels import MetricScale, counted, plain
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILLION,
+    Theme,
+    empty_figure,
+    new_figure,
+)
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+
+__all__ = ["VERDICT_SYMBOLS", "CandidatePoint", "SpeedAccuracyNumbers", "TrialPoint", "speed_accuracy_figure",
+           "speed_accuracy_numbers"]  # fmt: skip
+
+VERDICT_SYMBOLS: dict[Verdict, str] = {Verdict.CONFIRMED: "✓", Verdict.UNDECIDED: "?", Verdict.REFUTED: "✗"}
+
+_QUESTION = "How much faster can this task be trained, and what does that cost?"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPoint:
+    """One trial in the plane: relative speed (1 = O0, larger is faster) and shown metric."""
+
+    number: int
+    kind: str  # "within the allowed drop", "beyond it" or "pruned or failed"
+    speedup: float
+    metric: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatePoint:
+    """One candidate: mean position, ends of both intervals, verdict; metrics in the shown unit."""
+
+    label: str
+    verdict: Verdict
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+    metric: float
+    metric_bound: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedAccuracyNumbers:
+    """Numbers behind the plane.
+
+    Args:
+        trials: Trials with both coordinates, O0 left out.
+        candidates: Candidates with both coordinates.
+        baseline: Metric of O0 in the shown unit; NaN when unknown.
+        bounds: Target -> lowest (or highest) metric its allowed drop leaves, in the shown unit.
+        n_without_point: Trials that have no measured speed or no metric.
+    """
+
+    trials: tuple[TrialPoint, ...]
+    candidates: tuple[CandidatePoint, ...]
+    baseline: float
+    bounds: Mapping[str, float]
+    n_without_point: int
+
+
+def speed_accuracy_numbers(
+    trials: Sequence[TrialRecord],
+    candidates: Sequence[CandidateRecord] = (),
+    *,
+    metric: MetricScale,
+    baseline_metric: float = float("nan"),
+    allowed_drops: Mapping[str, float] | None = None,
+) -> SpeedAccuracyNumbers:
+    """Place trials and candidates in the plane of relative speed and metric.
+
+    A candidate's metric is O0's less its mean paired drop, so it can be compared with the lines directly.
+
+    Args:
+        trials: Trials of the study; trial 0 is O0.
+        candidates: Candidates that went through confirmation.
+        metric: Name, unit and direction of the metric.
+        baseline_metric: Metric of O0 in the task's unit; NaN takes trial 0's.
+        allowed_drops: Target (``"o1"``) -> allowed deficit in the task's unit.
+    """
+    baseline = baseline_metric
+    if not math.isfinite(baseline):
+        baseline = next((t.metric for t in trials if t.number == 0), float("nan"))
+    sign = 1.0 if metric.higher_is_better else -1.0
+    points = [_trial_point(t, metric) for t in trials if t.number != 0]
+    known = tuple(p for p in points if math.isfinite(p.speedup) and math.isfinite(p.metric))
+    placed = [_candidate_point(c, metric, baseline, sign) for c in candidates]
+    drops = allowed_drops or {}
+    return SpeedAccuracyNumbers(
+        trials=known,
+        candidates=tuple(p for p in placed if math.isfinite(p.speedup) and math.isfinite(p.metric)),
+        baseline=baseline * metric.factor,
+        bounds={target: (baseline - sign * drop) * metric.factor for target, drop in drops.items()},
+        n_without_point=len(points) - len(known),
+    )
+
+
+def speed_accuracy_figure(
+    trials: Sequence[TrialRecord],
+    candidates: Sequence[CandidateRecord] = (),
+    *,
+    metric: MetricScale,
+    baseline_metric: float = float("nan"),
+    allowed_drops: Mapping[str, float] | None = None,
+    theme: Theme = "auto",
+    height: int = 480,
+) -> go.Figure:
+    """Draw every trial in the plane of relative speed and metric; arguments as ``speed_accuracy_numbers``."""
+    numbers = speed_accuracy_numbers(
+        trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops
+    )
+    if not numbers.trials and not numbers.candidates:
+        return empty_figure(_QUESTION, "No trial has both a measured speed and a metric yet.", theme=theme)
+    figure = new_figure(_answer(numbers), _detail(numbers, metric), theme=theme, height=height)
+    for kind, style in _TRIAL_STYLES.items():
+        chosen = [p for p in numbers.trials if p.kind == kind]
+        if chosen:
+            figure.add_scatter(
+                x=[p.speedup for p in chosen],
+                y=[p.metric for p in chosen],
+                mode="markers",
+                marker=style,
+                name=f"trial {kind}" if kind != "pruned or failed" else "trial pruned or failed",
+                customdata=[[p.number, p.text] for p in chosen],
+                hovertemplate="%{customdata[1]}<extra></extra>",
+            )
+    if math.isfinite(numbers.baseline):
+        figure.add_scatter(
+            x=[1.0],
+            y=[numbers.baseline],
+            mode="markers+text",
+            text=["O0"],
+            textposition="bottom center",
+            marker={"symbol": "star", "size": 16, "color": ORANGE},
+            name="O0, the baseline",
+            customdata=[[0]],
+            hovertemplate="O0, the baseline everything is compared with.<extra></extra>",
+        )
+    _add_candidates(figure, numbers)
+    _add_bounds(figure, numbers)
+    _lay_out(figure, numbers, metric)
+    return figure
+
+
+_TRIAL_STYLES: dict[str, dict[str, Any]] = {
+    "within the allowed drop": {"symbol": "circle", "size": 9, "color": BLUE, "opacity": 0.8},
+    "beyond it": {"symbol": "circle-open", "size": 9, "color": GREY, "line": {"width": 1.8}},
+    "pruned or failed": {"symbol": "x-thin-open", "size": 8, "color": GREY, "line": {"width": 1.6}},
+}
+
+_CANDIDATE_STYLES: dict[Verdict, tuple[str, str]] = {
+    Verdict.CONFIRMED: ("diamond", GREEN),
+    Verdict.UNDECIDED: ("diamond-open", PURPLE),
+    Verdict.REFUTED: ("cross", VERMILLION),
+}
+
+
+def _trial_point(trial: TrialRecord, metric: MetricScale) -> TrialPoint:
+    # Without a guard a relative time of 0, which only a broken clock gives, would stop the report from opening.
+    speedup = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else float("nan")
+    kind = "within the allowed drop" if trial.feasible else "beyond it"
+    if trial.state != "complete":
+        kind = "pruned or failed"
+    text = (
+        f"Trial {trial.number} ({plain(trial.summary or trial.level)}) ran {speedup:.2f} × as fast as O0 "
+        f"and reached {metric.value_text(trial.metric)}: {kind}."
+    )
+    return TrialPoint(trial.number, kind, speedup, trial.metric * metric.factor, text)
+
+
+def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, sign: float) -> CandidatePoint:
+    text = (
+        f"{plain(c.label)} ({plain(c.summary)}) is {c.speedup:.2f} × as fast as O0 "
+        f"({c.speedup_low:.2f} to {c.speedup_high:.2f}).<br>Drop {metric.difference_text(c.drop)}, "
+        f"at most {metric.difference_text(c.drop_bound)}; "
+        f"allowed {metric.difference_text(c.allowed_drop)}: {c.verdict}."
+    )
+    return CandidatePoint(
+        label=plain(c.label),
+        verdict=c.verdict,
+        speedup=c.speedup,
+        speedup_low=c.speedup_low,
+        speedup_high=c.speedup_high,
+        metric=(baseline - sign * c.drop) * metric.factor,
+        metric_bound=(baseline - sign * c.drop_bound) * metric.factor,
+        text=text,
+    )
+
+
+def _answer(numbers: SpeedAccuracyNumbers) -> str:
+    confirmed = [c for c in numbers.candidates if c.verdict is Verdict.CONFIRMED]
+    if confirmed:
+        best = max(confirmed, key=lambda c: c.speedup)
+        return f"{best.label} is {best.speedup:.2f} × as fast as O0 and keeps the metric"
+    within = [t for t in numbers.trials if t.kind == "within the allowed drop"]
+    if within:
+        best_trial = max(within, key=lambda t: t.speedup)
+        return f"Trial {best_trial.number} is {best_trial.speedup:.2f} × as fast as O0 within the allowed drop"
+    return _QUESTION
+
+
+def _detail(numbers: SpeedAccuracyNumbers, metric: MetricScale) -> str:
+    better = "up" if metric.higher_is_better else "down"
+    text = f"right is faster, {better} is better; bars are 95 % intervals"
+    if numbers.n_without_point:
+        text += f"; {counted(numbers.n_without_point, 'trial')} without a measured speed or metric not shown"
+    return text
+
+
+def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
+    for verdict, (symbol, colour) in _CANDIDATE_STYLES.items():
+        chosen = [c for c in numbers.candidates if c.verdict is verdict]
+        if not chosen:
+            continue
+        figure.add_scatter(
+            x=[c.speedup for c in chosen],
+            y=[c.metric for c in chosen],
+            mode="markers+text",
+            text=[f"{c.label} {VERDICT_SYMBOLS[verdict]}" for c in chosen],
+            textposition="top center",
+            marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},
+            error_x={
+                "type": "data",
+                "symmetric": False,
+                "array": [c.speedup_high - c.speedup for c in chosen],
+                "arrayminus": [c.speedup - c.speedup_low for c in chosen],
+                "color": colour,
+                "thickness": 1.6,
+            },
+            # The bound on the drop is one-sided: the bar points the way that could still be worse.
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, c.metric_bound - c.metric) for c in chosen],
+                "arrayminus": [max(0.0, c.metric - c.metric_bound) for c in chosen],
+                "color": colour,
+                "thickness": 1.6,
+            },
+            name=f"candidate {verdict} {VERDICT_SYMBOLS[verdict]}",
+            customdata=[[c.text] for c in chosen],
+            hovertemplate="%{customdata[0]}<extra></extra>",
+        )
+
+
+def _add_bounds(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
+    if math.isfinite(numbers.baseline):
+        figure.add_vline(x=1.0, line={"width": 1, "dash": "dot", "color": GREY})
+    dashes = ("dash", "longdashdot", "dot")
+    for index, (target, value) in enumerate(numbers.bounds.items()):
+        if math.isfinite(value):
+            figure.add_hline(
+                y=value,
+                line={"width": 1.4, "dash": dashes[index % 3], "color": GREY},
+                annotation={
+                    "text": f"allowed for {plain(target)}",
+                    "font": {"size": 12, "color": GREY},
+                    "xanchor": "right",
+                    "yanchor": "bottom",
+                },
+                annotation_position="top right",
+            )
+
+
+def _lay_out(figure: go.Figure, numbers: SpeedAccuracyNumbers, metric: MetricScale) -> None:
+    values = [t.metric for t in numbers.trials if t.kind != "pruned or failed"]
+    values += [v for c in numbers.candidates for v in (c.metric, c.metric_bound)]
+    values += [*numbers.bounds.values(), numbers.baseline]
+    finite = [v for v in values if math.isfinite(v)]
+    figure.update_xaxes(title_text="Speed relative to O0 (×)", ticksuffix=" ×")
+    figure.update_yaxes(title_text=metric.title)
+    if finite:
+        # Trials that were given up early may lie far away; the eye belongs where the decision is made.
+        margin = 0.12 * (max(finite) - min(finite)) or max(abs(finite[0]) * 0.01, 1e-6)
+        figure.update_yaxes(range=[min(finite) - margin, max(finite) + margin])
+    figure.update_layout(showlegend=True, margin={"b": 108})

@@ -1,0 +1,114 @@
+"""Step-time breakdown: forward, backward, update, data, recording, and what nobody accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.figures.frames import StepTable, column, steps_frame
+from workbench.figures.labels import compact, counted, plain
+from workbench.figures.theme import COLORWAY, GREY, Theme, empty_figure, new_figure
+
+__all__ = ["StepTimeNumbers", "step_time_figure", "step_time_numbers"]
+
+_QUESTION = "Where does the time of a step go?"
+_PREFIX = "time."
+_USUAL_ORDER = ("data", "forward", "backward", "update", "recording")
+_PATTERNS = ("", "/", "x", ".", "\\", "-", "+")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeNumbers:
+    """Numbers behind the breakdown of one run.
+
+    Args:
+        parts: Part -> mean time per step, milliseconds; ``"other"`` is what the parts leave of the step.
+        step_ms: Mean time of a whole step, milliseconds.
+        n_steps: Steps averaged over.
+    """
+
+    parts: Mapping[str, float]
+    step_ms: float
+    n_steps: int
+
+
+def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNumbers:
+    """Average a run's ``time.*`` columns.
+
+    Args:
+        steps: Step table or records.
+        warmup_steps: First steps left out (allocation, compilation, caches); ignored when the run is no longer
+            than twice that.
+    """
+    frame = steps_frame(steps)
+    start = warmup_steps if len(frame) > 2 * warmup_steps else 0
+    kept = frame.iloc[start:]
+    whole = _mean(column(kept, "step_ms"))
+    names = [str(name) for name in kept.columns if str(name).startswith(_PREFIX)]
+    found = {name.removeprefix(_PREFIX): _mean(column(kept, name)) for name in names}
+    known = {name: value for name, value in found.items() if np.isfinite(value)}
+    parts = {name: known[name] for name in sorted(known, key=_rank)}
+    if parts and np.isfinite(whole):
+        parts["other"] = max(0.0, whole - sum(parts.values()))
+    return StepTimeNumbers(parts, whole, len(kept))
+
+
+def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> go.Figure:
+    """Draw one stacked bar per run.
+
+    Args:
+        runs: Label -> step table or records.
+        warmup_steps: See ``step_time_numbers``.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+    """
+    numbers = {label: step_time_numbers(steps, warmup_steps=warmup_steps) for label, steps in runs.items()}
+    timed = {plain(label): n for label, n in numbers.items() if n.parts}
+    if not timed:
+        return empty_figure(_QUESTION, "No run has recorded the parts of its steps (columns time.*).", theme=theme)
+    figure = new_figure(
+        _answer(timed),
+        f"mean per step without the first {counted(warmup_steps, 'step')}",
+        theme=theme,
+        height=210 + 46 * len(timed),
+    )
+    parts = [*dict.fromkeys(part for n in timed.values() for part in n.parts if part != "other"), "other"]
+    for index, part in enumerate(parts):
+        values = [n.parts.get(part, 0.0) for n in timed.values()]
+        figure.add_bar(
+            y=list(timed),
+            x=values,
+            orientation="h",
+            name=plain(part),
+            marker={
+                "color": GREY if part == "other" else COLORWAY[index % len(COLORWAY)],
+                "pattern": {"shape": _PATTERNS[index % len(_PATTERNS)], "solidity": 0.25},
+            },
+            text=[f"{plain(part)} {compact(value)}" for value in values],
+            textposition="inside",
+            insidetextanchor="middle",
+            hovertemplate="In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.<extra></extra>",
+        )
+    figure.update_xaxes(title_text="Time per step (ms)", rangemode="tozero")
+    figure.update_yaxes(title_text="", autorange="reversed", showgrid=False)
+    figure.update_layout(barmode="stack", showlegend=True, bargap=0.35, margin={"b": 92})
+    return figure
+
+
+def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:
+    if len(timed) != 1:
+        return _QUESTION
+    numbers = next(iter(timed.values()))
+    largest = max(numbers.parts, key=lambda part: numbers.parts[part])
+    return f"Most of a step's {compact(numbers.step_ms)} ms goes to {largest}"
+
+
+def _rank(part: str) -> tuple[int, str]:
+    return (_USUAL_ORDER.index(part) if part in _USUAL_ORDER else len(_USUAL_ORDER), part)
+
+
+def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else float("nan")

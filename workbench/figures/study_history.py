@@ -1,0 +1,167 @@
+"""Study history: what each trial scored, and the best one so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.figures.labels import compact, counted, plain
+from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme, empty_figure, new_figure
+from workbench.records import TrialRecord
+
+__all__ = ["StudyHistoryNumbers", "study_history_figure", "study_history_numbers"]
+
+_QUESTION = "Did the search still find something better?"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyHistoryNumbers:
+    """Numbers behind the history.
+
+    Args:
+        numbers: Trial numbers with a finite value, rising.
+        values: Their objective, smaller is better.
+        kinds: ``"baseline"``, ``"feasible"``, ``"infeasible"`` or ``"pruned"``, one per trial.
+        summaries: What is in effect, one per trial.
+        best: Best objective among baseline and feasible trials up to each; NaN before the first.
+        ceiling: Largest value drawn to scale; those above (penalties of runs that diverged) are marked at the edge.
+        n_without_value: Trials that have no value (failed, running, waiting).
+    """
+
+    numbers: tuple[int, ...]
+    values: tuple[float, ...]
+    kinds: tuple[str, ...]
+    summaries: tuple[str, ...]
+    best: tuple[float, ...]
+    ceiling: float
+    n_without_value: int
+
+
+def study_history_numbers(trials: Sequence[TrialRecord]) -> StudyHistoryNumbers:
+    """Reduce trials to objective and best so far.
+
+    Args:
+        trials: Trials in any order; smaller objectives are better.
+    """
+    known = sorted((t for t in trials if math.isfinite(t.value) and t.state in {"complete", "pruned"}), key=_number)
+    kinds = tuple(_kind(t) for t in known)
+    values = np.array([t.value for t in known], dtype=np.float64)
+    eligible = np.array([kind in {"baseline", "feasible"} for kind in kinds], dtype=bool)
+    best = np.minimum.accumulate(np.where(eligible, values, np.inf)) if known else values
+    return StudyHistoryNumbers(
+        numbers=tuple(t.number for t in known),
+        values=tuple(values.tolist()),
+        kinds=kinds,
+        summaries=tuple(t.summary or t.level for t in known),
+        best=tuple(np.where(np.isfinite(best), best, np.nan).tolist()),
+        ceiling=_ceiling(values, eligible),
+        n_without_value=len(trials) - len(known),
+    )
+
+
+def study_history_figure(
+    trials: Sequence[TrialRecord],
+    *,
+    objective: str = "Objective, smaller is better",
+    theme: Theme = "auto",
+    height: int = 380,
+) -> go.Figure:
+    """Draw objective and best so far against the trial number.
+
+    Args:
+        trials: Trials of the study.
+        objective: Axis title with its unit, for example ``"Time to target (O0 steps)"``.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+    """
+    numbers = study_history_numbers(trials)
+    if not numbers.numbers:
+        return empty_figure(_QUESTION, "No trial has finished with a value yet.", theme=theme)
+    figure = new_figure(_answer(numbers), _detail(numbers), theme=theme, height=height)
+    for kind, (symbol, colour, name) in _STYLES.items():
+        chosen = [i for i, k in enumerate(numbers.kinds) if k == kind and numbers.values[i] <= numbers.ceiling]
+        if chosen:
+            figure.add_scatter(
+                x=[numbers.numbers[i] for i in chosen],
+                y=[numbers.values[i] for i in chosen],
+                mode="markers",
+                marker={"symbol": symbol, "size": 14 if kind == "baseline" else 9, "color": colour},
+                name=name,
+                customdata=[[plain(numbers.summaries[i])] for i in chosen],
+                hovertemplate="Trial %{x} (%{customdata[0]}) scored %{y:.4g}.<extra></extra>",
+            )
+    beyond = [i for i, value in enumerate(numbers.values) if value > numbers.ceiling]
+    if beyond:
+        figure.add_scatter(
+            x=[numbers.numbers[i] for i in beyond],
+            y=[numbers.ceiling * 1.02] * len(beyond),
+            mode="markers",
+            marker={"symbol": "triangle-up-open", "size": 10, "color": GREY},
+            name="beyond this axis",
+            customdata=[[plain(numbers.summaries[i]), numbers.values[i]] for i in beyond],
+            hovertemplate="Trial %{x} (%{customdata[0]}) scored %{customdata[1]:.4g}, beyond this axis.<extra></extra>",
+        )
+    figure.add_scatter(
+        x=numbers.numbers,
+        y=numbers.best,
+        mode="lines",
+        line={"shape": "hv", "width": 2, "color": GREEN},
+        name="best so far within the allowed drop",
+        hovertemplate="Up to trial %{x} the best score was %{y:.4g}.<extra></extra>",
+    )
+    figure.update_xaxes(title_text="Trial number", tickformat="d")
+    figure.update_yaxes(title_text=objective)
+    figure.update_layout(showlegend=True, margin={"b": 92})
+    return figure
+
+
+_STYLES: dict[str, tuple[str, str, str]] = {
+    "baseline": ("star", ORANGE, "O0, the baseline"),
+    "feasible": ("circle", BLUE, "within the allowed drop"),
+    "infeasible": ("circle-open", GREY, "beyond the allowed drop"),
+    "pruned": ("x-thin-open", GREY, "pruned"),
+}
+
+
+def _number(trial: TrialRecord) -> int:
+    return trial.number
+
+
+def _kind(trial: TrialRecord) -> str:
+    if trial.state == "pruned":
+        return "pruned"
+    if trial.number == 0:
+        return "baseline"
+    return "feasible" if trial.feasible else "infeasible"
+
+
+def _ceiling(
+    values: np.ndarray[tuple[int], np.dtype[np.float64]], eligible: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> float:
+    if not values.size:
+        return float("nan")
+    reference = values[eligible] if eligible.any() else values
+    # Penalties lie orders of magnitude above real scores; three times the worst acceptable one separates them.
+    limit = 3.0 * float(reference.max()) if reference.max() > 0 else float(values.max())
+    return float(values[values <= limit].max(initial=float(reference.min())))
+
+
+def _answer(numbers: StudyHistoryNumbers) -> str:
+    best = numbers.best[-1]
+    if not math.isfinite(best):
+        return "No trial stays within the allowed drop yet"
+    winner = numbers.numbers[numbers.values.index(best)]
+    found = "O0 itself is still the best" if winner == 0 else f"Trial {winner} is the best so far"
+    return f"{found}, with {compact(best)}"
+
+
+def _detail(numbers: StudyHistoryNumbers) -> str:
+    counts = {name: numbers.kinds.count(kind) for kind, (_, _, name) in _STYLES.items() if kind != "baseline"}
+    text = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "only the baseline has run"
+    if numbers.n_without_value:
+        text += f", {counted(numbers.n_without_value, 'trial')} without a value"
+    return text

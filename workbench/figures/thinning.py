@@ -1,0 +1,70 @@
+"""Fewer points with the same look: traces of a million steps in a few thousand points.
+
+Steinarsson, "Downsampling Time Series for Visual Representation", 2013 (LTTB), on candidates preselected by
+minimum and maximum per bucket (Van Der Donckt et al., "MinMaxLTTB", 2023, arXiv:2305.00332), as implemented by
+tsdownsample. What a reader looks for in a training trace is the spike, so extremes survive by construction.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from tsdownsample import MinMaxLTTBDownsampler
+
+__all__ = ["MAXIMUM_MARKS", "MAXIMUM_POINTS", "bin_edges", "thin_indices", "thin_marks"]
+
+MAXIMUM_POINTS = 4000
+MAXIMUM_MARKS = 4000
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS) -> Indices:
+    """Choose at most ``limit`` positions that keep the look of a line.
+
+    Positions whose value is not finite are left out; first and last finite position always stay.
+
+    Args:
+        x: Positions ``[n]``, not decreasing (steps or seconds).
+        y: Values ``[n]``.
+        limit: Largest number of points, at least 3.
+
+    Returns:
+        Rising indices into ``x`` and ``y``, shape ``[m]`` with m <= limit.
+
+    Raises:
+        ValueError: When the limit is too small or the lengths differ.
+    """
+    if limit < 3:
+        raise ValueError(f"`limit` must be at least 3, got {limit}")
+    xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if xs.shape != ys.shape:
+        raise ValueError(f"`x` and `y` must have equal lengths, got {xs.shape} and {ys.shape}")
+    finite = np.flatnonzero(np.isfinite(ys))
+    if finite.size <= limit:
+        return finite
+    # The downsampler wants contiguous memory, and pandas hands out read-only views of column blocks.
+    downsample = MinMaxLTTBDownsampler().downsample  # type: ignore[no-untyped-call]  # ships no annotations
+    chosen = downsample(np.ascontiguousarray(xs[finite]), np.ascontiguousarray(ys[finite]), n_out=limit)
+    picked: Indices = finite[np.asarray(chosen, dtype=np.int64)]
+    return picked
+
+
+def thin_marks(indices: npt.NDArray[Any], limit: int = MAXIMUM_MARKS) -> Indices:
+    """Keep all marks while a reader could tell them apart, else an even choice that keeps the first and last.
+
+    Args:
+        indices: Positions of the marks, rising.
+        limit: Largest number of marks drawn.
+    """
+    marks = np.asarray(indices, dtype=np.int64)
+    if marks.size <= limit:
+        return marks
+    return marks[np.linspace(0, marks.size - 1, limit).astype(np.int64)]
+
+
+def bin_edges(n: int, limit: int) -> Indices:
+    """Cut ``n`` columns into at most ``limit`` even, non-empty bins; returns the ``m + 1`` rising edges."""
+    return np.unique(np.linspace(0, n, min(n, limit) + 1).astype(np.int64))
