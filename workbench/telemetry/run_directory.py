@@ -1,0 +1,373 @@
+"""Read run directories, list them, and remove old ones.
+
+The layout and the order in which a recorder writes it stand in ``recorder.py``. The columns of ``Run.steps`` and
+``Run.events`` and their units are in ``schema.COLUMNS`` and ``schema.EVENT_COLUMNS``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from workbench.records import Event, EventKind, ExponentCounts, StepRecord
+from workbench.telemetry import tables, writer_lock
+from workbench.telemetry.errors import RunError
+from workbench.telemetry.json_lines import intact_size
+from workbench.telemetry.schema import COLUMNS, SCHEMA_VERSION, is_method_column
+
+__all__ = ["Run", "find_runs", "list_runs", "prune_runs", "read_run"]
+
+_DEPTH = 4  # runs/<study>/<run id>, with room for one more level on either side
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """One run, read back: running, killed or finished.
+
+    Args:
+        path: The run directory.
+        config: The configuration it ran with.
+        environment: Versions, device, seed, data hash, schema version.
+        summary: Results; empty until the run is finished.
+        steps: One row per micro-batch; columns and units in ``telemetry.COLUMNS``, then the methods' own columns.
+        events: One row per event; columns in ``telemetry.EVENT_COLUMNS``.
+        finished: Whether the run reached its end; false while it runs and after a kill.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    summary: dict[str, Any]
+    steps: pd.DataFrame
+    events: pd.DataFrame
+    finished: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the run directory."""
+        return self.path.name
+
+    @property
+    def duration(self) -> float:
+        """Time from the start of the run to the end of its last recorded step, seconds; 0 without steps."""
+        ends = self.steps["seconds"] + self.steps["step_ms"].fillna(0.0) / 1000.0
+        longest = float(ends.max())  # NaN for an empty run, and when no step has a time
+        return longest if longest == longest else 0.0
+
+    @property
+    def overflow_steps(self) -> npt.NDArray[np.int64]:
+        """Micro-batch indices at which a gradient overflowed, shape ``[n_overflows]``."""
+        return np.asarray(self.steps.loc[self.steps["overflow"], "step"], dtype=np.int64)
+
+    def step_records(self) -> list[StepRecord]:
+        """Return the steps as records; method columns are left out where they are NaN."""
+        fixed = self.steps[[name for name in COLUMNS if name not in {"group_scales", "grad_exponents"}]]
+        rows = zip(
+            fixed.to_dict("records"),
+            self.steps["group_scales"],
+            self.steps["grad_exponents"],
+            self._method_columns(),
+            strict=True,
+        )
+        return [
+            StepRecord(
+                **{str(name): value for name, value in row.items()},
+                group_scales=scales,
+                grad_exponents=tuple(
+                    ExponentCounts(**{**item, "counts": tuple(item["counts"])}) for item in histograms
+                ),
+                columns=columns,
+            )
+            for row, scales, histograms, columns in rows
+        ]
+
+    def event_records(self) -> list[Event]:
+        """Return the events as records.
+
+        Raises:
+            RunError: When an event is of a kind that this version does not know.
+        """
+        try:
+            return [
+                Event(int(step), EventKind(kind), subject, float(value), message)
+                for step, kind, subject, value, message in self.events.itertuples(index=False)
+            ]
+        except ValueError as error:
+            raise RunError(f"{self.path}: unknown kind of event ({error}); read it with a newer version") from error
+
+    def _method_columns(self) -> list[dict[str, float]]:
+        names = [name for name in self.steps.columns if is_method_column(name)]
+        values = self.steps[names].to_numpy(dtype=np.float64)
+        return [
+            {name: value for name, value in zip(names, row, strict=True) if value == value} for row in values.tolist()
+        ]
+
+    def _facts(self) -> dict[str, str]:
+        overflows = len(self.overflow_steps)
+        facts = {
+            "task": str(self.environment.get("task") or ""),
+            "level": str(self.environment.get("level") or ""),
+            "steps": f"{len(self.steps):,}",
+            "overflows": f"{overflows:,}",
+            "duration": f"{self.duration:.1f} s",
+            "metric": _metric_text(self.summary),
+            "state": "finished" if self.finished else "not finished",
+        }
+        return {name: text for name, text in facts.items() if text}
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        what = " ".join(facts[name] for name in ("task", "level") if name in facts)
+        counts = f"{facts['steps']} steps, {facts['overflows']} overflows, {facts['duration']}, {facts['state']}"
+        return f"<Run {self.name}: {what + ', ' if what else ''}{counts}>"
+
+    def _repr_html_(self) -> str:
+        border = "1px solid var(--jp-border-color2, #bdbdbd)"
+        cells = "".join(
+            f'<tr><th scope="row" style="text-align:left;padding:2px 12px 2px 0">{html.escape(name)}</th>'
+            f'<td style="text-align:left;padding:2px 0">{html.escape(text)}</td></tr>'
+            for name, text in self._facts().items()
+        )
+        return (
+            f'<div style="display:inline-block;border:{border};border-radius:4px;padding:8px 12px;'
+            f'color:var(--jp-content-font-color1, inherit);background:var(--jp-layout-color1, transparent)">'
+            f"<strong>Run {html.escape(self.name)}</strong><table>{cells}</table></div>"
+        )
+
+
+def read_run(path: str | os.PathLike[str]) -> Run:
+    """Read a run directory, whether its run is going on, was killed, or is finished.
+
+    Args:
+        path: ``<root>/<run id>``.
+
+    Returns:
+        The run; whatever a kill tore off the end of its last block is left out.
+
+    Raises:
+        RunError: When the folder is no run directory, or a file in it is damaged or from a newer version.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise RunError(
+            f"{path} is not a run directory: {'it is a file' if path.exists() else 'there is no such folder'}"
+        )
+    environment = _read_json(path / "environment.json")
+    version = environment.get("schema_version")
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RunError(
+            f"{path}: `schema_version` in environment.json must be at most {SCHEMA_VERSION}, got {version!r}; "
+            "read the run with the version of the workbench that wrote it"
+        )
+    config = _read_json(path / "config.json")
+    steps = _read_table(path, "steps", tables.step_schema())
+    events = _read_table(path, "events", tables.event_schema())
+    # Last, because it appears last: a run that finishes meanwhile is read as running, never as finished but empty.
+    finished = (path / "summary.json").exists()
+    summary = _read_json(path / "summary.json") if finished else {}
+    return Run(path, config, environment, summary, steps, events, finished)
+
+
+def find_runs(root: str | os.PathLike[str]) -> list[Path]:
+    """Return the run directories below a folder, symbolic links left out, sorted by path.
+
+    Args:
+        root: Folder of runs, or of studies with runs; searched four levels deep.
+
+    Raises:
+        RunError: When there is no such folder.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise RunError(
+            f"{root} is not a folder of runs: {'it is a file' if root.exists() else 'there is no such folder'}"
+        )
+    return sorted(_walk(root, _DEPTH))
+
+
+def list_runs(root: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return an overview of the runs below a folder, the newest first, without reading their steps.
+
+    Args:
+        root: Folder of runs, or of studies with runs.
+
+    Returns:
+        Columns run (path below ``root``), started (UTC), task, level, steps, final_metric (``metric`` of the summary,
+        NaN without), overflows, size_bytes, finished. A run with damaged files is listed with what can be read.
+
+    Raises:
+        RunError: When there is no such folder.
+    """
+    root = Path(root)
+    rows = [_overview(root, path) for path in find_runs(root)]
+    types = {
+        "run": "str",
+        "started": "datetime64[us, UTC]",
+        "task": "str",
+        "level": "str",
+        "steps": "int64",
+        "final_metric": "float64",
+        "overflows": "int64",
+        "size_bytes": "int64",
+        "finished": "bool",
+    }
+    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    return frame.sort_values(["started", "run"], ascending=False, kind="stable", ignore_index=True)
+
+
+def prune_runs(
+    root: str | os.PathLike[str],
+    *,
+    keep: int | None = None,
+    older_than_days: float | None = None,
+    dry_run: bool = False,
+) -> list[Path]:
+    """Remove old runs, and only runs.
+
+    A run goes when it is not among the ``keep`` newest and has not changed for ``older_than_days``; a rule left
+    out lets every run go. Runs that are being written stay, and so do folders that are not clearly runs, symbolic
+    links, and whatever lies behind them.
+
+    Args:
+        root: Folder of runs, or of studies with runs.
+        keep: Number of newest runs below ``root`` that stay, >= 0.
+        older_than_days: Days without a change after which a run may go, >= 0.
+        dry_run: Only say what would go.
+
+    Returns:
+        The run directories removed, or that would be, the oldest first.
+
+    Raises:
+        ValueError: When neither rule is given, or one is out of range.
+        RunError: When there is no such folder.
+        OSError: When a run cannot be removed.
+    """
+    if keep is None and older_than_days is None:
+        raise ValueError("give `keep`, `older_than_days` or both; without a rule every run would go")
+    if keep is not None and not keep >= 0:
+        raise ValueError(f"`keep` must be at least 0, got {keep}")
+    if older_than_days is not None and not 0 <= older_than_days < math.inf:
+        raise ValueError(f"`older_than_days` must be at least 0 and finite, got {older_than_days}")
+    now = time.time()
+    newest_first = sorted(find_runs(root), key=lambda path: (_started(path), path.name), reverse=True)
+    chosen = [
+        path
+        for path in reversed(newest_first[keep or 0 :])
+        if _is_certainly_run(path)
+        and not writer_lock.being_written(path, finished=(path / "summary.json").exists(), now=now)
+        and now - writer_lock.last_change(path) >= (older_than_days or 0.0) * 86_400.0
+    ]
+    if not dry_run:
+        for path in chosen:
+            shutil.rmtree(path)
+    return chosen
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / "environment.json").is_file() and (folder / "config.json").is_file():
+        yield folder
+        return
+    if depth == 0:
+        return
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _walk(Path(entry.path), depth - 1)
+
+
+def _read_table(path: Path, name: str, fixed: Any) -> pd.DataFrame:
+    # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
+    with contextlib.suppress(FileNotFoundError):
+        return tables.to_frame(tables.read_json_table(path / f"{name}.jsonl", fixed))
+    try:
+        return tables.to_frame(tables.read_parquet_table(path / f"{name}.parquet", fixed))
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is not a whole run: it has neither {name}.jsonl nor {name}.parquet") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise RunError(f"{path.parent} is not a run directory: it has no {path.name}") from error
+    except ValueError as error:  # wrong JSON and wrong UTF-8 alike
+        raise RunError(f"{path}: not valid JSON ({error}); the file was damaged after it was written") from error
+    if not isinstance(values, dict):
+        raise RunError(f"{path}: must hold a JSON object, got {type(values).__name__}")
+    return values
+
+
+def _read_json_or_nothing(path: Path) -> dict[str, Any]:
+    try:
+        return _read_json(path)
+    except (RunError, OSError):
+        return {}
+
+
+def _overview(root: Path, path: Path) -> dict[str, Any]:
+    environment = _read_json_or_nothing(path / "environment.json")
+    summary = _read_json_or_nothing(path / "summary.json")
+    recorded = summary.get("recorded")
+    if isinstance(recorded, Mapping):
+        steps, overflows = int(recorded.get("steps", 0)), int(recorded.get("overflow_steps", 0))
+    else:
+        steps, overflows = _count_lines(path / "steps.jsonl")
+    return {
+        "run": path.relative_to(root).as_posix(),
+        "started": pd.Timestamp(_started(path), unit="s", tz="UTC"),
+        "task": str(environment.get("task") or ""),
+        "level": str(environment.get("level") or ""),
+        "steps": steps,
+        "final_metric": _metric(summary),
+        "overflows": overflows,
+        "size_bytes": sum(entry.lstat().st_size for entry in path.rglob("*") if entry.is_file()),
+        "finished": (path / "summary.json").exists(),
+    }
+
+
+def _count_lines(path: Path) -> tuple[int, int]:
+    """Return steps and overflows of a running run. A quote inside a name is escaped, so counting text is exact."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return 0, 0
+    end = intact_size(content)
+    return content.count(b"\n", 0, end), content.count(b'"overflow":true', 0, end)
+
+
+def _started(path: Path) -> float:
+    """Return when a run began, in seconds since the epoch; the folder's own time where the run does not say."""
+    try:
+        return pd.Timestamp(_read_json(path / "environment.json")["started"]).timestamp()
+    except (RunError, OSError, KeyError, ValueError, TypeError):
+        return path.stat().st_mtime
+
+
+def _is_certainly_run(path: Path) -> bool:
+    # environment.json is a common name; only our recorder puts a schema version and the folder's kind of files there.
+    return "schema_version" in _read_json_or_nothing(path / "environment.json") and any(
+        (path / name).is_file() for name in ("steps.jsonl", "steps.parquet")
+    )
+
+
+def _metric(summary: Mapping[str, Any]) -> float:
+    value = summary.get("metric")
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _metric_text(summary: Mapping[str, Any]) -> str:
+    value = _metric(summary)
+    return f"{value:.6g} {summary.get('metric_name') or ''}".strip() if value == value else ""

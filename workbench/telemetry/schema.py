@@ -1,0 +1,121 @@
+"""What the columns of a run mean, and in which unit they are.
+
+One description serves the JSON lines of a running run, the Parquet files of a finished one, the DataFrames that
+readers get, and the documentation. Besides the fixed columns, every method in use may add float columns of its
+own under a name with a dot, ``dim_reduce.rho`` for example; such a column may appear late in a run, and is NaN
+on the steps without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "COLUMNS",
+    "EVENT_COLUMNS",
+    "METHOD_COLUMNS",
+    "SCHEMA_VERSION",
+    "ColumnInfo",
+    "column_info",
+    "is_method_column",
+]
+
+SCHEMA_VERSION = 1
+"""Grows when an older reader would misread a run; stands in ``environment.json``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnInfo:
+    """Documentation of one column.
+
+    Args:
+        kind: ``"int64"``, ``"float64"``, ``"bool"``, ``"str"``, ``"list of float64"`` or ``"list of histograms"``.
+        unit: Unit as an axis title shows it; empty for names and truth values, ``"1"`` when dimensionless.
+        description: What the number says and when it is missing, one sentence.
+    """
+
+    kind: str
+    unit: str
+    description: str
+
+
+COLUMNS: dict[str, ColumnInfo] = {
+    "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0."),
+    "seconds": ColumnInfo("float64", "s", "Time since the run began when the step was dispatched."),
+    "step_ms": ColumnInfo("float64", "ms", "Wall-clock time of the step."),
+    "loss": ColumnInfo("float64", "1", "Unscaled loss of this micro-batch."),
+    "loss_scale": ColumnInfo("float64", "1", "Scale the backward pass used; 1 without loss scaling."),
+    "loss_scale_after": ColumnInfo("float64", "1", "Scale after the update rule ran."),
+    "overflow": ColumnInfo("bool", "", "A gradient of this window was inf or NaN; false where no window ended."),
+    "skipped": ColumnInfo("bool", "", "The optimizer update was dropped because of an overflow."),
+    "accumulated": ColumnInfo("int64", "micro-batches", "Micro-batches in the gradient when the step ended."),
+    "grad_norm": ColumnInfo("float64", "1", "Global L2 norm of the unscaled gradient; NaN where no update was due."),
+    "grad_amax": ColumnInfo(
+        "float64", "1", "Largest finite absolute value of the unscaled gradient; NaN where no update was due."
+    ),
+    "underflow_share": ColumnInfo(
+        "float64", "1", "Share of gradient elements below the smallest float16 number at the scale in use, 0 to 1."
+    ),
+    "group_scales": ColumnInfo("list of float64", "1", "Loss scale per group; empty without group scales."),
+    "frozen_groups": ColumnInfo("int64", "groups", "Number of leading parameter groups that were frozen."),
+    "learning_rate": ColumnInfo("float64", "1", "Learning rate of the first parameter group."),
+    "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch."),
+    "memory_bytes": ColumnInfo(
+        "int64", "bytes", "Memory allocated on the device; resident set size of the process on a CPU."
+    ),
+    "grad_exponents": ColumnInfo(
+        "list of histograms",
+        "elements",
+        "Unscaled gradients counted per binary exponent: one {group, lowest, counts, zeros, nonfinite} per parameter "
+        "group, counts[i] for 2**(lowest+i) <= abs(g) < 2**(lowest+i+1); empty except on every k-th step.",
+    ),
+}
+"""Fixed columns of ``Run.steps``, in their order; the fields of ``records.StepRecord``."""
+
+EVENT_COLUMNS: dict[str, ColumnInfo] = {
+    "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0, at which it happened."),
+    "kind": ColumnInfo("str", "", "What happened; one of the words of records.EventKind."),
+    "subject": ColumnInfo("str", "", "Whom it happened to: leaf modules joined by commas, a metric's name, or empty."),
+    "value": ColumnInfo(
+        "float64", "", "Number that belongs to it, in the unit of its subject; NaN when there is none."
+    ),
+    "message": ColumnInfo("str", "", "One sentence for a person."),
+}
+"""Columns of ``Run.events``, in their order; the fields of ``records.Event``."""
+
+METHOD_COLUMNS: dict[str, ColumnInfo] = {
+    "time.": ColumnInfo("float64", "ms", "Time of one part of the step, as the name says."),
+    "dim_reduce.rho": ColumnInfo("float64", "1", "Step length the line search of dimension reduction accepted."),
+    "dim_reduce.condition": ColumnInfo("float64", "1", "Condition number of the reduced second-order matrix."),
+    "thor.refreshed": ColumnInfo("float64", "1", "1 on steps at which the Kronecker factors were computed anew."),
+    "offload.hidden_share": ColumnInfo("float64", "1", "Share of the transfer time hidden behind computation, 0 to 1."),
+    "online.auc": ColumnInfo("float64", "1", "Area under the ROC curve over the recent samples, 0 to 1."),
+}
+"""Method columns by name; a key that ends with a dot stands for every column that starts with it."""
+
+
+def column_info(name: str) -> ColumnInfo:
+    """Return the documentation of a step column, fixed or added by a method.
+
+    Args:
+        name: Column of ``Run.steps``.
+
+    Returns:
+        Its documentation; for a method column we do not know, a description that says only that.
+
+    Raises:
+        KeyError: When the name is neither a fixed column nor has the dot of a method column.
+    """
+    if name in COLUMNS:
+        return COLUMNS[name]
+    if not is_method_column(name):
+        raise KeyError(f"unknown step column {name!r}; fixed columns are {', '.join(COLUMNS)}")
+    method = name.partition(".")[0]
+    undocumented = ColumnInfo("float64", "", f"Recorded by {method}; NaN on steps without it.")
+    return METHOD_COLUMNS.get(name) or METHOD_COLUMNS.get(f"{method}.") or undocumented
+
+
+def is_method_column(name: str) -> bool:
+    """Return whether a method may record a column of this name: two or more non-empty parts joined by dots."""
+    parts = name.split(".")
+    return len(parts) >= 2 and all(parts)

@@ -1,0 +1,100 @@
+"""Say who is writing a run, in a way that a killed writer cannot keep for ever.
+
+The lock file names the host, the process and when that process began, because process numbers are used again. A
+lock whose process is gone protects nothing. A process on another host cannot be asked, so its lock counts until
+the run has been silent for a day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+import psutil
+
+__all__ = ["LOCK_NAME", "acquire", "being_written", "last_change", "release"]
+
+LOCK_NAME = "writer.lock"
+QUIET_SECONDS = 600.0
+"""An unfinished run that changed this recently counts as being written even without a lock."""
+FOREIGN_QUIET_SECONDS = 86_400.0
+_START_TOLERANCE_SECONDS = 2.0  # psutil derives the start from the boot time, which clock corrections shift a little
+
+
+def acquire(folder: Path) -> bool:
+    """Take the lock of a run; return False when a living process holds it.
+
+    Args:
+        folder: Run directory.
+
+    Raises:
+        OSError: When the lock file cannot be written.
+    """
+    path = folder / LOCK_NAME
+    if _held(folder):
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # left by a killed writer
+    owner = {"host": platform.node(), "pid": os.getpid(), "began": psutil.Process().create_time()}
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(owner, file)
+    except FileExistsError:  # somebody else resumed the same run in this very moment
+        return False
+    return True
+
+
+def release(folder: Path) -> None:
+    """Give the lock of a run back; nothing happens when it is gone."""
+    with contextlib.suppress(OSError):
+        (folder / LOCK_NAME).unlink()
+
+
+def being_written(folder: Path, *, finished: bool, now: float | None = None) -> bool:
+    """Return whether somebody writes this run, or did so a moment ago and has not finished it.
+
+    Args:
+        folder: Run directory.
+        finished: Whether the run has its summary.
+        now: Seconds since the epoch; None for the clock.
+    """
+    if _held(folder, now):
+        return True
+    quiet = (time.time() if now is None else now) - last_change(folder)
+    return not finished and quiet < QUIET_SECONDS
+
+
+def last_change(folder: Path) -> float:
+    """Return when anything in a run directory last changed, in seconds since the epoch."""
+    changes = [folder.stat().st_mtime]
+    for entry in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            changes.append(entry.lstat().st_mtime)
+    return max(changes)
+
+
+def _held(folder: Path, now: float | None = None) -> bool:
+    try:
+        owner = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
+        host, pid, began = str(owner["host"]), int(owner["pid"]), float(owner["began"])
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        # Half a lock: its writer was stopped, or is at it right now. The quiet time decides.
+        return (time.time() if now is None else now) - last_change(folder) < QUIET_SECONDS
+    if host != platform.node():
+        return (time.time() if now is None else now) - last_change(folder) < FOREIGN_QUIET_SECONDS
+    try:
+        writer = psutil.Process(pid)
+        # A killed child that its parent has not waited for keeps its number, but writes no more.
+        if writer.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return bool(abs(writer.create_time() - began) < _START_TOLERANCE_SECONDS)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
