@@ -1,0 +1,53 @@
+"""Configuration: what may be set, what it means at a level, and how it is read and written.
+
+Start at ``BoostConfig``; ``BoostConfig.resolve`` gives the ``Plan`` that training follows.
+"""
+
+from __future__ import annotations
+
+from workbench.config.amp import AmpConfig
+from workbench.config.boost import (
+    SWITCHES,
+    BoostSwitches,
+    CommonConfig,
+    DimReduceConfig,
+    GradAccumulationConfig,
+    GradFreezeConfig,
+    LessBNConfig,
+)
+from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig
+from workbench.config.compatibility import CompatibilityConfig
+from workbench.config.errors import ConfigError
+from workbench.config.loss_scale import LossScaleConfig
+from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
+from workbench.config.parameters import ParameterInfo, describe_parameters
+from workbench.config.resolve import LEVELS, Dropped, Plan, requested_switches, resolve
+from workbench.config.section import Section
+from workbench.config.snapshots import SnapshotConfig
+
+__all__ = [
+    "BOOST_SECTIONS",
+    "HYPER_PARAMETERS",
+    "LEVELS",
+    "SWITCHES",
+    "AmpConfig",
+    "BoostConfig",
+    "BoostSwitches",
+    "CommonConfig",
+    "CompatibilityConfig",
+    "ConfigError",
+    "DimReduceConfig",
+    "Dropped",
+    "GradAccumulationConfig",
+    "GradFreezeConfig",
+    "LessBNConfig",
+    "LossScaleConfig",
+    "OptimizerConfig",
+    "ParameterInfo",
+    "Plan",
+    "Section",
+    "SnapshotConfig",
+    "describe_parameters",
+    "requested_switches",
+    "resolve",
+]

@@ -1,0 +1,26 @@
+"""Section ``amp``: in which precision the network computes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from workbench.config.section import Section, described
+
+__all__ = ["AmpConfig"]
+
+
+class AmpConfig(Section):
+    """Section ``amp``."""
+
+    section: ClassVar[str] = "amp"
+
+    level: Literal["O0", "O2", "O3", "auto"] = described(
+        "O0",
+        "Mixed precision",
+        "O0: float32; O2: autocast, float32 master weights, BatchNorm in float32; O3: weights cast, BatchNorm too, no "
+        "loss scale; auto: O2 on CUDA, O3 on NPU, O0 elsewhere.",
+    )
+    dtype: Literal["float16", "bfloat16"] = described("float16", "Low precision type", "What O2 and O3 compute in.")
+    keep_batchnorm_fp32: bool | None = described(
+        None, "BatchNorm in float32", "Keep BatchNorm in float32; unset means yes under O2 and no under O3."
+    )

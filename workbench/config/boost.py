@@ -1,0 +1,210 @@
+"""The sections of MindSpore's ``boost_config_dict``, key for key.
+
+Names and defaults are those of MindSpore 2.7 (``mindspore/boost/boost.py``); ranges are ours, because the original
+checks none of them. ``gradient_split_groups`` has no default there either, whatever its documentation says.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from workbench.config.section import Section, described
+
+__all__ = [
+    "SWITCHES",
+    "BoostSwitches",
+    "CommonConfig",
+    "DimReduceConfig",
+    "GradAccumulationConfig",
+    "GradFreezeConfig",
+    "LessBNConfig",
+]
+
+SWITCHES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
+"""The six switches, in the order the original lists them."""
+
+_LEVEL_DECIDES = "Counts in mode manual only; unset means that the level decides."
+
+
+class BoostSwitches(Section):
+    """Section ``boost``: the mode and one switch per algorithm."""
+
+    section: ClassVar[str] = "boost"
+
+    mode: Literal["auto", "manual", "enable_all", "disable_all"] = described(
+        "auto",
+        "Mode",
+        "auto: the level decides and the switches are ignored; manual: switches that are set override the level; "
+        "enable_all and disable_all: every switch on or off (all on means dim_reduce, which runs alone).",
+    )
+    less_bn: bool | None = described(
+        None, "LessBN", f"Remove BatchNorms where a residual net can spare them. {_LEVEL_DECIDES}"
+    )
+    grad_freeze: bool | None = described(
+        None, "Gradient freezing", f"Skip the backward pass of leading layers in part of the steps. {_LEVEL_DECIDES}"
+    )
+    adasum: bool | None = described(
+        None, "AdaSum", f"Combine the updates of several servers by AdaSum instead of averaging. {_LEVEL_DECIDES}"
+    )
+    grad_accumulation: bool | None = described(
+        None, "Gradient accumulation", f"Update once per several micro-batches. {_LEVEL_DECIDES}"
+    )
+    dim_reduce: bool | None = described(
+        None, "DimReduce", f"Second-order training in a subspace of earlier weights; runs alone. {_LEVEL_DECIDES}"
+    )
+    loss_scale_group: bool | None = described(
+        None, "Loss scale per group", f"Keep one loss scale per parameter group. {_LEVEL_DECIDES}"
+    )
+
+
+class CommonConfig(Section):
+    """Section ``common``: what several algorithms share."""
+
+    section: ClassVar[str] = "common"
+
+    gradient_split_groups: list[Annotated[int, Field(ge=0)]] | None = described(
+        None,
+        "Gradient split points",
+        "Parameter positions at which a new communication bucket begins when gradients are reduced over ranks; "
+        "unset means one split in the middle.",
+    )
+    device_number: int = described(8, "Ranks per server", "How many ranks share one server.", unit="ranks", ge=1)
+
+
+class LessBNConfig(Section):
+    """Section ``less_bn``."""
+
+    section: ClassVar[str] = "less_bn"
+
+    fn_flag: bool = described(
+        True, "FN head", "Replace the last dense layer by one with normalised inputs and weights."
+    )
+    gc_flag: bool = described(True, "Gradient centralization", "Subtract the mean from the gradient of each weight.")
+
+
+class GradFreezeConfig(Section):
+    """Section ``grad_freeze``."""
+
+    section: ClassVar[str] = "grad_freeze"
+
+    param_groups: int = described(
+        10,
+        "Parameter groups",
+        "Into how many nested groups the parameters are cut.",
+        unit="groups",
+        low=2,
+        high=20,
+        ge=1,
+    )
+    freeze_type: Literal[0, 1] = described(
+        1,
+        "Freeze strategy",
+        "0: continuous, groups take turns in a fixed period; 1: interval, groups are drawn at random.",
+    )
+    freeze_p: float = described(
+        0.7,
+        "Share of full steps",
+        "Share of FULL steps, in which every parameter is trained; in the remaining 1 - freeze_p of the steps leading "
+        "layers are frozen, so a smaller value freezes more.",
+        low=0.1,
+        high=0.95,
+        ge=0,
+        lt=1,
+    )
+    total_steps: int = described(
+        65536,
+        "Steps of the schedule",
+        "Length of the freezing schedule; it starts over when it ends.",
+        unit="steps",
+        ge=0,
+    )
+
+    @field_validator("freeze_type", mode="before")
+    @classmethod
+    def _whole_number(cls, value: Any) -> Any:
+        # A Literal compares with ==, which would let true and 1.0 pass for 1.
+        if isinstance(value, (bool, float)):
+            raise ValueError(f"`grad_freeze.freeze_type` must be one of 0, 1, got {str(value).lower()}")
+        return value
+
+
+class GradAccumulationConfig(Section):
+    """Section ``grad_accumulation``."""
+
+    section: ClassVar[str] = "grad_accumulation"
+
+    grad_accumulation_step: int = described(
+        1,
+        "Micro-batches per update",
+        "How many micro-batches make one update.",
+        unit="micro-batches",
+        low=2,
+        high=8,
+        ge=1,
+    )
+
+
+class DimReduceConfig(Section):
+    """Section ``dim_reduce``."""
+
+    section: ClassVar[str] = "dim_reduce"
+
+    rho: float = described(
+        0.55,
+        "Line-search ratio",
+        "Factor between the trial step lengths of the line search.",
+        low=0.1,
+        high=0.9,
+        gt=0,
+        lt=1,
+    )
+    gamma: float = described(
+        0.9, "Residual momentum", "Momentum of the gradient outside the subspace.", low=0.5, high=0.99, ge=0, lt=1
+    )
+    alpha: float = described(
+        0.001,
+        "Residual step",
+        "Step length outside the subspace; 0 trains inside it only.",
+        low=1e-4,
+        high=0.1,
+        log=True,
+        ge=0,
+    )
+    sigma: float = described(
+        0.4,
+        "Sufficient decrease",
+        "Share of the predicted decrease a trial step must reach.",
+        low=1e-4,
+        high=0.5,
+        log=True,
+        gt=0,
+        lt=1,
+    )
+    n_components: int = described(
+        32,
+        "Subspace dimension",
+        "Number of principal components of the weight snapshots.",
+        unit="components",
+        low=4,
+        high=64,
+        log=True,
+        ge=1,
+    )
+    pca_mat_path: str | None = described(
+        None,
+        "Subspace file",
+        "Path of a .npy matrix [n_components, parameters]; unset means computed from weight_load_dir.",
+    )
+    weight_load_dir: str | None = described(
+        None, "Snapshot folder", "Folder of weight snapshots from which the subspace is computed; unset means none."
+    )
+    timeout: int = described(
+        1800, "Longest wait", "How long a rank waits for the subspace another rank computes.", unit="seconds", ge=1
+    )
+
+    @field_validator("pca_mat_path", "weight_load_dir", mode="before")
+    @classmethod
+    def _empty_path_is_none(cls, value: Any) -> Any:
+        return None if isinstance(value, str) and not value.strip() else value

@@ -1,0 +1,78 @@
+"""Read a ``boost_config.json`` so that whatever is wrong with the file becomes one sentence.
+
+Python's JSON reader accepts more than JSON: NaN, infinities, and a key given twice, of which it silently keeps the
+last. A configuration that means something else than it seems to say is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from workbench.config.errors import ConfigError
+
+__all__ = ["parse_json", "read_json"]
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: File in UTF-8, with or without byte order mark.
+
+    Raises:
+        ConfigError: When the file is missing, unreadable, not UTF-8, or not strict JSON.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder, not a file") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null byte
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{path}: cannot be read ({reason})") from None
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path.name}: is not UTF-8 text (byte {error.start})") from None
+    return parse_json(text, path.name)
+
+
+def parse_json(text: str, name: str) -> Any:
+    """Parse strict JSON.
+
+    Args:
+        text: The document.
+        name: What to call it in a message.
+
+    Raises:
+        ConfigError: When it is empty, cut off or malformed, has NaN or an infinity, or a key twice in one object.
+    """
+    if not text.strip():
+        raise ConfigError(f"{name}: is empty; expected a JSON object")
+
+    def no_constant(constant: str) -> Any:
+        raise ConfigError(f"{name}: numbers must be finite, got {constant}")
+
+    def no_twin(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in members:
+                raise ConfigError(f"{name}: key {json.dumps(key, ensure_ascii=False)} appears twice in one object")
+            members[key] = value
+        return members
+
+    try:
+        return json.loads(text, parse_constant=no_constant, object_pairs_hook=no_twin)
+    except json.JSONDecodeError as error:
+        cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        fault = "ends too early, it looks half-written" if cut_off else "is not valid JSON"
+        raise ConfigError(f"{name}: {fault} (line {error.lineno}, column {error.colno}: {error.msg})") from None
+    except ConfigError:
+        raise
+    except ValueError:  # Python refuses integers of more than 4300 digits
+        raise ConfigError(f"{name}: a number has too many digits") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: is nested too deeply") from None

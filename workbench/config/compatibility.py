@@ -1,0 +1,73 @@
+"""Section ``compatibility``: where the reference is defective or accidental, which of both behaviours is wanted.
+
+The first choice of every option is what we hold to be right, the second is what MindSpore 2.7 does. The word
+``"mindspore-2.7"`` in place of the section means the second choice everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import model_validator
+
+from workbench.config.errors import did_you_mean, shown
+from workbench.config.section import Section, described
+
+__all__ = ["PRESETS", "CompatibilityConfig"]
+
+PRESETS = ("mindspore-2.7",)
+"""Words that may stand in place of the section."""
+
+
+class CompatibilityConfig(Section):
+    """Section ``compatibility``."""
+
+    section: ClassVar[str] = "compatibility"
+
+    freeze_state: Literal["shared", "per_group"] = described(
+        "shared",
+        "Optimizer state when freezing",
+        "shared: one momentum per parameter; per_group: one per freezing group.",
+    )
+    less_bn_match: Literal["structure", "reference"] = described(
+        "structure",
+        "LessBN search",
+        "structure: BatchNorms found by the graph; reference: by the original's name and order rules.",
+    )
+    fn_scope: Literal["head", "every_module"] = described(
+        "head", "FN head scope", "head: the last dense layer of the net; every_module: the last one of every module."
+    )
+    fn_bias: Literal["keep", "drop"] = described("keep", "FN head bias", "keep or drop the bias of the replaced layer.")
+    grad_centralization: Literal["every_weight", "multiple_of_16"] = described(
+        "every_weight", "Centralized weights", "every_weight, or only those whose second dimension is a multiple of 16."
+    )
+    loss_scale_ceiling: Literal["finite", "none"] = described(
+        "finite", "Loss scale ceiling", "finite: growth stops at the largest finite float32; none: it may reach inf."
+    )
+    adasum_servers: Literal["device_number", "eight"] = described(
+        "device_number", "AdaSum servers", "Ranks per server: common.device_number, or eight whatever it says."
+    )
+    dim_reduce: Literal["corrected", "reference"] = described(
+        "corrected",
+        "DimReduce step",
+        "corrected: unscaled gradients and exact losses; reference: the original's mixture.",
+    )
+    group_loss_scale: Literal["used", "updated"] = described(
+        "used", "Group unscaling", "Divide gradients by the scale that was used, or by the one after its update."
+    )
+    thor_factors: Literal["default", "mindspore"] = described(
+        "default", "THOR factors", "Covariance factors averaged over the batch, or as the original forms them."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value not in PRESETS:
+            names = ", ".join(shown(preset) for preset in PRESETS)
+            raise ValueError(
+                f"`compatibility` must be an object of options or the preset {names}, got {shown(value)}"
+                + did_you_mean(value, PRESETS)
+            )
+        return {name: get_args(field.annotation)[1] for name, field in cls.model_fields.items()}

@@ -1,0 +1,250 @@
+"""Say in one sentence what is wrong with a configuration.
+
+pydantic reports a list of records; a person wants the parameter's path, the rule it broke, what came, and the nearest
+known name. The rule is derived from the same field metadata that validates the value, so the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+__all__ = [
+    "ConfigError",
+    "did_you_mean",
+    "inner_type",
+    "rule_of",
+    "sentence_of",
+    "shown",
+]
+
+
+class ConfigError(ValueError):
+    """A configuration breaks a rule; the message is one sentence for the person who wrote it."""
+
+
+def sentence_of(error: ValidationError, root: type[BaseModel], prefix: str = "") -> str:
+    """Turn the first problem pydantic found into one sentence.
+
+    Args:
+        error: What pydantic raised for ``root``.
+        root: Model that was validated; its fields give the rules.
+        prefix: Section name put before every path when ``root`` is itself a section, or empty.
+
+    Returns:
+        For example `` `grad_freeze.freeze_p` must lie in [0, 1), got 1.2 ``.
+    """
+    problem = error.errors(include_url=False)[0]
+    kind, location, value = problem["type"], problem["loc"], problem["input"]
+    names = [str(part) for part in location]
+    if kind in {"extra_forbidden", "invalid_key"}:
+        section, owner = _model_at(root, location[:-1])
+        where = ".".join(part for part in (prefix, section) if part)
+        return _unknown_key(names[-1], where, owner, root)
+    if kind == "value_error":  # our own validators already speak in sentences
+        return str(problem["ctx"]["error"])
+    depth = _depth(root, location)
+    path = ".".join(part for part in (prefix, *names[:depth]) if part)
+    found = _field_at(root, location)
+    if kind == "model_type":
+        return f"section `{path}` must be an object of named values, got {shown(value)}"
+    if found is None:
+        return f"`{path or 'boost_config'}` {_lower_first(problem['msg'])}, got {shown(value)}"
+    range_broken = kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+    if len(location) > depth and isinstance(location[depth], int) and kind not in {"missing", "too_long", "too_short"}:
+        item = get_args(inner_type(found.annotation))[0]
+        rule = _rule_of_type(item, _interval_of_type(item), kind_matters=not range_broken)
+        return f"`{path}[{location[depth]}]` must {rule}, got {shown(value)}"
+    rule = rule_of(found, kind_matters=not range_broken)
+    hint = did_you_mean(value, [str(choice) for choice in _choices(found)]) if isinstance(value, str) else ""
+    return f"`{path}` must {rule}, got {shown(value)}{hint}"
+
+
+def rule_of(field: FieldInfo, *, kind_matters: bool = True) -> str:
+    """Return the rule of a field as the end of "... must ...".
+
+    Args:
+        field: A field of a section.
+        kind_matters: Name the kind of value, too; False when the kind was right and only the range was broken.
+    """
+    chosen = _choices(field)
+    if chosen:
+        return "be one of " + ", ".join(shown(choice) for choice in chosen)
+    plain = inner_type(field.annotation)
+    interval = _interval(field)
+    if get_origin(plain) in {list, tuple}:
+        item = get_args(plain)[0]
+        noun = "whole numbers" if _plain(item) is int else "numbers"
+        length = "two " if get_origin(plain) is tuple else ""
+        within = _interval_of_type(item)
+        return f"be a list of {length}{noun}" + (f", each {_as_adverb(within)}" if within else "")
+    return _rule_of_type(plain, interval, kind_matters=kind_matters)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ``'; did you mean "..."?'`` for the nearest known name, or nothing when none is near."""
+    candidates = sorted(set(known))
+    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    if not near:  # a right word in the wrong case is as near as can be, but difflib counts letters
+        near = [candidate for candidate in candidates if candidate.lower() == name.lower()]
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """Return a value as it would stand in a JSON file, shortened so that the sentence stays one line."""
+    if isinstance(value, float) and not math.isfinite(value):
+        text = {math.inf: "inf", -math.inf: "-inf"}.get(value, "NaN")
+    elif value is None or isinstance(value, (bool, str)):
+        text = json.dumps(value, ensure_ascii=False)
+    elif isinstance(value, BaseModel):
+        text = f"a {type(value).__name__}"
+    else:
+        try:
+            text = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
+        except ValueError:  # Python refuses to print integers of more than 4300 digits
+            text = "a number of thousands of digits"
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def inner_type(annotation: Any) -> Any:
+    """Return the type without ``| None`` and without Annotated metadata."""
+    if get_origin(annotation) in {Union, types.UnionType}:
+        members = [member for member in get_args(annotation) if member is not type(None)]
+        return _plain(members[0])
+    return _plain(annotation)
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the type inside Annotated."""
+    return annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
+
+
+def _choices(field: FieldInfo) -> tuple[Any, ...]:
+    plain = inner_type(field.annotation)
+    return get_args(plain) if get_origin(plain) is Literal else ()
+
+
+def _interval(field: FieldInfo) -> str:
+    """Return the range as "lie in [0, 1)", "be at least 1", ... or an empty string."""
+    own = _bounds(field.metadata)
+    return own or _interval_of_type(field.annotation)
+
+
+def _interval_of_type(annotation: Any) -> str:
+    members = get_args(annotation) if get_origin(annotation) in {Union, types.UnionType} else (annotation,)
+    for member in members:
+        bounds = _bounds(getattr(member, "__metadata__", ()))
+        if bounds:
+            return bounds
+    return ""
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    low = high = ""
+    for item in _flattened(metadata):
+        match item:
+            case annotated_types.Ge(ge=bound):
+                low = f"[{_number(bound)}"
+            case annotated_types.Gt(gt=bound):
+                low = f"({_number(bound)}"
+            case annotated_types.Le(le=bound):
+                high = f"{_number(bound)}]"
+            case annotated_types.Lt(lt=bound):
+                high = f"{_number(bound)})"
+    if low and high:
+        return f"lie in {low}, {high}"
+    if low:
+        return f"be at least {low[1:]}" if low[0] == "[" else f"be greater than {low[1:]}"
+    if high:
+        return f"be at most {high[:-1]}" if high[-1] == "]" else f"be less than {high[:-1]}"
+    return ""
+
+
+def _flattened(metadata: Sequence[Any]) -> list[Any]:
+    """Open pydantic's nested ``Field(...)`` inside Annotated, which keeps its bounds in a list of its own."""
+    flat: list[Any] = []
+    for item in metadata:
+        flat.extend(_flattened(item.metadata) if isinstance(item, FieldInfo) else [item])
+    return flat
+
+
+def _rule_of_type(annotation: Any, interval: str, *, kind_matters: bool) -> str:
+    noun = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a text"}.get(
+        _plain(annotation), "an object of plain JSON values"
+    )
+    if not interval:
+        return f"be {noun}"
+    return f"be {noun} {_as_adverb(interval)}" if kind_matters else interval
+
+
+def _as_adverb(interval: str) -> str:
+    return interval.removeprefix("lie ").removeprefix("be ")
+
+
+def _number(bound: Any) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _model_at(root: type[BaseModel], location: Sequence[Any]) -> tuple[str, type[BaseModel]]:
+    """Return the dotted name and the class of the section at a location (the root when it is empty)."""
+    model, names = root, []
+    for part in location:
+        field = model.model_fields.get(str(part))
+        inner = inner_type(field.annotation) if field else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+        names.append(str(part))
+    return ".".join(names), model
+
+
+def _field_at(root: type[BaseModel], location: Sequence[Any]) -> FieldInfo | None:
+    depth = _depth(root, location)
+    if not depth:
+        return None
+    _, owner = _model_at(root, location[: depth - 1])
+    return owner.model_fields.get(str(location[depth - 1]))
+
+
+def _depth(root: type[BaseModel], location: Sequence[Any]) -> int:
+    """Count the leading parts of a location that are fields; list positions and union branches are none."""
+    model: type[BaseModel] | None = root
+    for depth, part in enumerate(location):
+        field = model.model_fields.get(str(part)) if model else None
+        if field is None:
+            return depth
+        inner = inner_type(field.annotation)
+        model = inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+    return len(location)
+
+
+def _unknown_key(name: str, where: str, owner: type[BaseModel], root: type[BaseModel]) -> str:
+    label = (
+        f'unknown key {json.dumps(name, ensure_ascii=False)} in section "{where}"'
+        if where
+        else (f"unknown section {json.dumps(name, ensure_ascii=False)}")
+    )
+    hint = did_you_mean(name, owner.model_fields)
+    exact = "" if hint else _home_of(name, root)
+    return label + (f'; it belongs to section "{exact}"' if exact else hint)
+
+
+def _home_of(name: str, root: type[BaseModel]) -> str:
+    """Return the section that has a key of this name, or an empty string."""
+    for section, field in root.model_fields.items():
+        inner = inner_type(field.annotation)
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and name in inner.model_fields:
+            return section
+    return ""

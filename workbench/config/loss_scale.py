@@ -1,0 +1,88 @@
+"""Section ``loss_scale``: how the backward pass is scaled so that float16 gradients neither vanish nor overflow.
+
+Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740, section 3.2.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from workbench.config.errors import shown
+from workbench.config.section import Section, described
+
+__all__ = ["LossScaleConfig"]
+
+_LARGEST = 2.0**127  # the scale lives in float32 on the device; the largest power of two it can hold
+
+
+class LossScaleConfig(Section):
+    """Section ``loss_scale``."""
+
+    section: ClassVar[str] = "loss_scale"
+
+    kind: Literal["none", "fixed", "dynamic"] | None = described(
+        None, "Kind", "none, fixed or dynamic; unset means dynamic under amp O2 with float16, else none."
+    )
+    init: float = described(
+        65536.0,
+        "Initial scale",
+        "Scale of the first step (the only one when fixed).",
+        low=16.0,
+        high=2.0**24,
+        log=True,
+        gt=0,
+        le=_LARGEST,
+    )
+    factor: float = described(
+        2.0,
+        "Factor",
+        "The scale is divided by it after an overflow and multiplied by it when it grows.",
+        low=1.1,
+        high=8.0,
+        log=True,
+        gt=1,
+    )
+    window: int = described(
+        2000, "Window", "Finite steps after which the scale grows.", unit="steps", low=10, high=5000, log=True, ge=1
+    )
+    minimum: float = described(
+        1.0, "Smallest scale", "The scale never falls below it.", low=2.0**-10, high=1.0, log=True, gt=0
+    )
+    maximum: float | None = described(
+        None,
+        "Largest scale",
+        "The scale never grows beyond it; unset means the largest finite float32.",
+        low=2.0**24,
+        high=2.0**40,
+        log=True,
+        gt=0,
+        le=_LARGEST,
+    )
+    drop_overflow_update: bool = described(
+        True,
+        "Skip overflowed updates",
+        "Whether a fixed scale skips the update of an overflowed step (a dynamic one always does).",
+    )
+    collapse_after: int = described(
+        1000, "Give up after", "So many overflowed steps in a row end the run with an error.", unit="steps", ge=1
+    )
+    groups: int = described(
+        2,
+        "Scale groups",
+        "Number of parameter groups with a scale of their own; counts when boost.loss_scale_group is on.",
+        unit="groups",
+        low=2,
+        high=8,
+        ge=1,
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        came = f"got {shown(self.init)}"
+        if self.init < self.minimum:
+            raise ValueError(f"`loss_scale.init` must be at least `loss_scale.minimum` ({shown(self.minimum)}), {came}")
+        if self.maximum is not None and self.init > self.maximum:
+            raise ValueError(f"`loss_scale.init` must be at most `loss_scale.maximum` ({shown(self.maximum)}), {came}")
+        return self

@@ -1,0 +1,77 @@
+"""Section ``optimizer``: the optimizer to use, or changes to the task's own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from workbench.config.section import Section, described
+
+__all__ = ["HYPER_PARAMETERS", "OptimizerConfig"]
+
+HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
+    "Adam": ("lr", "weight_decay", "betas", "eps"),
+    "AdamW": ("lr", "weight_decay", "betas", "eps"),
+    "RMSprop": ("lr", "momentum", "weight_decay", "eps"),
+    "Adagrad": ("lr", "weight_decay", "eps"),
+}
+"""Which hyper-parameters each ``torch.optim`` class takes from this section."""
+
+
+class OptimizerConfig(Section):
+    """Section ``optimizer``; without a name the given hyper-parameters change the task's own optimizer."""
+
+    section: ClassVar[str] = "optimizer"
+
+    name: Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"] | None = described(
+        None, "Optimizer", "Class in torch.optim; unset means the task's own, with the hyper-parameters given here."
+    )
+    lr: float | None = described(
+        None, "Learning rate", "Step size; unset means the optimizer's own.", low=1e-4, high=1.0, log=True, gt=0
+    )
+    momentum: float | None = described(
+        None, "Momentum", "For SGD and RMSprop; unset means the optimizer's own.", low=0.5, high=0.99, ge=0, lt=1
+    )
+    weight_decay: float | None = described(
+        None, "Weight decay", "Decay coefficient; unset means the optimizer's own.", low=1e-6, high=0.1, log=True, ge=0
+    )
+    nesterov: bool | None = described(None, "Nesterov", "Nesterov momentum, for SGD; unset means the optimizer's own.")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = described(
+        None, "Betas", "Decay rates of Adam's first and second moments; unset means the optimizer's own."
+    )
+    eps: float | None = described(
+        None,
+        "Epsilon",
+        "Added to the denominator; unset means the optimizer's own.",
+        low=1e-10,
+        high=1e-4,
+        log=True,
+        gt=0,
+    )
+
+    def hyper_parameters(self) -> dict[str, Any]:
+        """Return the hyper-parameters that are set and that the named optimizer takes, ready as keyword arguments."""
+        return {
+            name: getattr(self, name)
+            for name in type(self).model_fields
+            if name != "name" and getattr(self, name) is not None and self.takes(name)
+        }
+
+    def takes(self, hyper_parameter: str) -> bool:
+        """Return whether the named optimizer has this hyper-parameter (without a name: unknown, so True)."""
+        return self.name is None or hyper_parameter in HYPER_PARAMETERS[self.name]
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _pair(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value  # JSON has lists only
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.name == "SGD" and self.nesterov and not self.momentum:
+            raise ValueError(
+                "`optimizer.nesterov` needs `optimizer.momentum` above 0; set a momentum or switch nesterov off"
+            )
+        return self

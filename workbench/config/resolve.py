@@ -1,0 +1,351 @@
+"""What a configuration means at a level: which algorithms are in effect, and why the others are not.
+
+Order of decisions, as in MindSpore 2.7 (``mindspore/boost/boost.py``) unless said otherwise:
+
+1. The mode gives the six switches asked for: auto takes the level's table, manual lets switches that are set override
+   it, enable_all and disable_all set all of them.
+2. dim_reduce runs alone. It needs a source of its subspace; the original finds that out in the middle of training.
+3. With grad_freeze on, adasum is not in effect.
+4. adasum needs at least 2 servers, a power of two. The original divides by 8 whatever device_number says; that rule is
+   ``compatibility.adasum_servers = "eight"``.
+5. grad_accumulation over 1 micro-batch and freezing with 1 group change nothing and are not in effect.
+6. loss_scale_group needs a dynamic loss scale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from workbench.config.boost import SWITCHES
+from workbench.config.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from workbench.config.boost_config import BoostConfig
+
+__all__ = ["LEVELS", "Dropped", "Plan", "requested_switches", "resolve"]
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "O0": (),
+    "O1": ("less_bn", "grad_freeze"),
+    "O2": ("less_bn", "grad_freeze", "adasum"),
+}
+"""Boost level -> algorithms it asks for."""
+
+_SELECTORS = frozenset({"boost.mode", "amp.level", "loss_scale.kind", "optimizer.name"})
+"""Parameters that choose among others; changing one may always change the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Something that was asked for and is not in effect.
+
+    Args:
+        name: Switch (``"adasum"``) or config path (``"optimizer.momentum"``).
+        reason: One sentence.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What is in effect.
+
+    Two plans are equal when the same things are in effect with the same parameters, whatever level or mode asked for
+    them: O1 and O2 on one device are one configuration.
+
+    Args:
+        level: Boost level that was asked for.
+        mode: Mode of the configuration.
+        world_size: Number of ranks.
+        config: The configuration.
+        requested: The six switches as the original resolves them.
+        less_bn: Whether LessBN is in effect; likewise the other switches.
+        grad_freeze: See ``less_bn``.
+        adasum: See ``less_bn``.
+        grad_accumulation: See ``less_bn``.
+        dim_reduce: See ``less_bn``.
+        loss_scale_group: See ``less_bn``.
+        dropped: What was asked for and is not in effect, with reasons.
+    """
+
+    level: str
+    mode: str
+    world_size: int
+    config: BoostConfig
+    requested: Mapping[str, bool]
+    less_bn: bool = False
+    grad_freeze: bool = False
+    adasum: bool = False
+    grad_accumulation: bool = False
+    dim_reduce: bool = False
+    loss_scale_group: bool = False
+    dropped: tuple[Dropped, ...] = field(default=())
+
+    def in_effect(self) -> tuple[str, ...]:
+        """Return the names of the switches in effect, in the original's order."""
+        return tuple(name for name in SWITCHES if getattr(self, name))
+
+    def parameters_in_effect(self) -> dict[str, Any]:
+        """Return config path -> value of everything that matters under this plan, and nothing that does not.
+
+        A switch's value is whether it is in effect, not what the file says. Values that are unset are left out,
+        except ``loss_scale.kind`` when only the device decides it (amp auto).
+        """
+        leaves = self.config.leaves()
+        relevant = {path: leaves[path] for path in leaves if not path.startswith("boost.") and self._relevant(path)}
+        effective = {f"boost.{name}": getattr(self, name) for name in SWITCHES} | {
+            path: value for path, value in relevant.items() if value is not None
+        }
+        effective["loss_scale.kind"] = _loss_scale_kind(self.config)
+        if self.config.amp.level in {"O2", "O3"}:
+            effective["amp.keep_batchnorm_fp32"] = self.config.effective_keep_batchnorm_fp32("")
+        return effective
+
+    def matters(self, path: str) -> bool:
+        """Return whether changing one parameter may change what this plan does; a search need not sample the others."""
+        if path in _SELECTORS:
+            return True
+        if path.startswith("boost."):
+            return self.mode == "manual"
+        return self._relevant(path)
+
+    def key(self) -> str:
+        """Return a short text that equal plans, and only equal plans, share."""
+        canonical = json.dumps(self.parameters_in_effect(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    def summary(self) -> str:
+        """Return what is in effect in a few words, for example ``"LessBN + freezing (frozen steps: 30 %)"``."""
+        config = self.config
+        parts = []
+        if self.dim_reduce:
+            parts.append(f"DimReduce ({config.dim_reduce.n_components} components)")
+        if self.less_bn:
+            parts.append("LessBN")
+        if self.grad_freeze:
+            parts.append(f"freezing (frozen steps: {_percent(1 - config.grad_freeze.freeze_p)})")
+        if self.adasum:
+            parts.append("AdaSum")
+        if self.grad_accumulation:
+            parts.append(f"accumulation over {config.grad_accumulation.grad_accumulation_step}")
+        if config.amp.level != "O0":
+            parts.append(f"amp {config.amp.level} {config.amp.dtype}")
+        kind = _loss_scale_kind(config)
+        if kind in {"fixed", "dynamic"}:
+            groups = f", {config.loss_scale.groups} groups" if self.loss_scale_group else ""
+            parts.append(f"{kind} loss scale{groups}")
+        elif self.loss_scale_group:
+            parts.append(f"{config.loss_scale.groups} loss scale groups")
+        if config.optimizer is not None and not self.dim_reduce:
+            named = config.optimizer.name or "task's optimizer"
+            rates = ", ".join(f"{name} {value}" for name, value in config.optimizer.hyper_parameters().items())
+            parts.append(f"{named} ({rates})" if rates else named)
+        return " + ".join(parts) or "nothing switched on"
+
+    def explicit_config(self) -> BoostConfig:
+        """Return the configuration in mode manual, each switch set to what is in effect: any level means this plan."""
+        switches: dict[str, Any] = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
+        return self.config.with_values({"boost.mode": "manual", **switches})
+
+    def __eq__(self, other: object) -> bool:
+        return self.key() == other.key() if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    def __repr__(self) -> str:
+        return f"Plan({self.level}, {self.summary()})"
+
+    def _relevant(self, path: str) -> bool:
+        """Return whether the parameter at a path has a say, whether it is set or not."""
+        section, _, name = path.partition(".")
+        config = self.config
+        match section:
+            case "common":
+                return (
+                    self.adasum if name == "device_number" else self.world_size > 1  # a single rank reduces nothing
+                )
+            case "less_bn" | "grad_freeze" | "grad_accumulation" | "dim_reduce":
+                return bool(getattr(self, section))
+            case "loss_scale":
+                return name in _loss_scale_parameters(config, grouped=self.loss_scale_group)
+            case "amp":
+                return name == "level" or config.amp.level != "O0"
+            case "optimizer":  # DimReduce steps by itself
+                return not self.dim_reduce and (
+                    name == "name" or config.optimizer is None or config.optimizer.takes(name)
+                )
+            case "snapshots":
+                return name == "count" or config.snapshots.count > 0
+            case "compatibility":
+                return self._option_matters(name)
+        return False  # provenance tells, it does not act
+
+    def _option_matters(self, name: str) -> bool:
+        optimizer = self.config.optimizer
+        return {
+            "freeze_state": self.grad_freeze,
+            "less_bn_match": self.less_bn,
+            "fn_scope": self.less_bn and self.config.less_bn.fn_flag,
+            "fn_bias": self.less_bn and self.config.less_bn.fn_flag,
+            "grad_centralization": self.less_bn and self.config.less_bn.gc_flag,
+            "loss_scale_ceiling": _loss_scale_kind(self.config) in {"dynamic", None},
+            "adasum_servers": self.adasum,
+            "dim_reduce": self.dim_reduce,
+            "group_loss_scale": self.loss_scale_group,
+            # A task's own optimizer may be THOR; those this section can name are not.
+            "thor_factors": not self.dim_reduce and (optimizer is None or optimizer.name is None),
+        }[name]
+
+
+def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
+    """Return the six switches a configuration asks for at a level, as the original resolves them.
+
+    Args:
+        config: The configuration.
+        level: ``"O0"``, ``"O1"`` or ``"O2"``.
+
+    Raises:
+        ConfigError: When the level is unknown (the original takes O0 without a word).
+    """
+    if not isinstance(level, str) or level not in LEVELS:
+        raise ConfigError(f"`level` must be one of {', '.join(map(shown, LEVELS))}, got {shown(level)}")
+    table = {name: name in LEVELS[level] for name in SWITCHES}
+    match config.boost.mode:
+        case "enable_all":
+            return dict.fromkeys(SWITCHES, True)
+        case "disable_all":
+            return dict.fromkeys(SWITCHES, False)
+        case "manual":
+            given = {name: getattr(config.boost, name) for name in SWITCHES}
+            return table | {name: value for name, value in given.items() if value is not None}
+    return table
+
+
+def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1) -> Plan:
+    """Decide what is in effect.
+
+    Args:
+        config: The configuration.
+        level: ``"O0"``, ``"O1"`` or ``"O2"``.
+        world_size: Number of ranks, at least 1.
+
+    Returns:
+        The plan; ``dropped`` has a sentence for each thing asked for and not in effect.
+
+    Raises:
+        ConfigError: When the level is unknown, the number of ranks is no positive whole number, or dim_reduce is asked
+            for without a source of its subspace.
+    """
+    requested = requested_switches(config, level)
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ConfigError(f"`world_size` must be a whole number at least 1, got {shown(world_size)}")
+    if requested["dim_reduce"]:
+        _check_subspace_source(config)
+    dropped = []
+    for name in SWITCHES:
+        if requested[name]:
+            reason = _why_not(name, config, requested, world_size)
+            if reason:
+                dropped.append(Dropped(name, reason))
+    refused = {entry.name for entry in dropped}
+    return Plan(
+        level=level,
+        mode=config.boost.mode,
+        world_size=world_size,
+        config=config,
+        requested=requested,
+        dropped=(*dropped, *_idle_optimizer_parameters(config, dim_reduce=requested["dim_reduce"])),
+        **{name: requested[name] and name not in refused for name in SWITCHES},
+    )
+
+
+def _check_subspace_source(config: BoostConfig) -> None:
+    if config.dim_reduce.pca_mat_path is None and config.dim_reduce.weight_load_dir is None:
+        raise ConfigError(
+            "dim_reduce needs a source of its subspace: set `dim_reduce.pca_mat_path` to a .npy matrix [n_components, "
+            "parameters] or `dim_reduce.weight_load_dir` to a folder of weight snapshots (a run with `snapshots.count` "
+            "above 0 records them), or switch `boost.dim_reduce` off"
+        )
+
+
+def _why_not(name: str, config: BoostConfig, requested: Mapping[str, bool], world_size: int) -> str:
+    """Return why a requested algorithm is not in effect, or an empty string when it is."""
+    if name == "dim_reduce":
+        return ""
+    if requested["dim_reduce"]:
+        return f"{name} is not in effect because dim_reduce is on, which runs alone"
+    if name == "adasum" and requested["grad_freeze"]:
+        return "adasum is not in effect because grad_freeze is on; switch grad_freeze off to use it"
+    if name == "adasum":
+        return _why_no_adasum(config, world_size)
+    if name == "grad_freeze" and config.grad_freeze.param_groups == 1:
+        return (
+            "grad_freeze is not in effect because `grad_freeze.param_groups` is 1: the only group is the whole network"
+        )
+    if name == "grad_accumulation" and config.grad_accumulation.grad_accumulation_step == 1:
+        return "grad_accumulation is not in effect because `grad_accumulation.grad_accumulation_step` is 1"
+    if name == "loss_scale_group" and _loss_scale_kind(config) not in {"dynamic", None}:
+        return (
+            f"loss_scale_group is not in effect because the loss scale is {_loss_scale_kind(config)}; set "
+            "`loss_scale.kind` to dynamic, or `amp.level` to O2 with `amp.dtype` float16"
+        )
+    return ""
+
+
+def _why_no_adasum(config: BoostConfig, world_size: int) -> str:
+    eight = config.compatibility.adasum_servers == "eight"
+    ranks = 8 if eight else config.common.device_number
+    servers, left_over = divmod(world_size, ranks)
+    power_of_two = servers > 1 and servers & (servers - 1) == 0
+    if power_of_two and (eight or not left_over):  # As upstream: with eight, left-over ranks go unnoticed
+        return ""
+    have = f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
+    return (
+        f"adasum is not in effect because it needs 2, 4, 8, ... full servers of {ranks} ranks "
+        f"({'fixed by `compatibility.adasum_servers`' if eight else '`common.device_number`'}), and there are {have}"
+    )
+
+
+def _idle_optimizer_parameters(config: BoostConfig, *, dim_reduce: bool) -> list[Dropped]:
+    optimizer = config.optimizer
+    if optimizer is None:
+        return []
+    if dim_reduce:
+        return [Dropped("optimizer", "section optimizer is not in effect because dim_reduce makes its own steps")]
+    return [
+        Dropped(
+            f"optimizer.{name}", f"`optimizer.{name}` is not in effect because {optimizer.name} has no such parameter"
+        )
+        for name in type(optimizer).model_fields
+        if name != "name" and getattr(optimizer, name) is not None and not optimizer.takes(name)
+    ]
+
+
+def _loss_scale_kind(config: BoostConfig) -> str | None:
+    """Return the kind of loss scale; None when only the device decides it (amp auto with float16)."""
+    if config.loss_scale.kind is None and config.amp.level == "auto" and config.amp.dtype == "float16":
+        return None
+    return config.effective_loss_scale_kind("")
+
+
+def _loss_scale_parameters(config: BoostConfig, *, grouped: bool) -> set[str]:
+    names = {"kind"}
+    match _loss_scale_kind(config):
+        case "fixed":
+            names |= {"init", "drop_overflow_update"}
+            if config.loss_scale.drop_overflow_update:  # only then an overflow is looked for
+                names |= {"collapse_after"}
+        case "dynamic" | None:
+            names |= {"init", "factor", "window", "minimum", "maximum", "collapse_after"}
+    return names | ({"groups"} if grouped else set())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

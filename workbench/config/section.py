@@ -1,0 +1,105 @@
+"""The form every section of a configuration has, and how a parameter is described once.
+
+A section is a frozen, strict pydantic model. Each of its fields is declared with ``described(...)``: default, range,
+search range, unit, title and meaning stand there and nowhere else; controls, search spaces, the JSON schema, error
+sentences and the documentation are derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workbench.config.errors import ConfigError, sentence_of, shown
+
+if TYPE_CHECKING:  # pydantic gives its metaclass no public name; the checker needs one, the program does not
+    from pydantic._internal._model_construction import ModelMetaclass as _ModelMeta
+else:
+    _ModelMeta = type(BaseModel)
+
+__all__ = ["Section", "described"]
+
+
+def described(
+    default: Any,
+    title: str,
+    description: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    log: bool = False,
+    step: float | None = None,
+    **rules: Any,
+) -> Any:
+    """Declare one parameter.
+
+    Args:
+        default: Value when nothing is said; None means that a rule decides, and the description names the rule.
+        title: A few words for a label.
+        description: One or two sentences: meaning, and what None means.
+        unit: Unit for a person ("steps", "ranks", "seconds"), empty when dimensionless.
+        low: Lower end of the range a search uses when none is given; None means not searched by default.
+        high: Upper end of that range.
+        log: Whether the search range is walked in logarithmic steps.
+        step: Grid of the search range, None for none.
+        **rules: Rules pydantic checks (``ge``, ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
+
+    Returns:
+        A pydantic field. Any, because that is how pydantic types a default.
+    """
+    search = {name: bound for name, bound in {"low": low, "high": high, "step": step}.items() if bound is not None}
+    if log:
+        search["log"] = True
+    extra: dict[str, Any] = {"search": search} if search else {}
+    if unit:
+        extra["unit"] = unit
+    return Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
+
+
+class _SentenceMeta(_ModelMeta):
+    """Raise ConfigError, not pydantic's report, when a person builds a section.
+
+    pydantic builds nested sections without calling the class, so its own bookkeeping of paths stays whole; an
+    overridden ``__init__`` would be called for nested sections, too, and lose the path.
+    """
+
+    def __call__(self, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            model = cast("type[Section]", self)
+            raise ConfigError(sentence_of(error, model, model.section)) from None
+
+
+class Section(BaseModel, metaclass=_SentenceMeta):
+    """Base of all sections: frozen, strict, no unknown keys, finite numbers only."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=False,
+    )
+
+    section: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fits_into_64_bits(cls, values: Any) -> Any:
+        # Python's integers have no end, but tables, tensors and MindSpore's counters have.
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"`{cls.section}.{name}` must fit into 64 bits, got {shown(value)}")
+        return values
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy; unlike pydantic's own, an update is validated like new values."""
+        copy = super().model_copy(deep=deep)
+        if not update:
+            return copy
+        return type(self)(**{**{name: getattr(copy, name) for name in type(self).model_fields}, **update})

@@ -1,0 +1,23 @@
+"""Section ``snapshots``: when a run keeps its weights, from which DimReduce's subspace is computed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from workbench.config.section import Section, described
+
+__all__ = ["SnapshotConfig"]
+
+
+class SnapshotConfig(Section):
+    """Section ``snapshots``."""
+
+    section: ClassVar[str] = "snapshots"
+
+    every_steps: int = described(
+        100, "Steps between snapshots", "Distance of two snapshots.", unit="steps", low=1, high=500, log=True, ge=1
+    )
+    count: int = described(
+        0, "Snapshots", "How many are kept; 0 keeps none.", unit="snapshots", low=8, high=128, log=True, ge=0
+    )
+    start_step: int = described(0, "First snapshot", "Step of the first one.", unit="steps", low=0, high=1000, ge=0)
