@@ -1,0 +1,160 @@
+"""Names, chunks, nested groups and rebuilt optimizers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.golden_files import golden_paths, load_json
+from workbench.algorithms.parameter_groups import (
+    named_trainable_parameters,
+    owning_modules,
+    plain_name,
+    rebuild_optimizer,
+    split_into_chunks,
+    split_into_nested_groups,
+)
+
+NAMES = st.lists(
+    st.sampled_from(["conv.weight", "bn1.gamma", "fc.bias", "norm.weight", "x_bn.conv.weight"]), max_size=40
+)
+
+
+def golden_group_cases() -> list[Any]:
+    cases = []
+    for path in golden_paths("freeze_parameter_groups*.json"):
+        data = load_json(path)
+        for case in data["cases"]:
+            names = data["parameter_names"][case["net"]]
+            cases.append(pytest.param(names, case, id=f"{path.stem}-{case['net']}-{case['n_groups']}"))
+    return cases
+
+
+def golden_full_examples() -> list[Any]:
+    examples = []
+    for path in golden_paths("freeze_parameter_groups*.json"):
+        data = load_json(path)
+        for key, groups in data["full_examples"].items():
+            net, n_groups = key.split("|")
+            examples.append(pytest.param(data["parameter_names"][net], int(n_groups), groups, id=f"{path.stem}-{key}"))
+    return examples
+
+
+@pytest.mark.parametrize(("names", "case"), golden_group_cases())
+def test_golden_groups_have_the_recorded_lengths_and_first_names(names: list[str], case: dict[str, Any]) -> None:
+    groups = split_into_nested_groups(names, case["n_groups"])
+    assert [len(group) for group in groups] == case["group_lengths"]
+    assert [group[0] for group in groups] == case["group_first_name"]
+
+
+@pytest.mark.parametrize(("names", "n_groups", "expected"), golden_full_examples())
+def test_golden_groups_match_the_complete_lists(names: list[str], n_groups: int, expected: list[list[str]]) -> None:
+    assert split_into_nested_groups(names, n_groups) == expected
+
+
+@pytest.mark.parametrize("path", golden_paths("freeze_parameter_groups*.json"), ids=lambda path: path.stem)
+def test_zero_groups_is_a_value_error_where_the_golden_reference_divides_by_zero(path: Any) -> None:
+    assert load_json(path)["zero_groups"] == "ZeroDivisionError"
+    with pytest.raises(ValueError, match="`param_groups` must be at least 1, got 0"):
+        split_into_nested_groups(["a.weight"], 0)
+
+
+@given(NAMES)
+def test_chunks_put_together_are_the_list_and_hold_three_names_before_the_next_begins(names: list[str]) -> None:
+    chunks = split_into_chunks(names)
+    assert [name for chunk in chunks for name in chunk] == names
+    assert all(len(chunk) >= 3 for chunk in chunks[:-1])
+    assert all("bn" not in chunk[0] and "bias" not in chunk[0] for chunk in chunks[1:])
+
+
+@given(NAMES, st.integers(1, 12))
+def test_groups_are_nested_suffixes_and_the_first_is_everything(names: list[str], n_groups: int) -> None:
+    groups = split_into_nested_groups(names, n_groups)
+    assert len(groups) == n_groups
+    assert groups[0] == names
+    for larger, smaller in itertools.pairwise(groups):
+        assert larger[len(larger) - len(smaller) :] == smaller
+
+
+@pytest.mark.parametrize("count", [True, 2.0, "2"])
+def test_a_group_count_that_is_no_integer_is_a_type_error(count: Any) -> None:
+    with pytest.raises(TypeError, match="`param_groups` must be an integer"):
+        split_into_nested_groups(["a.weight"], count)
+
+
+def test_names_lose_the_prefixes_of_wrappers() -> None:
+    assert plain_name("module.layer1.conv.weight") == "layer1.conv.weight"
+    assert plain_name("_orig_mod.module.fc.bias") == "fc.bias"
+    assert plain_name("body._orig_mod.fc.bias") == "body.fc.bias"
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert [name for name, _ in named_trainable_parameters(compiled)] == ["0.weight", "0.bias"]
+
+
+def test_frozen_parameters_are_not_trainable_ones_and_tied_ones_appear_once() -> None:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    net[0].bias.requires_grad_(False)
+    assert [name for name, _ in named_trainable_parameters(net)] == ["0.weight", "1.bias"]
+    assert owning_modules(net)[net[1].weight] is net[0]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9), fused=True),
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
+        lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True),
+    ],
+    ids=["sgd", "fused-adam", "adamw", "rmsprop"],
+)
+def test_a_rebuilt_optimizer_continues_as_the_old_one_would(build: Any) -> None:
+    nets = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    optimizers = [build(net.parameters()) for net in nets]
+    for step in range(4):
+        if step == 2:  # the same groups, split in two
+            old = optimizers[1]
+            options = {key: value for key, value in old.param_groups[0].items() if key != "params"}
+            groups = [{"params": [p], **options} for p in old.param_groups[0]["params"]]
+            optimizers[1] = rebuild_optimizer(old, groups)
+            assert type(optimizers[1]) is type(old)
+            assert optimizers[1].defaults == old.defaults
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            net(torch.ones(4, 3) * (step + 1)).square().mean().backward()
+            optimizer.step()
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert getattr(optimizers[1], "_step_supports_amp_scaling", None) == getattr(
+        optimizers[0], "_step_supports_amp_scaling", None
+    )
+
+
+def test_hooks_of_the_old_optimizer_act_on_the_rebuilt_one() -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    rebuild_optimizer(optimizer, optimizer.param_groups).step()
+    assert calls == ["before", "after"]
+
+
+def test_an_optimizer_with_an_unusual_constructor_is_refused_with_a_reason() -> None:
+    class Odd(torch.optim.SGD):
+        def __init__(self, params: Any, flavour: str) -> None:
+            super().__init__(params, lr=0.1)
+            self.flavour = flavour
+
+    net = nn.Linear(2, 1)
+    optimizer = Odd(net.parameters(), "sweet")
+    with pytest.raises(TypeError, match="Odd cannot be rebuilt"):
+        rebuild_optimizer(optimizer, optimizer.param_groups)
