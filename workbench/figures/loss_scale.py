@@ -213,7 +213,8 @@ def _policy_trace(name: str, trace: npt.ArrayLike, frame: Any, index: int) -> go
         line={"shape": "hv", "width": 1.8, "dash": dashes[index % len(dashes)], "color": COLORWAY[3:][index % 4]},
         name=f"replayed: {plain(name)}",
         customdata=np.exp2(log2[line]),
-        hovertemplate=f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}.<extra></extra>",
+        hovertemplate=f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}."
+        "<extra></extra>",
     )
 
 
