@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 # ruff: noqa: NPY002  - the recorded sequences come from numpy's global legacy generator
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -90,8 +90,9 @@ class FreezeOpt(torch.optim.Optimizer):
 
     Args:
         opt: The optimizer to apply. Keep using this object only through ``FreezeOpt``.
-        train_parameter_groups: Per group a list of parameters, or of parameter-group dicts (options given there need
-            ``state="per_group"``). None: one group with everything.
+        train_parameter_groups: Per group a list of parameters, or of parameter-group dicts. Options in them that
+            differ from those of ``opt`` need ``state="per_group"`` and stay as given, whatever a scheduler does.
+            None: one group with everything.
         train_strategy: Group index of each step, a list or tuple of int or a 1-D int32 tensor; starts again after the
             last entry. None: the groups take turns.
         state: ``"shared"`` or ``"per_group"``, see the module's text.
@@ -404,7 +405,8 @@ class FreezeOpt(torch.optim.Optimizer):
                         continue
                     part = {key: value for key, value in original.items() if key not in NOT_AN_OPTION} | options
                     part["params"] = [original["params"][i] for i in chosen]
-                    own = set(options) | set(NOT_AN_OPTION)
+                    # An option that merely repeats the optimizer's own still follows it (and its scheduler).
+                    own = {key for key, value in options.items() if original.get(key) != value} | set(NOT_AN_OPTION)
                     if "param_names" in original:
                         part["param_names"] = [original["param_names"][i] for i in chosen]
                     fresh.append(part)
