@@ -67,8 +67,7 @@ def parse_json(text: str, name: str) -> Any:
     try:
         return json.loads(text, parse_constant=no_constant, object_pairs_hook=no_twin)
     except json.JSONDecodeError as error:
-        cut_off = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        fault = "ends too early, it looks half-written" if cut_off else "is not valid JSON"
+        fault = "ends too early, it looks half-written" if _is_cut_off(text, error) else "is not valid JSON"
         raise ConfigError(f"{name}: {fault} (line {error.lineno}, column {error.colno}: {error.msg})") from None
     except ConfigError:
         raise
@@ -76,3 +75,13 @@ def parse_json(text: str, name: str) -> Any:
         raise ConfigError(f"{name}: a number has too many digits") from None
     except RecursionError:
         raise ConfigError(f"{name}: is nested too deeply") from None
+
+
+def _is_cut_off(text: str, error: json.JSONDecodeError) -> bool:
+    """Return whether more text could have cured the fault: it lies at the very end, or in a word that begins there."""
+    rest = text[error.pos :].strip()
+    if error.msg.startswith("Unterminated string"):
+        return True
+    if error.msg.startswith("Invalid \\uXXXX"):
+        return '"' not in rest
+    return any(word.startswith(rest) for word in ("true", "false", "null", "-", ".", "e-", "e+"))  # "" begins all
