@@ -1,0 +1,354 @@
+"""Streams of batches that start again at any position and never disturb the training's random numbers.
+
+A *batch* is whatever the user's loader yields: a tensor, or tuples, lists, named tuples and mappings of tensors. A
+*source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
+a callable of a seed (and, if it takes a second argument, of the epoch) that returns one.
+
+``endless_batches(source, seed, start)`` is a function of its arguments: the same three give the same stream, whatever
+was drawn before. Two things make that true for sources we know nothing about. The global random number generators of
+torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed,
+epoch); and generators that a ``DataLoader`` holds are seeded likewise. So shuffling and augmentation neither depend on
+the model's random numbers nor change them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from workbench.tasks.errors import TaskError
+
+__all__ = [
+    "SeekableBatches",
+    "ShuffledBatches",
+    "batch_size_of",
+    "check_source",
+    "digest_of_batches",
+    "digest_of_tensors",
+    "endless_batches",
+    "evaluation_batches",
+    "mixed_seed",
+    "move_batch",
+]
+
+
+def move_batch(batch: Any, device: str | torch.device) -> Any:
+    """Return the batch with every tensor on the device; containers keep their kind.
+
+    Tuples, lists, named tuples and mappings are walked; other objects with a ``to`` method are asked to move
+    themselves; anything else (text, numbers) stays as it is. Tensors already there are not copied.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move_batch(part, device) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move_batch(part, device) for part in batch)
+    if callable(getattr(batch, "to", None)):  # before mappings: such a batch knows best how to copy itself
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: move_batch(part, device) for key, part in batch.items()}
+    return batch
+
+
+def batch_size_of(batch: Any) -> int:
+    """Return the number of samples: the first dimension of the first tensor found (1 when it has none).
+
+    Raises:
+        TaskError: When the batch holds no tensor.
+    """
+    tensor = next(_tensors_of(batch), None)
+    if tensor is None:
+        raise TaskError(f"a batch must hold at least one tensor, got {type(batch).__name__}")
+    return int(tensor.shape[0]) if tensor.ndim else 1
+
+
+@runtime_checkable
+class SeekableBatches(Protocol):
+    """A source that can start anywhere by itself, without producing what comes before."""
+
+    def stream(self, start: int) -> Iterator[Any]:
+        """Yield batches without end, beginning with batch number ``start``."""
+        ...
+
+
+class ShuffledBatches:
+    """Shuffled batches of samples held in memory: a new permutation each epoch, any position at once.
+
+    Epoch ``e`` visits the samples in the order of a permutation drawn from a generator seeded by (seed, e). The last,
+    incomplete batch of an epoch is left out, so that every step costs the same and batch statistics stay comparable.
+
+    Args:
+        n_samples: Number of samples, >= 1.
+        batch_size: Samples per batch, >= 1; reduced to ``n_samples`` where that is smaller.
+        seed: Seed of the permutations, >= 0.
+        gather: Makes a batch of int64 sample indices, shape ``[batch_size]``.
+    """
+
+    def __init__(self, n_samples: int, batch_size: int, seed: int, gather: Callable[[Tensor], Any]) -> None:
+        if n_samples < 1 or batch_size < 1:
+            raise TaskError(f"`n_samples` and `batch_size` must be at least 1, got {n_samples} and {batch_size}")
+        self.n_samples = n_samples
+        self.batch_size = min(batch_size, n_samples)
+        self.seed = seed
+        self._gather = gather
+
+    def __len__(self) -> int:
+        """Return the number of batches per epoch."""
+        return self.n_samples // self.batch_size
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the first epoch."""
+        return islice(self.stream(0), len(self))
+
+    def stream(self, start: int) -> Iterator[Any]:
+        """Yield batches without end, beginning with batch number ``start``."""
+        epoch, position = divmod(start, len(self))
+        while True:
+            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+            order = torch.randperm(self.n_samples, generator=generator)
+            for index in range(position, len(self)):
+                yield self._gather(order[index * self.batch_size : (index + 1) * self.batch_size])
+            epoch, position = epoch + 1, 0
+
+
+def check_source(source: Any, role: str) -> None:
+    """Raise TaskError unless ``source`` is a re-iterable or a callable of a seed.
+
+    Args:
+        source: What the task gave as ``train`` or ``evaluate``.
+        role: The field's name, for the message.
+    """
+    if isinstance(source, Iterator):
+        raise TaskError(
+            f"`{role}` must be iterable again and again, got a one-shot {type(source).__name__}; "
+            "give a list, a DataLoader, or a function of a seed that returns it"
+        )
+    if isinstance(source, Tensor | str | bytes | Mapping):
+        raise TaskError(f"`{role}` must yield batches, got a single {type(source).__name__}; put batches into a list")
+    if isinstance(source, type):
+        raise TaskError(f"`{role}` must be an object that yields batches, got the class {source.__name__}")
+    if isinstance(source, Iterable | SeekableBatches):
+        return
+    if not callable(source):
+        raise TaskError(
+            f"`{role}` must be a re-iterable of batches or a function of a seed, got {type(source).__name__}"
+        )
+    if _n_positional(source) < 1:
+        raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")
+
+
+def endless_batches(source: Any, seed: int, start: int = 0, role: str = "train") -> Iterator[Any]:
+    """Yield the batches of a source epoch after epoch, without end, beginning at any position.
+
+    The stream is the same for the same arguments, and ``endless_batches(source, seed, k)`` is
+    ``endless_batches(source, seed)`` without its first k batches. Sources with ``stream(start)`` go there at once; a
+    list or a ``DataLoader`` over a map-style dataset skips whole epochs; others are read from the beginning.
+
+    Args:
+        source: Re-iterable, or callable of a seed, or of a seed and an epoch. A callable of a seed only is called
+            once if it returns a re-iterable, and once per epoch with the same seed if it returns an iterator.
+        seed: Seed of the stream, >= 0. Whether the source depends on it is the source's affair.
+        start: Number of batches to skip, >= 0.
+        role: Name of the source in error messages.
+
+    Raises:
+        TaskError: When an epoch holds no batch.
+    """
+    if _takes_seed(source):
+        with _RandomStream(mixed_seed(seed, 0)).active():
+            opened = _open_source(source, seed, 0, role)
+        if not isinstance(opened, Iterator) and _n_positional(source) < 2:
+            source = opened  # good for every epoch; otherwise it is opened again for each
+    if isinstance(source, SeekableBatches):
+        yield from source.stream(start)
+        return
+    n_batches = _exact_length(source)
+    epoch, to_skip = divmod(start, n_batches) if n_batches else (0, start)
+    while True:
+        n_seen = 0
+        for batch in _one_epoch(source, seed, epoch, role):
+            n_seen += 1
+            if to_skip > 0:
+                to_skip -= 1
+            else:
+                yield batch
+        if n_seen == 0:
+            raise TaskError(f"`{role}` must yield at least one batch per epoch, got none in epoch {epoch}")
+        epoch += 1
+
+
+class _EvaluationBatches:
+    """Re-iterable over one pass of a source, with random numbers of its own."""
+
+    def __init__(self, source: Any, seed: int) -> None:
+        self._source = source
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        n_seen = 0
+        for batch in _one_epoch(self._source, self._seed, 0, "evaluate"):
+            n_seen += 1
+            yield batch
+        if n_seen == 0:
+            raise TaskError("`evaluate` must yield at least one batch, got none")
+
+
+def evaluation_batches(source: Any, seed: int) -> Iterable[Any]:
+    """Return one pass over the evaluation data, the same each time it is iterated.
+
+    Args:
+        source: Re-iterable, or callable of a seed.
+        seed: Seed that chooses the split, where the source depends on one.
+    """
+    return _EvaluationBatches(source, seed)
+
+
+def mixed_seed(*words: int) -> int:
+    """Mix non-negative integers into one 63-bit seed, so that neighbours in (seed, epoch) share no stream."""
+    return int(np.random.SeedSequence([abs(int(word)) for word in words]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def digest_of_tensors(*tensors: Tensor) -> str:
+    """Return the SHA-256 of tensors: dtypes, shapes and bytes, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        _feed(digest, tensor)
+    return digest.hexdigest()
+
+
+def digest_of_batches(batches: Iterable[Any], limit: int) -> str:
+    """Return the SHA-256 of the first ``limit`` batches, as 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for batch in islice(batches, limit):
+        _feed(digest, batch)
+    return digest.hexdigest()
+
+
+def _feed(digest: Any, part: Any) -> None:
+    if isinstance(part, Tensor):
+        digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(part, Mapping):
+        for key in part:
+            digest.update(repr(key).encode())
+            _feed(digest, part[key])
+    elif isinstance(part, list | tuple):
+        for item in part:
+            _feed(digest, item)
+    else:  # repr of an unknown object may hold its address, which is no property of the data
+        known = isinstance(part, str | bytes | int | float | bool | None)
+        digest.update((repr(part) if known else type(part).__name__).encode())
+
+
+def _tensors_of(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for part in batch.values():
+            yield from _tensors_of(part)
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _tensors_of(part)
+
+
+def _takes_seed(source: Any) -> bool:
+    return callable(source) and not isinstance(source, Iterable) and not isinstance(source, SeekableBatches)
+
+
+def _n_positional(function: Callable[..., Any]) -> int:
+    """Count the positional parameters without a default (with one: those of a function that has no other)."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1  # a builtin without signature: take it at its word
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    if not required:
+        return 1 if positional or any(p.kind is p.VAR_POSITIONAL for p in parameters) else 0
+    return len(required)
+
+
+def _open_source(source: Callable[..., Any], seed: int, epoch: int, role: str) -> Any:
+    opened = source(seed, epoch) if _n_positional(source) > 1 else source(seed)
+    if not isinstance(opened, Iterable | SeekableBatches) or isinstance(opened, Tensor | str | bytes | Mapping):
+        raise TaskError(f"`{role}({seed})` must return an iterable of batches, got {type(opened).__name__}")
+    return opened
+
+
+def _exact_length(source: Any) -> int:
+    """Return the batches per epoch where the length can be trusted, else 0."""
+    if isinstance(source, list | tuple):
+        return len(source)
+    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
+        return len(source)
+    return 0
+
+
+def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
+    """Yield one pass, with the stream's own random numbers while the source is at work."""
+    if isinstance(source, list | tuple):
+        yield from source  # no code of the user's runs: nothing to isolate
+        return
+    stream = _RandomStream(mixed_seed(seed, epoch))
+    with stream.active():
+        opened = _open_source(source, seed, epoch, role) if _takes_seed(source) else source
+        for holder in (opened, getattr(opened, "sampler", None)):
+            generator = getattr(holder, "generator", None)
+            if isinstance(generator, torch.Generator):
+                generator.manual_seed(mixed_seed(seed, epoch, 1))
+            set_epoch = getattr(holder, "set_epoch", None)
+            if callable(set_epoch):  # DistributedSampler and its kin
+                set_epoch(epoch)
+        iterator = iter(opened)
+    nothing = object()
+    while True:
+        with stream.active():
+            batch = next(iterator, nothing)
+        if batch is nothing:
+            return
+        yield batch
+
+
+class _RandomStream:
+    """States of the global generators (torch CPU, numpy, random) that belong to one stream.
+
+    numpy's legacy generator is meant: it is the global one that users' transforms draw from.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: tuple[Tensor, Any, Any] | None = None
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Put the stream's states into the global generators, and the former ones back afterwards."""
+        outside = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+        if self._states is None:
+            # The CPU generator alone: torch.manual_seed would also reseed every accelerator behind our back.
+            torch.default_generator.manual_seed(self._seed)
+            np.random.seed(self._seed % 2**32)  # noqa: NPY002
+            random.seed(self._seed)
+        else:
+            _restore(self._states)
+        try:
+            yield
+        finally:
+            self._states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+            _restore(outside)
+
+
+def _restore(states: tuple[Tensor, Any, Any]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    random.setstate(states[2])

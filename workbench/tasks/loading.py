@@ -1,0 +1,181 @@
+"""Find a task by what stands on the command line: a built-in name, a module's attribute, a file's attribute."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from workbench.tasks.errors import TaskError
+from workbench.tasks.task import Task
+
+__all__ = ["BUILT_IN", "load_task"]
+
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "digits-lenet": "LeNet on scikit-learn's handwritten digits",
+        "digits-resnet": "ResNet-20 with BatchNorm on scikit-learn's handwritten digits",
+        "topics-gpt": "byte-level transformer on the text of Python's help topics",
+    }
+)
+"""Built-in tasks and what they are; reading this loads no data."""
+
+_BUILT_IN_MODULES = {"digits-lenet": "digits", "digits-resnet": "digits", "topics-gpt": "topics"}
+_DEFAULT_ATTRIBUTE = "task"
+
+
+def load_task(spec: str, folder: str | Path | None = None) -> Task:
+    """Return the task that a name stands for.
+
+    Args:
+        spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"package.module:attribute"``, ``"path/to/file.py:attribute"``
+            or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a function without arguments
+            that returns one. Modules are looked for in the working directory too.
+        folder: Second place to look for a relative path, after the working directory.
+
+    Returns:
+        The task; its ``spec`` leads back to it from any working directory.
+
+    Raises:
+        TaskError: When nothing stands for this name, its code fails, or what it names is no task.
+    """
+    if not isinstance(spec, str) or not spec.strip():
+        raise TaskError(f"a task must be named by text such as 'digits-resnet' or 'file.py:task', got {spec!r}")
+    spec = spec.strip()
+    if spec in BUILT_IN:
+        module = importlib.import_module(f"workbench.tasks.{_BUILT_IN_MODULES[spec]}")
+        task: Task = getattr(module, spec.replace("-", "_"))()
+        return dataclasses.replace(task, spec=spec)
+    place, colon, attribute = spec.rpartition(":")
+    if spec.endswith(".py") or not colon:
+        place, attribute = spec, ""
+    if place.endswith(".py"):
+        path = _found_file(place, folder)
+        return _task_of(_load_file(path), attribute or _DEFAULT_ATTRIBUTE, str(path))
+    if not attribute or not re.fullmatch(r"\w+(\.\w+)*", place):
+        near = difflib.get_close_matches(spec, BUILT_IN, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"built in are {', '.join(BUILT_IN)}"
+        raise TaskError(
+            f"unknown task {spec!r}; {hint} (or name your own as 'package.module:attribute' or 'file.py:attribute')"
+        )
+    return _task_of(_load_module(place), attribute, place)
+
+
+def _found_file(place: str, folder: str | Path | None) -> Path:
+    tried = [Path(place).expanduser()]
+    if folder is not None and not tried[0].is_absolute():
+        tried.append(Path(folder) / tried[0])
+    for path in tried:
+        if path.is_file():
+            return path.resolve()
+    raise TaskError(f"task file {place} is not there; looked at {' and '.join(str(path.absolute()) for path in tried)}")
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Execute a file as a module of its own, once per content, with its folder importable."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise TaskError(f"task file {path} cannot be read: {error.strerror or error}") from error
+    # Path and content make the name: the same file is one module however often it is named (its classes stay the
+    # same objects), and an edited file is a new one.
+    fingerprint = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()[:12]
+    name = "_".join(("workbench_task", re.sub(r"\W", "_", path.stem), fingerprint))
+    if name in sys.modules:
+        return sys.modules[name]
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise TaskError(f"task file {path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    folder = str(path.parent)
+    # First while it runs, as for a script; last afterwards, so that its neighbours shadow nothing of ours.
+    sys.path.insert(0, folder)
+    try:
+        # Compiled from what was read, not through the loader: its bytecode cache goes by whole seconds and size, and
+        # would hand us the former version of a file edited twice within a second.
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise TaskError(f"task file {path} cannot be loaded: {_what_and_where(error, str(path))}") from error
+    finally:
+        sys.path.remove(folder)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # a console script does not see the working directory by itself
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TaskError(
+                f"task module {name} is not there: no module named {error.name!r} in {here} or among the installed "
+                "packages; run from the folder that holds it, or name the file: path/to/file.py:attribute"
+            ) from error
+        raise TaskError(f"task module {name} cannot be imported: {_what_and_where(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"task module {name} cannot be imported: {_what_and_where(error)}") from error
+
+
+def _task_of(module: ModuleType, attribute: str, place: str) -> Task:
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            public = [name for name in vars(found) if not name.startswith("_")]
+            tasks = [name for name in public if isinstance(vars(found)[name], Task)]
+            near = difflib.get_close_matches(part, public, n=1) or tasks[:1]
+            hint = f"; did you mean {place}:{near[0]}?" if near else ""
+            raise TaskError(f"{place} has no attribute {part!r}{hint}")
+        found = getattr(found, part)
+    if callable(found) and not isinstance(found, Task):
+        found = _called(found, f"{place}:{attribute}")
+    if not isinstance(found, Task):
+        raise TaskError(
+            f"{place}:{attribute} must be a workbench Task or a function that returns one, got {type(found).__name__}"
+        )
+    return dataclasses.replace(found, spec=f"{place}:{attribute}")
+
+
+def _called(function: Any, label: str) -> Any:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        raise TaskError(
+            f"{label} must be a Task or a function without arguments, got one with {inspect.signature(function)}"
+        ) from None
+    except ValueError:
+        pass  # no signature to look at: try it
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise TaskError(f"{label} failed: {_what_and_where(error)}") from error
+
+
+def _what_and_where(error: BaseException, path: str | None = None) -> str:
+    """Return an exception as one line: kind, text, file and line (the innermost line of ``path``, if given)."""
+    text = " ".join(str(error).split())
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {error.filename or path})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    frames = [frame for frame in frames if frame.filename == path] or frames
+    return f"{what} (line {frames[-1].lineno} of {frames[-1].filename})" if frames else what
+
+
+def _is_ours(filename: str) -> bool:
+    return filename == __file__ or filename.startswith("<frozen importlib")

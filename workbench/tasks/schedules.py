@@ -1,0 +1,43 @@
+"""Learning-rate schedules of the built-in tasks, relative to whatever rate the optimizer was given."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+__all__ = ["warmup_cosine", "warmup_cosine_factor"]
+
+
+def warmup_cosine_factor(step: int, total_steps: int, warmup_share: float, floor: float) -> float:
+    """Return the factor on the base rate: a linear rise, then half a cosine down to ``floor``.
+
+    Args:
+        step: Step, from 0; beyond ``total_steps`` the factor stays at ``floor``.
+        total_steps: Length of the schedule, steps, >= 1.
+        warmup_share: Share of the steps spent rising, in [0, 1).
+        floor: Factor at the end, in [0, 1].
+
+    Reference:
+        Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017, arXiv:1608.03983,
+        equation 5, one cycle.
+    """
+    warmup_steps = round(warmup_share * total_steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_share: float = 0.1, floor: float = 0.0) -> LambdaLR:
+    """Return a scheduler that rises linearly and falls as half a cosine.
+
+    A factor on the optimizer's own rate rather than ``OneCycleLR``, whose ``max_lr`` would silently override a rate
+    chosen in the configuration.
+    """
+    factor = functools.partial(
+        warmup_cosine_factor, total_steps=max(total_steps, 1), warmup_share=warmup_share, floor=floor
+    )
+    return LambdaLR(optimizer, factor)

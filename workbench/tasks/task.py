@@ -1,0 +1,264 @@
+"""A task: what is trained, on what, how it is judged.
+
+    task = Task(name="mine", model=build_model, loss=nn.CrossEntropyLoss(), optimizer=build_optimizer,
+                train=train_loader, evaluate=eval_loader, metric="accuracy")
+
+The fields are what the user writes down. The methods are what the loop asks for; they check what the user's functions
+return and turn a surprise into one sentence.
+
+Random numbers: ``model()`` draws from torch's global generator, so seed it before. Batches never do
+(``workbench.tasks.batches``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from workbench.tasks import batches as _batches
+from workbench.tasks.errors import TaskError
+from workbench.tasks.metrics import Direction, MetricAccumulator, MetricRule, metric_rule
+
+__all__ = ["Task", "is_criterion"]
+
+# First parameter names that betray a criterion among the plain functions, see is_criterion.
+_PREDICTION_NAMES = frozenset(
+    {"input", "inputs", "output", "outputs", "logits", "pred", "preds", "prediction", "predictions", "y_hat", "y_pred"}
+)
+_DIGESTED_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained, on what, and how it is judged.
+
+    Args:
+        name: Name for reports and run directories.
+        model: Function without arguments that returns a fresh ``nn.Module``.
+        loss: A *criterion* for batches ``(x, y)``, called as ``loss(model(x), y)``: an ``nn.Module`` or a function of
+            ``torch.nn.functional``, also wrapped in ``functools.partial``. Any other callable is called as
+            ``loss(model, batch)`` and returns a scalar.
+        optimizer: Function of ``model.named_parameters()`` (pairs of name and parameter) that returns an optimizer.
+        train: Training batches: a re-iterable (list, ``DataLoader``, ...), or a function of a seed, optionally also of
+            an epoch, that returns an iterable. A re-iterable shuffles itself.
+        evaluate: Evaluation batches: a re-iterable or a function of a seed. With functions of the same seed,
+            ``train(seed)`` and ``evaluate(seed)`` may be the two sides of one split.
+        metric: Name (``workbench.tasks.metrics.METRIC_NAMES`` or a torchmetrics class) or torchmetrics object.
+        scheduler: Optional function of the optimizer and the total number of steps that returns a scheduler.
+        direction: ``"maximize"`` or ``"minimize"``; None where the metric knows.
+        data_hash: Version of the data; empty means that ``data_digest()`` derives one from the first batches.
+        description: One line for lists.
+        spec: How ``load_task`` found it; a worker process loads the task again by this.
+
+    Raises:
+        TaskError: When a field is not what it must be.
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    loss: Any
+    optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], Optimizer]
+    train: Any
+    evaluate: Any
+    metric: Any
+    scheduler: Callable[[Optimizer, int], Any] | None = None
+    direction: Direction | None = None
+    data_hash: str = ""
+    description: str = ""
+    spec: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every field, so that a mistake shows where the task is written and not in the first trial."""
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise TaskError(f"`name` must be a non-empty text, got {self.name!r}")
+        if isinstance(self.model, nn.Module):
+            raise TaskError(
+                "`model` must be a function that returns a fresh model, got a model; every trial begins anew, "
+                "write `model=lambda: ...` or give the class"
+            )
+        if isinstance(self.optimizer, Optimizer):
+            raise TaskError(
+                "`optimizer` must be a function of the named parameters, got an optimizer; "
+                "write `optimizer=lambda named: torch.optim.SGD(named, lr=0.1)`"
+            )
+        for role, function in (("model", self.model), ("optimizer", self.optimizer), ("scheduler", self.scheduler)):
+            if not callable(function) and not (role == "scheduler" and function is None):
+                raise TaskError(f"`{role}` must be a function, got {function!r}")
+        is_criterion(self.loss)
+        _batches.check_source(self.train, "train")
+        _batches.check_source(self.evaluate, "evaluate")
+        object.__setattr__(self, "_rule", metric_rule(self.metric, self.direction, self.loss))
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the metric for figures and tables."""
+        return self._metric_rule.name
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction of the metric."""
+        return self._metric_rule.higher_is_better
+
+    def new_model(self) -> nn.Module:
+        """Return a fresh model; its weights come from torch's global generator."""
+        model = self.model()
+        if not isinstance(model, nn.Module):
+            raise TaskError(f"task {self.name!r}: `model()` must return an nn.Module, got {type(model).__name__}")
+        return model
+
+    def new_optimizer(self, model: nn.Module) -> Optimizer:
+        """Return the task's own optimizer for this model."""
+        optimizer = self.optimizer(model.named_parameters())
+        if not isinstance(optimizer, Optimizer):
+            raise TaskError(
+                f"task {self.name!r}: `optimizer(named_parameters)` must return a torch.optim.Optimizer, "
+                f"got {type(optimizer).__name__}"
+            )
+        return optimizer
+
+    def new_scheduler(self, optimizer: Optimizer, total_steps: int) -> Any:
+        """Return the task's scheduler for a run of ``total_steps``, or None when it has none."""
+        if self.scheduler is None:
+            return None
+        scheduler = self.scheduler(optimizer, total_steps)
+        if not callable(getattr(scheduler, "step", None)):
+            raise TaskError(
+                f"task {self.name!r}: `scheduler(optimizer, total_steps)` must return an object with step(), "
+                f"got {type(scheduler).__name__}"
+            )
+        return scheduler
+
+    def batches(self, seed: int, start: int = 0) -> Iterator[Any]:
+        """Return training batches without end, reshuffled every epoch, from any position on.
+
+        ``batches(seed, start=k)`` is ``batches(seed)`` without its first k batches: training resumed at step k sees
+        the data it would have seen.
+
+        Args:
+            seed: Seed of split and order, >= 0.
+            start: Number of batches already used, >= 0.
+        """
+        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+            raise TaskError(f"`start` must be a number of batches, 0 or more, got {start!r}")
+        return _batches.endless_batches(self.train, _checked_seed(seed), start)
+
+    def evaluation_batches(self, seed: int) -> Iterable[Any]:
+        """Return one pass over the evaluation data of this seed's split; may be iterated again."""
+        return _batches.evaluation_batches(self.evaluate, _checked_seed(seed))
+
+    def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
+        """Return the scalar loss of one batch.
+
+        Raises:
+            TaskError: When the batch is no pair though the loss is a criterion, or the loss is no scalar tensor.
+        """
+        if is_criterion(self.loss):
+            if not isinstance(batch, list | tuple) or len(batch) != 2:
+                raise TaskError(
+                    f"task {self.name!r}: with a criterion as loss every batch must be a pair (x, y), "
+                    f"got {_described(batch)}; write a function loss(model, batch) instead"
+                )
+            loss = self.loss(model(batch[0]), batch[1])
+        else:
+            loss = self.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.ndim != 0:
+            raise TaskError(f"task {self.name!r}: the loss must be a scalar tensor, got {_described(loss)}; average it")
+        return loss
+
+    def predict(self, model: Callable[..., Any], batch: Any) -> Any:
+        """Return the model's outputs for one batch: ``model(x)`` for pairs, ``model(**batch)`` for mappings."""
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        return model(batch[0] if isinstance(batch, list | tuple) else batch)
+
+    def batch_size_of(self, batch: Any) -> int:
+        """Return the number of samples in a batch."""
+        return _batches.batch_size_of(batch)
+
+    def new_metric(self) -> MetricAccumulator:
+        """Begin an evaluation; feed it with ``update_metric`` and read it with ``compute()``."""
+        return self._metric_rule.create()
+
+    def update_metric(self, metric: MetricAccumulator, model: Callable[..., Any], batch: Any) -> None:
+        """Run the model on one evaluation batch and add what the metric needs: outputs, or the loss."""
+        if metric.needs == "loss":
+            metric.update(self.compute_loss(model, batch), batch)
+        else:
+            metric.update(self.predict(model, batch), batch)
+
+    def data_digest(self) -> str:
+        """Return ``data_hash``, or else a hash of the first batches of seed 0 (best effort for data of the user's)."""
+        if self.data_hash:
+            return self.data_hash
+        evaluation = _batches.digest_of_batches(self.evaluation_batches(0), _DIGESTED_BATCHES)
+        training = _batches.digest_of_batches(self.batches(0), _DIGESTED_BATCHES)
+        return f"first {_DIGESTED_BATCHES} batches sha256:{evaluation[:32]}{training[:32]}"
+
+    @property
+    def _metric_rule(self) -> MetricRule:
+        rule: MetricRule = self.__dict__["_rule"]
+        return rule
+
+
+def is_criterion(loss: Any) -> bool:
+    """Return whether a loss is called as ``loss(model(x), y)`` rather than ``loss(model, batch)``.
+
+    Criteria are ``nn.Module`` objects and functions of ``torch.nn.functional``, also under ``functools.partial``.
+
+    Raises:
+        TaskError: When ``loss`` is not callable, is a class, cannot take two arguments, or is a plain function whose
+            first parameter is called like a prediction: such a function would be handed a model.
+    """
+    if isinstance(loss, type):
+        raise TaskError(
+            f"`loss` must be an object or a function, got the class {loss.__name__}; write {loss.__name__}()"
+        )
+    if isinstance(loss, nn.Module):
+        return True
+    function = loss
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, nn.Module) or _is_functional(function):
+        return True
+    if not callable(loss):
+        raise TaskError(f"`loss` must be a criterion or a function (model, batch), got {loss!r}")
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):
+        return False  # a builtin without signature; the first step will tell
+    try:
+        bound = signature.bind(None, None)
+    except TypeError:
+        raise TaskError(f"`loss` must take two arguments (model, batch), got {signature}") from None
+    first = next(iter(bound.arguments))
+    if first.lower() in _PREDICTION_NAMES:
+        raise TaskError(
+            f"`loss` functions are called as loss(model, batch), got {signature}, which looks like a criterion; "
+            "wrap it in an nn.Module, or write `lambda model, batch: ...`"
+        )
+    return False
+
+
+def _is_functional(function: Any) -> bool:
+    return getattr(F, getattr(function, "__name__", ""), None) is function
+
+
+def _checked_seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise TaskError(f"`seed` must be a whole number, 0 or more, got {seed!r}")
+    return seed
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return type(value).__name__
