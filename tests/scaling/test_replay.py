@@ -1,0 +1,127 @@
+"""Replay against the naive loop over steps, for random thresholds and policies, by both of its ways."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from workbench.scaling import ScalePolicy, ScaleState, next_scale, replay, simulate
+from workbench.scaling.scale_rule import FLOAT32_MAX
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> ScalePolicy:
+    init = draw(st.sampled_from([1.0, 3.0, 8.0, 2.0**20, 2.0**126]))
+    maximum = draw(st.none() | st.sampled_from([1.0, 1.3, 4.0]))
+    return ScalePolicy(
+        init=init,
+        factor=draw(st.sampled_from([2.0, 1.5, 4.0])),
+        window=draw(st.integers(1, 9) | st.just(100)),
+        minimum=init * draw(st.sampled_from([1.0, 0.3, 2.0**-8])),
+        maximum=None if maximum is None else min(init * maximum, FLOAT32_MAX),
+        kind=draw(st.sampled_from(["dynamic", "dynamic", "fixed"])),
+    )
+
+
+limits = st.lists(st.sampled_from([0.0, 0.5, 2.0, 3.0, 16.0, 2.0**18, 2.0**22, 2.0**127, math.inf]), max_size=120).map(
+    lambda values: np.array(values, dtype=np.float64)
+)
+
+
+def naive(threshold: NDArray[np.float64], policy: ScalePolicy) -> tuple[NDArray[np.float64], list[int], float]:
+    """Return the scale of every step, the overflow steps and the final scale, one step after the other."""
+    state, used, overflows = ScaleState(policy.init), [], []
+    for step, limit in enumerate(threshold):
+        used.append(state.scale)
+        overflowed = bool(state.scale > limit)
+        if overflowed:
+            overflows.append(step)
+        if policy.kind == "dynamic":
+            state = next_scale(state, overflowed, policy)
+    return np.array(used), overflows, state.scale
+
+
+def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
+    result = simulate(threshold, chosen)
+    for index, policy in enumerate(chosen):
+        used, overflows, final = naive(threshold, policy)
+        assert result.overflows[index] == len(overflows)
+        assert result.final_scale[index] == final
+        trace = result.trace(index)
+        assert trace.overflow_steps.tolist() == overflows == result.overflow_steps(index).tolist()
+        assert trace.per_step().tolist() == used.tolist()
+        assert np.all(np.diff(trace.steps) > 0)
+        assert np.all(np.diff(trace.scales) != 0)
+        if len(threshold):
+            assert result.wasted_share[index] == len(overflows) / len(threshold)
+            assert result.mean_log2_scale[index] == pytest.approx(np.log2(used).mean(), rel=1e-12, abs=1e-12)
+            assert result.floor_share[index] == pytest.approx(np.mean(used <= policy.minimum), rel=1e-12)
+
+
+@pytest.mark.parametrize("way", ["walking", "marching", "chosen by cost"])
+def test_replay_equals_the_naive_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "marching":
+        # Every event is over budget, so all dynamic policies march; short blocks test the seams between them.
+        monkeypatch.setattr(replay, "_event_budget", lambda policy, n: math.inf if policy.kind == "fixed" else 0.0)
+        monkeypatch.setattr(replay, "_ROWS_PER_BLOCK", 7)
+    elif way == "walking":
+        monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set())
+        monkeypatch.setattr(replay, "_event_budget", lambda policy, n: math.inf)
+
+    @settings(deadline=None)
+    @given(limits, st.lists(policies(), min_size=1, max_size=4))
+    def law(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
+        check(threshold, chosen)
+
+    law()
+
+
+def test_both_ways_are_taken_by_cost_and_agree_on_a_longer_run() -> None:
+    rng = np.random.default_rng(3)
+    threshold = 2.0 ** np.round(rng.normal(12.0, 2.0, 3000))
+    threshold[1000:1400] = 0.0  # a long run on the floor
+    threshold[2000:2300] = math.inf
+    chosen = [ScalePolicy(init=2.0**16, window=window, factor=1.5) for window in (1, 2, 3, 5) * 3]
+    chosen += [ScalePolicy(init=2.0**16, window=900, maximum=2.0**17)]
+    short = replay._short_windows(chosen, len(threshold))
+    assert short
+    assert 12 not in short
+    check(threshold, chosen)
+
+
+def test_unexpectedly_many_overflows_change_the_way_and_not_the_result() -> None:
+    threshold = np.where(np.arange(6000) % 2 == 0, 0.0, math.inf)
+    policy = ScalePolicy(init=4.0, window=500)
+    assert replay._walk(threshold, policy, replay._event_budget(policy, len(threshold))) is None
+    check(threshold, [policy])
+
+
+def test_no_policies_and_no_steps_give_empty_results() -> None:
+    assert simulate([1.0, 2.0], []).overflows.shape == (0,)
+    result = simulate([], [ScalePolicy(init=8.0)])
+    assert result.overflows.tolist() == [0]
+    assert result.wasted_share.tolist() == [0.0]
+    assert result.mean_log2_scale.tolist() == [3.0]
+    assert result.trace(0).per_step().tolist() == []
+
+
+@pytest.mark.parametrize("threshold", [[math.nan], [-1.0], [[1.0]]], ids=["nan", "negative", "matrix"])
+def test_bad_thresholds_are_refused(threshold: Any) -> None:
+    with pytest.raises(ValueError, match="`threshold_scale` must be a vector"):
+        simulate(threshold, [ScalePolicy()])
+
+
+def test_unknown_policy_kind_is_refused_with_advice() -> None:
+    kind: Any = "none"
+    with pytest.raises(ValueError, match=r'"dynamic" or "fixed".*kind="fixed" with init=1'):
+        ScalePolicy(kind=kind)
+
+
+def test_equal_policies_compare_equal_whatever_the_number_type() -> None:
+    assert ScalePolicy(init=8, factor=2, window=3) == ScalePolicy(init=np.float64(8.0), factor=2.0, window=np.int64(3))

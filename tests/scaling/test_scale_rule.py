@@ -1,0 +1,171 @@
+"""The rule on plain numbers: laws, and the recorded sequences of the reference's functional scaler."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.golden_files import golden_paths, load_json
+from workbench.scaling import ScalePolicy, ScaleState, next_scale
+from workbench.scaling.scale_rule import (
+    FLOAT32_MAX,
+    checked_bounds,
+    checked_factor,
+    checked_growth_ceiling,
+    checked_init,
+    checked_window,
+)
+
+TRACES = [load_json(path) for path in golden_paths("loss_scale_traces*.json")]
+CASES = [case for traces in TRACES for case in traces["cases"]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule without checks: goldens begin where `ScalePolicy` would refuse."""
+
+    factor: float
+    window: int
+    minimum: float = 1.0
+    maximum: float | None = None
+
+
+policies = st.builds(
+    lambda exponent, factor, window, below, above: ScalePolicy(
+        init=2.0**exponent,
+        factor=factor,
+        window=window,
+        minimum=2.0 ** (exponent - below),
+        maximum=None if above is None else 2.0 ** (exponent + above),
+    ),
+    exponent=st.integers(0, 20),
+    factor=st.sampled_from([2.0, 1.5, 4.0]),
+    window=st.integers(1, 6),
+    below=st.integers(0, 6),
+    above=st.none() | st.integers(0, 6),
+)
+
+
+def run(state: ScaleState, overflows: list[bool], rule: Any, **options: Any) -> list[float]:
+    scales = []
+    for overflowed in overflows:
+        state = next_scale(state, overflowed, rule, **options)
+        scales.append(state.scale)
+    return scales
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['init']:g}-{case['factor']:g}-{case['window']}")
+def test_golden_functional_scaler_sequences(case: dict[str, Any]) -> None:
+    scales = run(
+        ScaleState(case["init"]), [bool(flag) for flag in case["overflow"]], Rule(case["factor"], case["window"])
+    )
+    assert scales == pytest.approx(case["functional_scaler"]["scale"], rel=1e-6)
+
+
+@pytest.mark.parametrize("traces", TRACES)
+def test_golden_long_window_changes(traces: dict[str, Any]) -> None:
+    long = traces["long_window"]
+    hits = set(long["overflow_steps"])
+    scales = run(
+        ScaleState(long["init"]),
+        [step in hits for step in range(long["n_steps"])],
+        Rule(long["factor"], long["window"]),
+    )
+    changes = [[step, scale] for step, scale in enumerate(scales) if step == 0 or scale != scales[step - 1]]
+    assert changes == long["functional_scaler_changes"]
+
+
+@pytest.mark.parametrize("traces", TRACES)
+def test_golden_growth_stops_before_infinity(traces: dict[str, Any]) -> None:
+    expected = traces["growth_to_inf"]["functional"]
+    scales = run(ScaleState(expected[0] / 2.0), [False] * len(expected), Rule(2.0, 1))
+    assert scales == expected
+    assert max(scales) < math.inf
+
+
+@pytest.mark.parametrize("traces", TRACES)
+def test_golden_growth_reaches_infinity_only_when_asked(traces: dict[str, Any]) -> None:
+    expected = [float(scale) for scale in traces["growth_to_inf"]["update_cell"]]
+    scales = run(ScaleState(expected[0] / 2.0), [False] * len(expected), Rule(2.0, 1), growth_ceiling="none")
+    # Host numbers go on where float32 has ended.
+    assert [scale if scale <= FLOAT32_MAX else math.inf for scale in scales] == expected
+
+
+@given(policies, st.lists(st.booleans(), max_size=60))
+def test_scale_never_leaves_its_bounds(policy: ScalePolicy, overflows: list[bool]) -> None:
+    for scale in run(ScaleState(policy.init), overflows, policy):
+        assert policy.minimum <= scale <= (FLOAT32_MAX if policy.maximum is None else policy.maximum)
+
+
+@given(policies, st.lists(st.booleans(), max_size=60))
+def test_scale_never_falls_without_an_overflow_and_never_grows_with_one(
+    policy: ScalePolicy, overflows: list[bool]
+) -> None:
+    scales = [policy.init, *run(ScaleState(policy.init), overflows, policy)]
+    for before, after, overflowed in zip(scales, scales[1:], overflows, strict=False):
+        assert after <= before if overflowed else after >= before
+
+
+@given(st.integers(1, 20))
+@example(1)
+def test_growth_comes_after_window_finite_steps_and_not_before(window: int) -> None:
+    policy = ScalePolicy(init=4.0, window=window)
+    assert run(ScaleState(4.0), [False] * window, policy) == [4.0] * (window - 1) + [8.0]
+    after_overflow = run(ScaleState(4.0), [True] + [False] * window, policy)
+    assert after_overflow == [2.0] * window + [4.0]
+
+
+def test_scale_set_above_its_maximum_by_hand_does_not_fall_without_an_overflow() -> None:
+    policy = ScalePolicy(init=4.0, window=1, maximum=8.0)
+    assert next_scale(ScaleState(32.0), False, policy).scale == 32.0
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "error"),
+    [
+        (checked_init, 0.5, ValueError),
+        (checked_init, math.nan, ValueError),
+        (checked_init, math.inf, ValueError),
+        (checked_init, "8", TypeError),
+        (checked_init, True, TypeError),
+        (checked_factor, 1, ValueError),
+        (checked_factor, 0.5, ValueError),
+        (checked_factor, -2, ValueError),
+        (checked_factor, math.nan, ValueError),
+        (checked_factor, math.inf, ValueError),
+        (checked_factor, None, TypeError),
+        (checked_window, 0, ValueError),
+        (checked_window, 1.5, TypeError),
+        (checked_window, True, TypeError),
+    ],
+)
+def test_bad_arguments_are_named_in_the_message(check: Any, value: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"`mine`.*got.*{value!r}"):
+        check("mine", value)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "error"),
+    [
+        (0.0, None, ValueError),
+        (9.0, None, ValueError),
+        (math.nan, None, ValueError),
+        (1.0, 7.0, ValueError),
+        (1.0, math.inf, ValueError),
+        (1.0, math.nan, ValueError),
+        ("1", None, TypeError),
+    ],
+)
+def test_bounds_must_enclose_the_initial_scale(minimum: Any, maximum: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"`m(in|ax)imum` must"):
+        checked_bounds(8.0, minimum, maximum)
+
+
+def test_unknown_growth_ceiling_is_refused() -> None:
+    with pytest.raises(ValueError, match='"finite" or "none"'):
+        checked_growth_ceiling("infinite")
