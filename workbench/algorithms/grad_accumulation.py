@@ -1,0 +1,197 @@
+"""Gradient accumulation: several micro-batches make one update.
+
+Over a window of N micro-batches the gradient is the MEAN of theirs, so the learning rate keeps its meaning. It is
+accumulated in ``.grad`` itself; there is no second copy of the parameters' size. Behaviour taken from MindSpore 2.7.0,
+``mindspore/python/mindspore/boost/grad_accumulation.py``; Goyal et al., "Accurate, Large Minibatch SGD", 2017,
+arXiv:1706.02677, section 3 explains why the mean over the large batch is the right normalization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = ["AccumulationWindow", "GradientAccumulation"]
+
+Loss = TypeVar("Loss")
+
+
+class AccumulationWindow:
+    """Counts micro-batches and says when their gradients are to be applied.
+
+    Args:
+        n: Micro-batches per update. 1 or less switches accumulation off, as upstream: every window is complete at once.
+
+    Raises:
+        TypeError: When ``n`` is not an integer.
+
+    Example:
+        >>> window = AccumulationWindow(3)
+        >>> [window.advance() for _ in range(4)]
+        [False, False, True, False]
+    """
+
+    def __init__(self, n: int) -> None:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"`grad_accumulation_step` must be an integer, got {n!r}")
+        self.n_steps = max(1, n)
+        self.position = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether more than one micro-batch makes an update."""
+        return self.n_steps > 1
+
+    @property
+    def weight(self) -> float:
+        """Factor of each micro-batch's gradient (and loss, before its backward pass): 1 / N."""
+        return 1.0 / self.n_steps
+
+    @property
+    def at_start(self) -> bool:
+        """Whether no micro-batch is waiting for its update."""
+        return self.position == 0
+
+    def advance(self) -> bool:
+        """Count one micro-batch; return whether it completed the window (which begins anew then)."""
+        self.position = (self.position + 1) % self.n_steps
+        return self.position == 0
+
+    def reset(self) -> None:
+        """Forget the micro-batches counted so far; the caller drops or applies their gradients."""
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return ``n_steps`` (micro-batches per update) and ``position`` (micro-batches counted so far)."""
+        return {"n_steps": self.n_steps, "position": self.position}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Continue within a window.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: When it was saved with another number of micro-batches per update.
+        """
+        if state_dict["n_steps"] != self.n_steps:
+            raise ValueError(
+                f"state_dict belongs to windows of {state_dict['n_steps']} micro-batches, this one has {self.n_steps}"
+            )
+        self.position = int(state_dict["position"])
+
+
+class GradientAccumulation:
+    """Collect the gradients of several micro-batches and step the optimizer once per window.
+
+    Each call adds grad / N to the parameters' ``.grad``. The N-th call steps the optimizer and clears the gradients.
+    Micro-batches left over at the end of training change nothing until :meth:`flush` applies them (upstream has no such
+    method and drops them).
+
+    Args:
+        max_accumulation_step: Micro-batches per update, N; 1 or less updates on every call.
+        optimizer: The optimizer to step.
+
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> accumulate = GradientAccumulation(2, torch.optim.SGD([w], lr=1.0))
+        >>> for g in (0.5, 0.25):
+        ...     loss = accumulate(torch.tensor(0.0), [torch.tensor([g])])
+        >>> w.item()
+        0.625
+    """
+
+    def __init__(self, max_accumulation_step: int, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        self.window = AccumulationWindow(max_accumulation_step)
+        self.optimizer = optimizer
+
+    def __call__(self, loss: Loss, grads: Sequence[Tensor | None]) -> Loss:
+        """Take the gradients of one micro-batch and update when the window is complete.
+
+        Args:
+            loss: Loss of this micro-batch; passed through.
+            grads: Its gradients in the order of the optimizer's parameters, as ``torch.autograd.grad`` returns them
+                (not the parameters' own ``.grad``, which holds the sum); None for a parameter without gradient.
+
+        Returns:
+            ``loss``, unchanged: that of this micro-batch, not of the window.
+
+        Raises:
+            ValueError: When the number of gradients is not that of the parameters, or one of them is a ``.grad``.
+        """
+        parameters = self._parameters()
+        if len(grads) != len(parameters):
+            raise ValueError(f"`grads` must hold one entry per parameter ({len(parameters)}), got {len(grads)}")
+        pairs = [(p, g) for p, g in zip(parameters, grads, strict=True) if g is not None]
+        if any(g is p.grad for p, g in pairs):
+            raise ValueError(
+                "`grads` must not be the parameters' own .grad, which accumulates; use torch.autograd.grad"
+            )
+        if self.window.at_start:
+            self.optimizer.zero_grad(set_to_none=True)  # what others left there is no part of this window
+        begun = [(p.grad, g) for p, g in pairs if p.grad is not None]
+        fresh = [(p, g) for p, g in pairs if p.grad is None]
+        if begun:
+            torch._foreach_add_([total for total, _ in begun], [g for _, g in begun], alpha=self.window.weight)
+        if fresh:
+            scaled = torch._foreach_mul([g for _, g in fresh], self.window.weight)
+            for (parameter, _), grad in zip(fresh, scaled, strict=True):
+                parameter.grad = grad
+        if self.window.advance():
+            self._update()
+        return loss
+
+    def flush(self) -> bool:
+        """Apply the micro-batches of an unfinished window as their own mean, for the end of training.
+
+        Returns:
+            Whether there were any, hence an update.
+        """
+        if self.window.at_start:
+            return False
+        # .grad holds the sum over k micro-batches / N; their mean is N / k times that.
+        totals = [p.grad for p in self._parameters() if p.grad is not None]
+        if totals:
+            torch._foreach_mul_(totals, self.window.n_steps / self.window.position)
+        self.window.reset()
+        self._update()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``window`` (see :class:`AccumulationWindow`) and ``gradients`` (accumulated so far, None where none).
+
+        The optimizer saves its own state.
+        """
+        gradients = [None if p.grad is None or self.window.at_start else p.grad.clone() for p in self._parameters()]
+        return {"window": self.window.state_dict(), "gradients": gradients}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue within a window, with the gradients accumulated so far.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned for the same parameters.
+
+        Raises:
+            ValueError: When it belongs to another window length or number of parameters.
+        """
+        parameters, gradients = self._parameters(), state_dict["gradients"]
+        if len(gradients) != len(parameters):
+            raise ValueError(f"state_dict holds {len(gradients)} gradients, the optimizer {len(parameters)} parameters")
+        self.window.load_state_dict(state_dict["window"])
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
