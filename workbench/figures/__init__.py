@@ -17,7 +17,12 @@ from workbench.figures.importance import ImportanceNumbers, importance_figure, i
 from workbench.figures.labels import MetricScale
 from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
 from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
-from workbench.figures.replay_policies import ReplayPoliciesNumbers, replay_policies_figure, replay_policies_numbers
+from workbench.figures.replay_policies import (
+    ReplayPoliciesNumbers,
+    policy_names,
+    replay_policies_figure,
+    replay_policies_numbers,
+)
 from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
 from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
@@ -48,6 +53,7 @@ __all__ = [
     "loss_curves_figure",
     "loss_scale_figure",
     "loss_scale_numbers",
+    "policy_names",
     "replay_policies_figure",
     "replay_policies_numbers",
     "speed_accuracy_figure",

@@ -148,7 +148,7 @@ def frozen_layers_figure(
             "text": f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}",
             "subtitle": {
                 "text": f"frozen groups would have done {percent(numbers.frozen_work_share)} of the backward work "
-                f"({weighed}); dark = frozen"
+                f"({weighed}); filled = frozen"
             },
         },
     )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 
 from workbench.figures.frames import StepTable, column, flags, steps_frame
-from workbench.figures.labels import percent, plain, power_ticks
+from workbench.figures.labels import counted, percent, plain, power_ticks
 from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme, empty_figure, new_figure
 from workbench.figures.thinning import bin_edges, thin_marks
 from workbench.records import ExponentCounts
@@ -163,7 +163,8 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
             zmax=0,
             colorscale=[list(stop) for stop in DENSITY_SCALE],
             colorbar={
-                "title": {"text": "Share of elements", "side": "right"},
+                "title": {"text": "Share of elements", "side": "right", "font": {"size": 12}},
+                "tickfont": {"size": 11},
                 "tickvals": [-6, -4, -2, 0],
                 "ticktext": ["1 in 10<sup>6</sup>", "1 in 10<sup>4</sup>", "1 in 100", "all"],
                 "thickness": 12,
@@ -181,15 +182,16 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
 
 
 def _answer(numbers: GradientExponentNumbers) -> str:
-    if numbers.overflow_steps.size == 0 and numbers.below_share < 1e-3:
-        return "The gradients fit into float16 at the scale in force"
-    return f"At the scale in force, {percent(numbers.below_share)} of the gradient would be zero in float16"
+    if numbers.below_share >= 1e-4:
+        return f"At the scale in force, {percent(numbers.below_share)} of the gradient would be zero in float16"
+    if numbers.overflow_steps.size:
+        return "Nothing is lost to underflow, but the scale was at times too high"
+    return "The gradients fit into float16 at the scale in force"
 
 
 def _detail(numbers: GradientExponentNumbers) -> str:
-    text = f"a further {percent(numbers.subnormal_share)} would lose bits"
-    overflows = numbers.overflow_steps.size
-    return text + (f"; {overflows} steps overflowed" if overflows else "; no step overflowed")
+    overflows = counted(numbers.overflow_steps.size, "step") if numbers.overflow_steps.size else "no step"
+    return f"{percent(numbers.subnormal_share)} of the gradient would lose bits; {overflows} overflowed"
 
 
 def _read_cell(cell: Any) -> list[ExponentCounts]:
@@ -228,9 +230,9 @@ def _shares_outside(
     if everything == 0:
         return float("nan"), float("nan")
     scaled_end = exponents[:, None] + 1 + log2_scale[None, known]
-    counted = count[:, known]
-    below = counted[scaled_end <= FLOAT16_SUBNORMAL_LOG2].sum()
-    subnormal = counted[scaled_end <= FLOAT16_NORMAL_LOG2].sum() - below
+    kept = count[:, known]
+    below = kept[scaled_end <= FLOAT16_SUBNORMAL_LOG2].sum()
+    subnormal = kept[scaled_end <= FLOAT16_NORMAL_LOG2].sum() - below
     return float(below / everything), float(subnormal / everything)
 
 
@@ -274,7 +276,7 @@ def _lay_out(figure: go.Figure, numbers: GradientExponentNumbers) -> None:
     positions, texts = power_ticks(low, high, most=10)
     figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False)
     figure.update_yaxes(
-        title_text="Magnitude of the unscaled gradient (log2 axis)",
+        title_text="Unscaled gradient, magnitude (log2 axis)",
         tickvals=positions,
         ticktext=texts,
         range=[low - 1, high + 1],

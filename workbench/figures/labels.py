@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from dataclasses import dataclass
 
-__all__ = ["MetricScale", "compact", "counted", "percent", "plain", "power_of_two", "power_ticks"]
+__all__ = ["MetricScale", "compact", "counted", "percent", "plain", "power_of_two", "power_ticks", "superscripted"]
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def superscripted(text: str) -> str:
+    """Write powers of two as people do: ``2^13`` becomes ``2¹³``, in any text."""
+    return re.sub(r"(?<![\w.])2\^(-?\d+)", lambda found: "2" + found.group(1).translate(_SUPERSCRIPTS), text)
 
 
 def plain(text: str) -> str:
     """Make a user's text safe in plotly text and hover templates, which understand some HTML and ``%{...}``."""
-    return html.escape(text, quote=False).replace("%{", "%&#123;")
+    return html.escape(superscripted(text), quote=False).replace("%{", "%&#123;")
 
 
-def percent(share: float, digits: int = 2) -> str:
-    """Write a share in [0, 1] as a percentage with a few significant digits; an unknown one as ``"unknown"``."""
+def percent(share: float) -> str:
+    """Write a share in [0, 1] as a percentage with two or three significant digits; an unknown one in a word."""
     if not math.isfinite(share):
         return "unknown"
     value = 100.0 * share
     if value != 0.0 and abs(value) < 0.01:
-        return "under 0.01 %" if value > 0 else "over -0.01 %"
-    if abs(value) >= 10.0 ** (digits - 1):
-        return f"{value:.0f} %" if abs(value) >= 10.0**digits or float(value).is_integer() else f"{value:.1f} %"
-    return f"{value:.{digits}g} %"
+        return "less than 0.01 %"
+    digits = f"{value:.1f}" if abs(value) >= 1.0 else f"{value:.2f}"
+    return f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits} %"
 
 
 def compact(value: float) -> str:

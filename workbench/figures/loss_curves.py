@@ -120,7 +120,7 @@ def loss_curves_figure(
     theme: Theme = "auto",
     height: int = 560,
 ) -> go.Figure:
-    """Draw training loss above and evaluation metric below, on one x axis.
+    """Draw training loss above and evaluation metric below, on one x axis; a row nobody has is left out.
 
     Args:
         runs: Runs to compare.
@@ -136,15 +136,17 @@ def loss_curves_figure(
     if not curves:
         return empty_figure(_QUESTION, "No run has recorded a step yet.", theme=theme)
     shown = metric or MetricScale("metric")
-    evaluated = any(curve.metric.size for curve in curves)
-    figure = make_subplots(rows=2 if evaluated else 1, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    trained, evaluated = any(curve.x.size for curve in curves), any(curve.metric.size for curve in curves)
+    metric_row = 1 + trained
+    n_rows = trained + evaluated
+    figure = make_subplots(rows=n_rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
     for index, curve in enumerate(curves):
-        _add_curve(figure, curve, index, x, shown)
-    windows = {curve.window for curve in curves}
+        _add_curve(figure, curve, index, x, shown, metric_row)
+    windows = {curve.window for curve in curves if curve.x.size} or {1}
     smoothing = f"; the loss is a running mean over {counted(max(windows), 'step')}" if max(windows) > 1 else ""
     figure.update_layout(
         template=figure_template(theme),
-        height=height if evaluated else height * 2 // 3,
+        height=height if n_rows == 2 else height * 2 // 3,
         showlegend=True,
         hovermode="x unified" if len(curves) > 1 else "closest",
         margin={"b": 96},
@@ -153,10 +155,11 @@ def loss_curves_figure(
             "subtitle": {"text": counted(len(curves), "run") + smoothing},
         },
     )
-    figure.update_yaxes(title_text=f"Training loss ({loss_unit})", row=1, col=1)
+    if trained:
+        figure.update_yaxes(title_text=f"Training loss ({loss_unit})", row=1, col=1)
     if evaluated:
-        figure.update_yaxes(title_text=shown.title, row=2, col=1)
-    figure.update_xaxes(title_text=_X_TITLES[x], row=2 if evaluated else 1, col=1)
+        figure.update_yaxes(title_text=shown.title, row=metric_row, col=1)
+    figure.update_xaxes(title_text=_X_TITLES[x], row=n_rows, col=1)
     return figure
 
 
@@ -183,7 +186,9 @@ def _running_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[n
     return np.where(good, mean, np.nan)
 
 
-def _add_curve(figure: go.Figure, curve: LossCurveNumbers, index: int, x: str, metric: MetricScale) -> None:
+def _add_curve(
+    figure: go.Figure, curve: LossCurveNumbers, index: int, x: str, metric: MetricScale, metric_row: int
+) -> None:
     colour = COLORWAY[index % len(COLORWAY)]
     label = plain(curve.label)
     where = {"step": "at step %{x:,}", "seconds": "after %{x:.4g} s", "relative_time": "at relative time %{x:,.4g}"}[x]
@@ -222,6 +227,6 @@ def _add_curve(figure: go.Figure, curve: LossCurveNumbers, index: int, x: str, m
             legendgroup=label,
             showlegend=not curve.x.size,
             hovertemplate=f"{label} reached %{{y:.4g}} {metric.shown_unit} {where}.<extra></extra>",
-            row=2,
+            row=metric_row,
             col=1,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.figures.frames import column, flags
-from workbench.figures.labels import counted, percent, plain
+from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, empty_figure, new_figure
 
-__all__ = ["ReplayPoliciesNumbers", "replay_policies_figure", "replay_policies_numbers"]
+__all__ = ["ReplayPoliciesNumbers", "policy_names", "replay_policies_figure", "replay_policies_numbers"]
 
 _QUESTION = "Which loss-scale policy would have wasted least?"
 
@@ -40,14 +41,14 @@ class ReplayPoliciesNumbers:
 
 
 def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -> ReplayPoliciesNumbers:
-    """Read a table of replayed policies.
+    """Read a table of replayed policies, as ``experiments.replay`` returns it.
 
     Args:
         policies: One row per policy with ``wasted_share`` and ``underflow_share`` in [0, 1]; ``policy`` (its name)
-            and ``recorded`` (bool) when known. Without names the row labels are used.
-        chosen: Name of the policy that was chosen.
+            and ``recorded`` (bool) when known. Without a name it is made from init, factor and window.
+        chosen: Name of the policy that was chosen, as in ``policy_names``.
     """
-    names = (policies["policy"] if "policy" in policies.columns else policies.index).astype(str).tolist()
+    names = policy_names(policies)
     wasted, lost = column(policies, "wasted_share"), column(policies, "underflow_share")
     keep = np.flatnonzero(np.isfinite(wasted) & np.isfinite(lost))
     kept_names = tuple(names[i] for i in keep)
@@ -60,6 +61,29 @@ def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -
         chosen=kept_names.index(chosen) if chosen in kept_names else None,
         n_left_out=len(names) - keep.size,
     )
+
+
+def policy_names(policies: pd.DataFrame) -> list[str]:
+    """Return one name per row: its ``policy``, else a name made from init, factor and window, else its row label.
+
+    Args:
+        policies: Table of replayed policies.
+    """
+    if "policy" in policies.columns:
+        return [str(name) for name in policies["policy"]]
+    if not {"init", "factor", "window"} <= set(policies.columns):
+        return [str(name) for name in policies.index]
+    kinds = policies["kind"] if "kind" in policies.columns else ["dynamic"] * len(policies)
+    rows = zip(kinds, policies["init"], policies["factor"], policies["window"], strict=True)
+    return [
+        f"fixed at {_power(init)}" if kind == "fixed" else f"init {_power(init)}, factor {factor:g}, window {window:g}"
+        for kind, init, factor, window in rows
+    ]
+
+
+def _power(value: float) -> str:
+    exponent = math.log2(value) if value > 0 else math.nan
+    return f"2^{exponent:.0f}" if math.isfinite(exponent) and exponent.is_integer() else compact(value)
 
 
 def replay_policies_figure(

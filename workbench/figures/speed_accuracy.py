@@ -128,15 +128,19 @@ def speed_accuracy_figure(
     if not numbers.trials and not numbers.candidates:
         return empty_figure(_QUESTION, "No trial has both a measured speed and a metric yet.", theme=theme)
     figure = new_figure(_answer(numbers), _detail(numbers, metric), theme=theme, height=height)
+    low, high = _metric_range(numbers)
     for kind, style in _TRIAL_STYLES.items():
         chosen = [p for p in numbers.trials if p.kind == kind]
         if chosen:
             figure.add_scatter(
                 x=[p.speedup for p in chosen],
-                y=[p.metric for p in chosen],
+                # Trials that were given up early lie far away; the eye belongs where the decision is made, so they
+                # stand on the edge and their hover text keeps the true number.
+                y=[min(max(p.metric, low), high) for p in chosen],
                 mode="markers",
                 marker=style,
-                name=f"trial {kind}" if kind != "pruned or failed" else "trial pruned or failed",
+                cliponaxis=False,
+                name=f"trial {kind}",
                 customdata=[[p.number, p.text] for p in chosen],
                 hovertemplate="%{customdata[1]}<extra></extra>",
             )
@@ -154,7 +158,9 @@ def speed_accuracy_figure(
         )
     _add_candidates(figure, numbers)
     _add_bounds(figure, numbers)
-    _lay_out(figure, numbers, metric)
+    figure.update_xaxes(title_text="Speed relative to O0 (×)", ticksuffix=" ×")
+    figure.update_yaxes(title_text=metric.title, range=[low, high])
+    figure.update_layout(showlegend=True, margin={"b": 108})
     return figure
 
 
@@ -207,12 +213,16 @@ def _answer(numbers: SpeedAccuracyNumbers) -> str:
     confirmed = [c for c in numbers.candidates if c.verdict is Verdict.CONFIRMED]
     if confirmed:
         best = max(confirmed, key=lambda c: c.speedup)
-        return f"{best.label} is {best.speedup:.2f} × as fast as O0 and keeps the metric"
+        return f"{_capital(best.label)} is {best.speedup:.2f} × as fast as O0 and keeps the metric"
     within = [t for t in numbers.trials if t.kind == "within the allowed drop"]
     if within:
         best_trial = max(within, key=lambda t: t.speedup)
         return f"Trial {best_trial.number} is {best_trial.speedup:.2f} × as fast as O0 within the allowed drop"
     return _QUESTION
+
+
+def _capital(label: str) -> str:
+    return label[:1].upper() + label[1:]
 
 
 def _detail(numbers: SpeedAccuracyNumbers, metric: MetricScale) -> str:
@@ -277,15 +287,11 @@ def _add_bounds(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
             )
 
 
-def _lay_out(figure: go.Figure, numbers: SpeedAccuracyNumbers, metric: MetricScale) -> None:
-    values = [t.metric for t in numbers.trials if t.kind != "pruned or failed"]
+def _metric_range(numbers: SpeedAccuracyNumbers) -> tuple[float, float]:
+    """Return the y range that shows every finished trial, every candidate with its bound, and every line."""
+    values = [t.metric for t in numbers.trials if t.kind != "pruned or failed"] or [t.metric for t in numbers.trials]
     values += [v for c in numbers.candidates for v in (c.metric, c.metric_bound)]
     values += [*numbers.bounds.values(), numbers.baseline]
     finite = [v for v in values if math.isfinite(v)]
-    figure.update_xaxes(title_text="Speed relative to O0 (×)", ticksuffix=" ×")
-    figure.update_yaxes(title_text=metric.title)
-    if finite:
-        # Trials that were given up early may lie far away; the eye belongs where the decision is made.
-        margin = 0.12 * (max(finite) - min(finite)) or max(abs(finite[0]) * 0.01, 1e-6)
-        figure.update_yaxes(range=[min(finite) - margin, max(finite) + margin])
-    figure.update_layout(showlegend=True, margin={"b": 108})
+    margin = 0.12 * (max(finite) - min(finite)) or max(abs(finite[0]) * 0.01, 1e-6)
+    return min(finite) - margin, max(finite) + margin

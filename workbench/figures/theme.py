@@ -125,7 +125,7 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
                 "y": 1.0,
                 "yanchor": "top",
                 "yref": "container",
-                "pad": {"t": 12, "l": 12},
+                "pad": {"t": 12, "l": 0},
                 "font": {"size": 17, "color": ink, "weight": 600},
                 "subtitle": {"font": {"size": 13, "color": muted}},
             },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -16,6 +17,7 @@ import plotly.graph_objects as go
 from plotly import io as plotly_io
 from plotly.offline import get_plotlyjs
 
+from workbench.figures.labels import superscripted
 from workbench.figures.theme import FIGURE_CONFIG
 
 __all__ = [
@@ -34,13 +36,13 @@ __all__ = [
 
 
 def text(value: object) -> str:
-    """Escape anything for use as HTML text or as an attribute's value."""
-    return html.escape(str(value), quote=True)
+    """Escape anything for use as HTML text or as an attribute's value; numbers stay with their signs."""
+    return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", html.escape(superscripted(str(value)), quote=True))
 
 
 def code(content: str) -> str:
     """Return a block of code; one click selects all of it, since a page without scripts cannot copy."""
-    return f'<pre class="code"><code>{text(content)}</code></pre>'
+    return f'<pre class="code"><code>{html.escape(content)}</code></pre>'
 
 
 def details(summary: str, content: str, *, is_open: bool = False) -> str:
@@ -140,7 +142,7 @@ def document(title: str, body: str, *, with_plotly: bool = True) -> str:
         '<meta name="color-scheme" content="light dark">\n'
         # The page may run its own scripts and nothing else: no request leaves it, whatever a name contains.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+        "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
         "font-src data:; connect-src 'none'\">\n"
         f"<title>{text(title)}</title>\n<style>{style}</style>\n{script}\n</head>\n"
         f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"

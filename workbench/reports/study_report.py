@@ -254,11 +254,13 @@ def _answer(study: StudyReport, name: str) -> str:
     return (
         f'<div class="answer"><div class="top"><span class="file">{text(name)}</span>{pill}</div>'
         f'<span class="big">{text(big)} <small>the speed of O0</small></span><p>{text(sentence)}</p>'
-        f'<p class="effect">In effect: {text(effect)}.{_frozen_steps(study.exported[name])}</p></div>'
+        f'<p class="effect">In effect: {text(effect)}.{_frozen_steps(study.exported[name], effect)}</p></div>'
     )
 
 
-def _frozen_steps(config: Mapping[str, Any]) -> str:
+def _frozen_steps(config: Mapping[str, Any], said: str) -> str:
+    if "frozen steps" in said:
+        return ""
     freezing = config.get("grad_freeze")
     switched = config.get("boost")
     if not (isinstance(freezing, Mapping) and isinstance(switched, Mapping) and switched.get("grad_freeze")):
@@ -272,10 +274,14 @@ def _key_figures(study: StudyReport) -> str:
     feasible = sum(t.feasible for t in study.trials if t.state == "complete")
     seconds = sum(t.seconds for t in study.trials if math.isfinite(t.seconds))
     cards = [
-        card(f"{study.metric_name} of O0", study.metric.value_text(study.baseline_metric), "the baseline"),
+        card(
+            f"{study.metric_name[:1].upper()}{study.metric_name[1:]} of O0",
+            study.metric.value_text(study.baseline_metric),
+            "the baseline",
+        ),
         card(
             "Allowed drop",
-            ", ".join(study.metric.difference_text(d) for d in study.allowed_drops.values()) or "none set",
+            _drops(study) or "none set",
             "for " + ", ".join(study.allowed_drops) if study.allowed_drops else "",
         ),
         card(
@@ -289,6 +295,12 @@ def _key_figures(study: StudyReport) -> str:
         numbers = loss_scale_numbers(study.steps)
         cards.append(card("Wasted steps", percent(numbers.wasted_share), "of the float16 recording"))
     return "".join(cards)
+
+
+def _drops(study: StudyReport) -> str:
+    """Write all allowed drops, with the unit they share once: ``0.5 / 3 points``."""
+    texts = [study.metric.difference_text(drop) for drop in study.allowed_drops.values()]
+    return " / ".join([t.removesuffix(" points") for t in texts[:-1]] + texts[-1:])
 
 
 def _duration(seconds: float) -> str:
@@ -493,7 +505,8 @@ def _use(study: StudyReport) -> tuple[str, str]:
     name = next(iter(study.exported), "boost_config.o1.json")
     here = (
         "from workbench import BoostConfig, apply\n\n"
-        f'boosted = apply(BoostConfig.from_json("{name}"), model, optimizer)\n'
+        f'config = BoostConfig.from_json("{name}")\n'
+        "boosted = apply(config, model, optimizer)\n"
         "for x, y in batches:\n"
         "    with boosted.autocast():\n"
         "        loss = loss_fn(boosted.model(x), y)\n"
@@ -504,11 +517,11 @@ def _use(study: StudyReport) -> tuple[str, str]:
         "import json\nfrom mindspore.train import Model\n\n"
         f'with open("{name}") as file:\n'
         "    boost_config = json.load(file)\n"
-        "model = Model(network, loss_fn=loss_fn, optimizer=optimizer,\n"
-        '              boost_level="O1", boost_config_dict=boost_config)'
+        "model = Model(\n    network, loss_fn, optimizer,\n"
+        '    boost_level="O1", boost_config_dict=boost_config,\n)'
     )
     content = (
-        '<div class="columns"><div><h3>In PyTorch, with this package</h3>' + code(here) + "</div>"
+        '<div class="columns wide"><div><h3>In PyTorch, with this package</h3>' + code(here) + "</div>"
         '<div><h3>In MindSpore</h3>' + code(there) + "</div></div>"
         "<p>In MindSpore pass <code>boost_level=\"O1\"</code> so that Model reads the file, whichever of them you use: "
         "with level O0 it is ignored, and the file itself (mode manual) says what is switched on.</p>"
