@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.golden_files import golden_paths, load_json
@@ -146,6 +146,7 @@ def test_golden_manager_defaults(traces: dict[str, Any]) -> None:
     assert (cell.scale_factor, cell.scale_window) == (golden["factor"], 2000)
 
 
+@settings(deadline=None)  # the first call of torch may take long
 @given(
     st.integers(0, 12),
     st.sampled_from([2.0, 4.0]),
@@ -169,6 +170,7 @@ def test_cell_manager_and_rule_agree(
     assert run_manager(manager, overflows) == expected
 
 
+@settings(deadline=None)  # the first call of torch may take long
 @given(st.integers(1, 5), st.lists(st.booleans(), min_size=1, max_size=30), st.data())
 def test_resuming_at_any_step_changes_nothing(window: int, overflows: list[bool], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(overflows)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.golden_files import golden_paths, load_json
@@ -96,12 +96,14 @@ def test_golden_growth_reaches_infinity_only_when_asked(traces: dict[str, Any]) 
     assert [scale if scale <= FLOAT32_MAX else math.inf for scale in scales] == expected
 
 
+@settings(deadline=None)
 @given(policies, st.lists(st.booleans(), max_size=60))
 def test_scale_never_leaves_its_bounds(policy: ScalePolicy, overflows: list[bool]) -> None:
     for scale in run(ScaleState(policy.init), overflows, policy):
         assert policy.minimum <= scale <= (FLOAT32_MAX if policy.maximum is None else policy.maximum)
 
 
+@settings(deadline=None)
 @given(policies, st.lists(st.booleans(), max_size=60))
 def test_scale_never_falls_without_an_overflow_and_never_grows_with_one(
     policy: ScalePolicy, overflows: list[bool]
@@ -111,6 +113,7 @@ def test_scale_never_falls_without_an_overflow_and_never_grows_with_one(
         assert after <= before if overflowed else after >= before
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20))
 @example(1)
 def test_growth_comes_after_window_finite_steps_and_not_before(window: int) -> None:

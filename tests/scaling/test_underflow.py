@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.records import ExponentCounts
 from workbench.scaling import ExponentTable, exponent_table, underflow_share
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(2.0**-60, 2.0**20), min_size=1, max_size=30), min_size=1, max_size=4),
     st.integers(-5, 40),
