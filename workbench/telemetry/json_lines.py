@@ -75,19 +75,22 @@ def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any
         RunError: When a whole line is not a JSON object.
         FileNotFoundError: When there is no such file.
     """
-    content = path.read_bytes()
-    lines = content[: intact_size(content)].splitlines()
-    del content
-    for start in range(0, len(lines), chunk):
-        rows = []
-        for number, line in enumerate(lines[start : start + chunk], start=start + 1):
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n") or b"\0" in line:
+                break
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode())
             except ValueError:
                 row = None
             if not isinstance(row, dict):
                 raise RunError(f"{path}: line {number} is not a JSON object; the file was damaged after it was written")
             rows.append(row)
+            if len(rows) == chunk:
+                yield rows
+                rows = []
+    if rows:
         yield rows
 
 

@@ -1,0 +1,88 @@
+"""Sample records, as hypothesis strategies and as one plain list."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from workbench.records import Event, EventKind, ExponentCounts, StepRecord
+
+__all__ = ["comparable", "events", "some_steps", "steps"]
+
+_WHOLE = st.integers(0, 2**53)
+_NUMBER = st.floats()
+
+_HISTOGRAMS = st.builds(
+    ExponentCounts,
+    group=st.text(max_size=8),
+    lowest=st.integers(-1100, 1100),
+    counts=st.lists(_WHOLE, max_size=5).map(tuple),
+    zeros=_WHOLE,
+    nonfinite=_WHOLE,
+)
+_METHOD_COLUMNS = st.dictionaries(
+    st.sampled_from(["time.forward", "time.backward", "dim_reduce.rho", "online.auc"]), st.floats(allow_nan=False)
+)
+
+steps = st.builds(
+    StepRecord,
+    step=_WHOLE,
+    seconds=_NUMBER,
+    step_ms=_NUMBER,
+    loss=_NUMBER,
+    loss_scale=_NUMBER,
+    loss_scale_after=_NUMBER,
+    overflow=st.booleans(),
+    skipped=st.booleans(),
+    accumulated=_WHOLE,
+    grad_norm=_NUMBER,
+    grad_amax=_NUMBER,
+    underflow_share=_NUMBER,
+    group_scales=st.lists(_NUMBER, max_size=3).map(tuple),
+    frozen_groups=_WHOLE,
+    learning_rate=_NUMBER,
+    samples=_WHOLE,
+    memory_bytes=_WHOLE,
+    grad_exponents=st.lists(_HISTOGRAMS, max_size=2).map(tuple),
+    columns=_METHOD_COLUMNS,
+)
+
+events = st.builds(
+    Event,
+    step=_WHOLE,
+    kind=st.sampled_from(EventKind),
+    subject=st.text(max_size=20),
+    value=_NUMBER,
+    message=st.text(max_size=20),
+)
+
+
+def comparable(records: Sequence[StepRecord] | Sequence[Event]) -> list[str]:
+    """Return texts that are equal exactly when the records are; NaN equals NaN, 1.0 differs from 0.0 and -0.0."""
+    return [repr(record) if isinstance(record, Event) else _step_text(record) for record in records]
+
+
+def some_steps(first: int, n: int) -> list[StepRecord]:
+    """Return steps that differ from each other; every fourth overflows, with an infinite norm."""
+    return [
+        StepRecord(
+            step=step,
+            seconds=0.5 * step,
+            step_ms=250.0,
+            loss=math.exp(-0.01 * step),
+            loss_scale=1024.0,
+            overflow=step % 4 == 3,
+            skipped=step % 4 == 3,
+            grad_norm=math.inf if step % 4 == 3 else 1.0 + step,
+            samples=32,
+            columns={"time.forward": 0.1 * step} if step % 2 else {},
+        )
+        for step in range(first, first + n)
+    ]
+
+
+def _step_text(record: StepRecord) -> str:
+    columns = dict(sorted(record.columns.items()))
+    return repr(record).rpartition(", columns=")[0] + repr(columns)
