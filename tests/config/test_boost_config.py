@@ -149,9 +149,9 @@ def test_dictionary_shares_nothing_with_the_configuration() -> None:
 
 def test_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        BoostConfig().grad_freeze.freeze_p = 0.1
+        BoostConfig().grad_freeze.freeze_p = 0.1  # type: ignore[misc]
     with pytest.raises(ValueError, match="frozen"):
-        BoostConfig().amp = BoostConfig().amp
+        BoostConfig().amp = BoostConfig().amp  # type: ignore[misc]
 
 
 def test_copy_with_update_is_validated_like_new_values() -> None:

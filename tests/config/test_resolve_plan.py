@@ -262,3 +262,43 @@ def test_explicit_configuration_means_the_same_at_every_level(config: BoostConfi
     assert explicit.boost.mode == "manual"
     assert explicit.resolve(other, 16) == plan
     assert not [entry for entry in explicit.resolve(other, 16).dropped if entry.name in SWITCHES]
+
+
+@pytest.mark.parametrize(
+    ("path", "acting", "idle"),
+    [
+        ("less_bn.fn_flag", ("O1", 1, {}), ("O0", 1, {})),
+        ("grad_freeze.total_steps", ("O1", 1, {}), ("O0", 1, {})),
+        ("common.gradient_split_groups", ("O0", 2, {}), ("O0", 1, {})),
+        ("common.device_number", ("O0", 16, {"boost": MANUAL | {"adasum": True}}), ("O2", 16, {})),
+        ("amp.dtype", ("O0", 1, {"amp": {"level": "O3"}}), ("O0", 1, {})),
+        ("boost.less_bn", ("O0", 1, {"boost": MANUAL}), ("O0", 1, {})),
+        ("optimizer.betas", ("O0", 1, {"optimizer": {"name": "Adam"}}), ("O0", 1, {"optimizer": {"name": "SGD"}})),
+        ("optimizer.lr", ("O0", 1, {}), ("O0", 1, {"boost": MANUAL | {"dim_reduce": True}, "dim_reduce": SOURCE})),
+        ("snapshots.every_steps", ("O0", 1, {"snapshots": {"count": 3}}), ("O0", 1, {})),
+        ("compatibility.freeze_state", ("O1", 1, {}), ("O0", 1, {})),
+        ("compatibility.less_bn_match", ("O1", 1, {}), ("O0", 1, {})),
+        ("compatibility.fn_scope", ("O1", 1, {}), ("O1", 1, {"less_bn": {"fn_flag": False}})),
+        ("compatibility.fn_bias", ("O1", 1, {}), ("O1", 1, {"less_bn": {"fn_flag": False}})),
+        ("compatibility.grad_centralization", ("O1", 1, {}), ("O1", 1, {"less_bn": {"gc_flag": False}})),
+        ("compatibility.loss_scale_ceiling", ("O0", 1, {"amp": {"level": "O2"}}), ("O0", 1, {})),
+        ("compatibility.adasum_servers", ("O0", 16, {"boost": MANUAL | {"adasum": True}}), ("O2", 16, {})),
+        (
+            "compatibility.dim_reduce",
+            ("O0", 1, {"boost": MANUAL | {"dim_reduce": True}, "dim_reduce": SOURCE}),
+            ("O0", 1, {"dim_reduce": SOURCE}),
+        ),
+        (
+            "compatibility.group_loss_scale",
+            ("O0", 1, {"boost": MANUAL | {"loss_scale_group": True}, "amp": {"level": "O2"}}),
+            ("O0", 1, {"amp": {"level": "O2"}}),
+        ),
+        ("compatibility.thor_factors", ("O0", 1, {}), ("O0", 1, {"optimizer": {"name": "SGD"}})),
+    ],
+)
+def test_parameter_matters_exactly_where_it_acts(
+    path: str, acting: tuple[str, int, dict[str, Any]], idle: tuple[str, int, dict[str, Any]]
+) -> None:
+    assert plan_of(acting[0], acting[1], **acting[2]).matters(path)
+    assert not plan_of(idle[0], idle[1], **idle[2]).matters(path)
+    assert path.startswith("boost.") or path not in plan_of(idle[0], idle[1], **idle[2]).parameters_in_effect()
