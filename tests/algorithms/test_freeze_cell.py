@@ -1,0 +1,148 @@
+"""Freeze training cells: the same training as the loop by hand, and freezing with accumulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.golden_files import golden_paths, load_json, load_npz
+from tests.golden_networks import (
+    assert_trajectory,
+    build_loss,
+    build_network,
+    build_optimizer,
+    golden_batch,
+    load_initial_weights,
+    optimizer_arguments,
+)
+from workbench.algorithms.freeze_cell import freeze_cell
+from workbench.algorithms.grad_freeze import FreezeOpt
+
+
+class WithLoss(nn.Module):
+    def __init__(self, net: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.net(x), y)
+
+
+@pytest.mark.parametrize("path", golden_paths("freeze_train_*.npz"), ids=lambda path: path.stem)
+def test_golden_freeze_training_through_cells(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    if meta["optimizer_param_groups"] or isinstance(meta["learning_rate"], list):
+        pytest.skip("grouped options and lists of rates are covered by test_grad_freeze.py")
+    net = build_network(meta["net"])
+    load_initial_weights(net, arrays)
+    optimizer = build_optimizer(meta, net.parameters())
+    loss_scale = optimizer_arguments(meta).get("loss_scale", 1.0)
+    optimizer.register_step_pre_hook(Divide(loss_scale))
+    parameters = dict(net.named_parameters())
+    groups = [[parameters[name] for name in group] for group in meta["group_param_names"]]
+    frozen = FreezeOpt(optimizer, groups, meta["strategy"], state="per_group")
+    cells = freeze_cell(False, WithLoss(net, build_loss(meta["loss"])), frozen, meta["sens"], None, False)
+    assert len(cells) == len(groups)
+    for step in range(len(arrays["x"])):
+        index = frozen.begin_step()
+        assert index == meta["used_index_per_step"][step]
+        loss = cells[index](*golden_batch(arrays, step))
+        frozen.advance()
+        np.testing.assert_allclose(loss.item(), arrays["losses"][step], rtol=1e-4)
+        assert_trajectory(net, arrays, step + 1)
+
+
+class Divide:
+    """torch optimizers have no loss_scale of their own."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= self.by
+
+
+class Distance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.front = nn.Linear(2, 3)
+        self.back = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.back(torch.tanh(self.front(x))).square().mean()
+
+
+def freezing(network: Distance, **options: Any) -> FreezeOpt:
+    groups = [list(network.parameters()), list(network.back.parameters())]
+    return FreezeOpt(torch.optim.SGD(network.parameters(), lr=0.3, momentum=0.9), groups, [0, 1], **options)
+
+
+@pytest.mark.parametrize("path", golden_paths("freeze_opt_errors*.json"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("state", ["shared", "per_group"])
+def test_golden_freezing_with_accumulation_fails_there_and_works_here(path: Path, state: str) -> None:
+    assert load_json(path)["results"]["freeze_with_accumulation_cell"] == "AttributeError"
+    network, whole = Distance(), Distance()
+    micro = freeze_cell(False, network, freezing(network, state=state), 1.0, None, True, max_accumulation_step=4)
+    large = freeze_cell(False, whole, freezing(whole, state=state), 1.0, None, False)
+    for index in (0, 1, 1, 0):
+        x = torch.randn(8, 2)
+        before = network.front.weight.detach().clone()
+        for part in x.chunk(4):
+            micro[index](part)
+        large[index](x)
+        assert torch.equal(network.front.weight, before) is (index == 1)
+        for a, b in zip(network.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_another_group_may_not_break_into_an_open_window() -> None:
+    network = Distance()
+    cells = freeze_cell(False, network, freezing(network), 1.0, None, True, max_accumulation_step=2)
+    cells[1](torch.ones(1, 2))
+    with pytest.raises(RuntimeError, match=r"window of group 1 is not complete \(1 of 2 micro-batches\)"):
+        cells[0](torch.ones(1, 2))
+    cells[1](torch.ones(1, 2))
+    cells[0](torch.ones(1, 2))
+
+
+def test_gradients_are_averaged_over_ranks(tmp_path: Path) -> None:
+    network = Distance()
+    with pytest.raises(RuntimeError, match="no process group is initialised"):
+        freeze_cell(True, network, freezing(network), 1.0, None, False)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        alone = Distance()
+        x = torch.randn(4, 2)
+        # One rank is the whole sum; degree 2 shows that the mean divides by it.
+        freeze_cell(True, network, freezing(network), 2.0, None, False, degree=2)[0](x)
+        freeze_cell(False, alone, freezing(alone), 1.0, None, False)[0](x)
+    finally:
+        torch.distributed.destroy_process_group()
+    for a, b in zip(network.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("sens", "error"), [(0, ValueError), (float("nan"), ValueError), ("1", TypeError), (True, TypeError)]
+)
+def test_a_wrong_sens_is_named(sens: Any, error: type[Exception]) -> None:
+    network = Distance()
+    with pytest.raises(error, match="`sens` must be"):
+        freeze_cell(False, network, freezing(network), sens, None, False)
+
+
+def test_sens_none_means_one_and_a_plain_optimizer_is_refused() -> None:
+    network = Distance()
+    assert freeze_cell(False, network, freezing(network), None, None, False)[0].sens == 1.0
+    with pytest.raises(TypeError, match="`optimizer` must be a FreezeOpt, got SGD"):
+        freeze_cell(False, network, torch.optim.SGD(network.parameters(), lr=0.1), 1.0, None, False)  # type: ignore[arg-type]

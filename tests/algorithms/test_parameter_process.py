@@ -1,0 +1,125 @@
+"""Regrouping and fusion marks as recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.golden_files import golden_paths, load_json
+from workbench.algorithms.parameter_process import ParameterProcess
+
+GOLDEN = pytest.mark.parametrize("path", golden_paths("optimizer_process*.json"), ids=lambda path: path.stem)
+
+
+def parameters_of(cases: dict[str, Any]) -> dict[str, nn.Parameter]:
+    recorded = cases["gc_single_group"]["input"][0]["params"]
+    return {name: nn.Parameter(torch.zeros(1)) for name in recorded}
+
+
+@GOLDEN
+def test_golden_groups_for_a_changed_network(path: Path) -> None:
+    cases = load_json(path)["cases"]
+    parameters = parameters_of(cases)
+    by_identity = {id(p): name for name, p in parameters.items()}
+    seen = 0
+    for key, case in cases.items():
+        if not key.startswith("group_params_") or not isinstance(case, dict):
+            continue
+        origin: Any = case["origin"]
+        if isinstance(origin, list):
+            origin = [
+                {k: [parameters[n] for n in entry] if k.endswith("params") else entry for k, entry in group.items()}
+                for group in origin
+            ]
+        else:
+            origin = iter(parameters.values()) if origin.startswith("iterator") else list(parameters.values())
+        groups = ParameterProcess.generate_group_params([parameters[n] for n in case["parameters"]], origin)
+        named = [
+            {k: [by_identity[id(p)] for p in entry] if k.endswith("params") else entry for k, entry in group.items()}
+            for group in groups
+        ]
+        assert named == case["output"], key
+        seen += 1
+    assert seen
+
+
+@GOLDEN
+def test_golden_errors_for_nothing_and_for_the_wrong_kind(path: Path) -> None:
+    cases = load_json(path)["cases"]
+    parameter = nn.Parameter(torch.zeros(1))
+    assert [cases[f"group_params_error_{kind}"] for kind in ("none", "empty", "bad")] == [
+        "ValueError",
+        "ValueError",
+        "TypeError",
+    ]
+    nothing: list[Any] = [None, []]
+    for empty in nothing:
+        with pytest.raises(ValueError, match="`origin_params` must hold at least one parameter"):
+            ParameterProcess.generate_group_params([parameter], empty)
+        with pytest.raises(ValueError, match="`parameters` must hold at least one parameter"):
+            ParameterProcess().generate_group_params(empty, [parameter])
+    with pytest.raises(TypeError, match="`origin_params` must hold parameters"):
+        ParameterProcess.generate_group_params([parameter], [1, 2])
+    with pytest.raises(TypeError, match="parameter groups only, got also Parameter"):
+        ParameterProcess.generate_group_params([parameter], [{"params": [parameter]}, parameter])
+
+
+@GOLDEN
+def test_golden_fusion_indices(path: Path) -> None:
+    for case in load_json(path)["cases"]["comm_fusion"]:
+        parameters = [nn.Parameter(torch.zeros(1)) for _ in range(case["n_params"])]
+        process = ParameterProcess()
+        for expected in (case["comm_fusion"], case["second_call_same_processor"]):
+            assert process.assign_parameter_group(parameters, case["split_point"]) is parameters
+            assert [p.comm_fusion for p in parameters] == expected  # type: ignore[attr-defined]
+
+
+@GOLDEN
+def test_golden_what_is_no_list_comes_back_unchanged(path: Path) -> None:
+    recorded = load_json(path)["cases"]["assign_non_list"]
+    process = ParameterProcess()
+    given_: dict[str, Any] = {"empty_list": [], "none": None, "string": "abc", "int": 3}
+    assert {key: repr(process.assign_parameter_group(value)) for key, value in given_.items()} == recorded
+    assert process.fusion_index == 1
+
+
+def test_a_replaced_layer_keeps_its_options_when_names_are_known() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(
+        [
+            {"params": list(net[0].named_parameters(prefix="0")), "lr": 0.1},
+            {"params": list(net[1].named_parameters(prefix="1")), "lr": 0.7},
+        ]
+    )
+    net[1] = nn.Linear(2, 2, bias=False)
+    groups = ParameterProcess.generate_group_params(net.named_parameters(), optimizer.param_groups)
+    assert [(group["lr"], group["param_names"]) for group in groups] == [
+        (0.1, ["0.weight", "0.bias"]),
+        (0.7, ["1.weight"]),
+    ]
+    assert groups[1]["params"][0] is net[1].weight
+    rebuilt = torch.optim.SGD(groups)
+    assert rebuilt.param_groups[1]["param_names"] == ["1.weight"]
+
+
+def test_an_empty_group_is_accepted_by_torch_where_the_reference_fails() -> None:
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    groups = ParameterProcess.generate_group_params([second], [{"params": [first], "lr": 1.0}, {"params": [second]}])
+    assert groups[0]["params"] == []
+    torch.optim.SGD(groups, lr=0.1).step()
+
+
+@given(st.lists(st.integers(0, 12), max_size=6), st.integers(1, 10))
+def test_fusion_indices_grow_by_one_at_each_listed_position(splits: list[int], n: int) -> None:
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(n)]
+    ParameterProcess().assign_parameter_group(parameters, splits)
+    marks: list[int] = [p.comm_fusion for p in parameters]  # type: ignore[attr-defined]
+    expected = set(splits) or {n // 2}
+    assert {i for i in range(n) if marks[i] != [1, *marks][i]} == {i for i in expected if i < n}
+    assert marks == sorted(marks)
