@@ -170,6 +170,9 @@ def test_a_process_killed_while_it_writes_leaves_a_run_that_reads_back_and_goes_
         with pytest.raises(TelemetryError, match="is being written by another process"):
             RunRecorder.reopen(tmp_path / "killed")
         writer.send_signal(signal.SIGKILL)
+        # Dead, but its parent has not asked yet: the number is still taken, and must not keep the run locked.
+        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)
+        RunRecorder.reopen(tmp_path / "killed").close()
     run = read_run(tmp_path / "killed")
     n_steps = len(run.steps)
     assert n_steps >= 4 * 64
