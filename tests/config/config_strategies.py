@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from workbench.config import BoostConfig
 
-__all__ = ["config_dicts", "configs", "legal_values", "levels", "odd_values"]
+__all__ = ["config_dicts", "configs", "legal_values", "levels", "odd_values", "repeatable"]
+
+# No deadline: a busy machine is no fault of a configuration. Derandomised: every draw has a seed.
+repeatable = settings(
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 levels = st.sampled_from(["O0", "O1", "O2"])
 
@@ -68,6 +76,7 @@ legal_values: dict[str, st.SearchStrategy[Any]] = {
     "compatibility.fn_bias": st.sampled_from(["keep", "drop"]),
     "compatibility.grad_centralization": st.sampled_from(["every_weight", "multiple_of_16"]),
     "compatibility.loss_scale_ceiling": st.sampled_from(["finite", "none"]),
+    "compatibility.loss_scale_reciprocal": st.sampled_from(["exact", "flushed"]),
     "compatibility.adasum_servers": st.sampled_from(["device_number", "eight"]),
     "compatibility.dim_reduce": st.sampled_from(["corrected", "reference"]),
     "compatibility.group_loss_scale": st.sampled_from(["used", "updated"]),

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values
+from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values, repeatable
 from workbench.config import (
     BoostConfig,
     CompatibilityConfig,
@@ -20,8 +20,6 @@ from workbench.config import (
     OptimizerConfig,
     describe_parameters,
 )
-
-_no_fixture_check = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def test_defaults_are_those_of_the_reference() -> None:
@@ -40,14 +38,15 @@ def test_empty_text_and_none_are_the_empty_configuration() -> None:
     assert BoostConfig.from_dict("") == BoostConfig.from_dict(None) == BoostConfig.from_dict({}) == BoostConfig()
 
 
+@repeatable
 @given(configs)
 def test_dictionary_round_trip_changes_nothing(config: BoostConfig) -> None:
     assert BoostConfig.from_dict(config.to_dict()) == config
     assert BoostConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
 
 
+@repeatable
 @given(configs)
-@_no_fixture_check
 def test_file_round_trip_changes_nothing(tmp_path: Path, config: BoostConfig) -> None:
     file = config.save(tmp_path / "boost_config.json")
     assert BoostConfig.from_json(file) == config
@@ -55,6 +54,7 @@ def test_file_round_trip_changes_nothing(tmp_path: Path, config: BoostConfig) ->
     assert [child.name for child in tmp_path.iterdir()] == ["boost_config.json"], "a temporary file was left behind"
 
 
+@repeatable
 @given(config_dicts())
 def test_values_given_are_the_values_kept(values: dict[str, Any]) -> None:
     config = BoostConfig.from_dict(values)
@@ -68,6 +68,7 @@ def test_values_given_are_the_values_kept(values: dict[str, Any]) -> None:
             )
 
 
+@repeatable
 @given(configs, st.data())
 def test_with_values_equals_building_from_changed_dictionary(config: BoostConfig, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(legal_values)))
@@ -82,6 +83,7 @@ def test_with_values_equals_building_from_changed_dictionary(config: BoostConfig
     assert back == config
 
 
+@repeatable
 @given(configs, st.sampled_from(sorted(legal_values)), odd_values)
 def test_odd_values_are_kept_or_refused_in_one_sentence(config: BoostConfig, path: str, value: Any) -> None:
     try:
@@ -95,12 +97,14 @@ def test_odd_values_are_kept_or_refused_in_one_sentence(config: BoostConfig, pat
         assert BoostConfig.from_dict(changed.to_dict()) == changed
 
 
+@repeatable
 @given(configs)
 def test_diff_is_empty_exactly_between_equals(config: BoostConfig) -> None:
     assert config.diff(config) == {}
     assert (config.diff(BoostConfig()) == {}) == (config == BoostConfig())
 
 
+@repeatable
 @given(configs, configs)
 def test_diff_transplants_one_configuration_into_the_other(one: BoostConfig, other: BoostConfig) -> None:
     changes = {path: there for path, (_, there) in one.diff(other).items()}

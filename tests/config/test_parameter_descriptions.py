@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values
+from tests.config.config_strategies import config_dicts, configs, legal_values, odd_values, repeatable
 from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_parameters
 
 INFOS = list(describe_parameters().values())
@@ -38,6 +38,7 @@ def test_parameter_is_described_completely(info: ParameterInfo) -> None:
         assert info.optional
 
 
+@repeatable
 @given(st.data())
 def test_every_value_of_a_search_range_is_legal(data: st.DataObject) -> None:
     values: dict[str, Any] = {}
@@ -75,17 +76,20 @@ def test_schema_is_itself_valid_and_plain_json() -> None:
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
+@repeatable
 @given(config_dicts())
 def test_schema_accepts_what_is_accepted(values: dict[str, Any]) -> None:
     BoostConfig.from_dict(values)
     VALIDATOR.validate(values)
 
 
+@repeatable
 @given(configs)
 def test_schema_accepts_what_is_written(config: BoostConfig) -> None:
     VALIDATOR.validate(config.to_dict())
 
 
+@repeatable
 @given(st.sampled_from(sorted(legal_values)), odd_values)
 def test_schema_accepts_every_single_value_that_is_accepted(path: str, value: Any) -> None:
     section, key = path.split(".")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.config.config_strategies import configs, legal_values, levels
+from tests.config.config_strategies import configs, legal_values, levels, repeatable
 from workbench.config import SWITCHES, BoostConfig, ConfigError, Plan
 
 MANUAL: dict[str, Any] = {"mode": "manual"}
@@ -199,6 +199,7 @@ def test_summary_is_for_people(level: str, sections: dict[str, Any], text: str) 
     assert plan_of(level, **sections).summary() == text
 
 
+@repeatable
 @given(configs, levels, st.sampled_from([1, 2, 8, 16, 24, 32]))
 def test_resolve_raises_nothing_but_config_errors(config: BoostConfig, level: str, world_size: int) -> None:
     try:
@@ -227,6 +228,7 @@ def _plan(config: BoostConfig, level: str) -> Plan | None:
         return None
 
 
+@repeatable
 @given(configs, st.data(), levels, levels)
 def test_keys_are_equal_exactly_when_the_parameters_in_effect_are(
     config: BoostConfig, data: st.DataObject, level: str, other_level: str
@@ -240,6 +242,7 @@ def test_keys_are_equal_exactly_when_the_parameters_in_effect_are(
     assert (one == other) is same
 
 
+@repeatable
 @given(configs, st.data(), levels)
 def test_parameter_that_does_not_matter_changes_no_plan(config: BoostConfig, data: st.DataObject, level: str) -> None:
     plan = _plan(config, level)
@@ -253,6 +256,7 @@ def test_parameter_that_does_not_matter_changes_no_plan(config: BoostConfig, dat
         assert changed.requested == plan.requested
 
 
+@repeatable
 @given(configs, levels, levels)
 def test_explicit_configuration_means_the_same_at_every_level(config: BoostConfig, level: str, other: str) -> None:
     plan = _plan(config, level)
@@ -282,6 +286,7 @@ def test_explicit_configuration_means_the_same_at_every_level(config: BoostConfi
         ("compatibility.fn_bias", ("O1", 1, {}), ("O1", 1, {"less_bn": {"fn_flag": False}})),
         ("compatibility.grad_centralization", ("O1", 1, {}), ("O1", 1, {"less_bn": {"gc_flag": False}})),
         ("compatibility.loss_scale_ceiling", ("O0", 1, {"amp": {"level": "O2"}}), ("O0", 1, {})),
+        ("compatibility.loss_scale_reciprocal", ("O0", 1, {"amp": {"level": "O2"}}), ("O0", 1, {})),
         ("compatibility.adasum_servers", ("O0", 16, {"boost": MANUAL | {"adasum": True}}), ("O2", 16, {})),
         (
             "compatibility.dim_reduce",
