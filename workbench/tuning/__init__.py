@@ -1,0 +1,30 @@
+"""Search, confirm and export: a study from its question (``study.toml``) to its answer (``result/``).
+
+Start at `tune`; ``study.py`` tells the whole way in its first lines.
+"""
+
+from __future__ import annotations
+
+from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
+from workbench.tuning.experimenter import Experimenter, TaskExperimenter
+from workbench.tuning.storage import trials_of
+from workbench.tuning.study import StudyResult, TuneProgress, export_study, read_result, search, tune
+from workbench.tuning.study_file import StudyFile, read_study
+
+__all__ = [
+    "Experimenter",
+    "StudyBusyError",
+    "StudyChangedError",
+    "StudyError",
+    "StudyFailedError",
+    "StudyFile",
+    "StudyResult",
+    "TaskExperimenter",
+    "TuneProgress",
+    "export_study",
+    "read_result",
+    "read_study",
+    "search",
+    "trials_of",
+    "tune",
+]

@@ -1,0 +1,279 @@
+"""Train the best candidates and O0 again over fresh seeds until the verdicts are in, or the time is over.
+
+Every run is stored under (plan, seed, steps) as soon as it ends, so nothing finished is lost when the process ends,
+and a plan that competes for both exports is trained once. Seeds differ from the search's: a candidate was picked for
+doing well there, so that seed would flatter it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import optuna
+
+from workbench.config import BoostConfig
+from workbench.experiments.confirmation import Decision, decide, planned_looks, verdict_sentence
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
+from workbench.tuning.objective import plain, read_speed, read_trained
+from workbench.tuning.search_space import all_off
+from workbench.tuning.study_file import StudyFile
+
+__all__ = ["Confirmation", "Contender", "confirmation_seeds"]
+
+_FIRST_SEED = 1000
+"""Distance between the search's seed and the first seed of the confirmation."""
+
+
+def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
+    """Return the seeds of the paired runs."""
+    return range(search_seed + _FIRST_SEED, search_seed + _FIRST_SEED + n_seeds)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A trial that competes for an export.
+
+    Args:
+        trial: The trial.
+        target: ``"o1"`` or ``"o2"``.
+        config: Its configuration with the chosen loss-scale policy.
+        level: Its boost level.
+        allowed_drop: Drop the export allows.
+    """
+
+    trial: TrialRecord
+    target: str
+    config: BoostConfig
+    level: str
+    allowed_drop: float
+
+    @property
+    def key(self) -> str:
+        """Key of its plan."""
+        return self.config.resolve(self.level).key()
+
+
+class Confirmation:
+    """Run and judge the confirmation of a study.
+
+    Args:
+        study: The study; keeps every finished run as a user attribute.
+        file: The study's file.
+        experimenter: Who trains.
+        command: Command that adds seeds, with ``{seeds}``.
+        confirm_seeds: Number of seeds asked for on the command line; None follows the file.
+        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
+        on_run: Told (runs done, runs of this look) after every run.
+        on_step: Told while a run trains.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        file: StudyFile,
+        experimenter: Experimenter,
+        *,
+        command: str = "",
+        confirm_seeds: int | None = None,
+        deadline: float | None = None,
+        on_run: Callable[[int, int], None] | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+    ) -> None:
+        self._study = study
+        self._file = file
+        self._experimenter = experimenter
+        self._command = command
+        first = file.confirm.seeds_min
+        last = file.confirm.seeds_max if confirm_seeds is None else confirm_seeds
+        self._looks = planned_looks(min(first, last), last)
+        self._deadline = deadline
+        self._on_run = on_run
+        self._on_step = on_step
+        self._steps = file.confirm.steps or file.study.budget_steps
+        self._baseline = all_off(file.base_config())
+        self._baseline_key = self._baseline.resolve("O0").key()
+        self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
+
+    def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
+        """Confirm the best contenders of each export; when all of them are refuted, the next ones.
+
+        Args:
+            pools: Export -> its contenders, best first.
+
+        Returns:
+            Judged candidates, in the order of the exports and of their ranking.
+        """
+        n_at_once = self._file.confirm.candidates
+        begun = {target: list(pool[:n_at_once]) for target, pool in pools.items()}
+        if not self._file.confirm.enabled:
+            return self._records(begun)
+        while True:
+            self._confirm(begun)
+            more = False
+            for target, pool in pools.items():
+                refuted = all(self._decision(one).verdict is Verdict.REFUTED for one in begun[target])
+                if refuted and len(begun[target]) < len(pool) and not self._out_of_time():
+                    begun[target] += pool[len(begun[target]) : len(begun[target]) + n_at_once]
+                    more = True
+            if not more:
+                return self._records(begun)
+
+    def _confirm(self, begun: Mapping[str, list[Contender]]) -> None:
+        contenders = [one for pool in begun.values() for one in pool]
+        for contender in contenders:
+            if not self._out_of_time():
+                self._speed(contender)
+        for look in self._looks:
+            still_open = self._open(begun)
+            plans = {one.key: (one.config, one.level) for one in still_open}
+            if not plans:
+                return
+            plans = {self._baseline_key: (self._baseline, "O0"), **plans}
+            seeds = confirmation_seeds(self._file.study.seed, look)
+            missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
+            for done, (seed, key) in enumerate(missing):
+                if self._out_of_time():
+                    return
+                self._tell(done, len(missing))
+                if not self._diverged(key):
+                    self._train(key, *plans[key], seed)
+            self._tell(len(missing), len(missing))
+
+    def _open(self, begun: Mapping[str, list[Contender]]) -> list[Contender]:
+        """Return who still needs seeds; a slower contender than a confirmed one does not."""
+        still_open = []
+        for pool in begun.values():
+            for contender in pool:
+                verdict = self._decision(contender).verdict
+                if verdict is Verdict.CONFIRMED:
+                    break
+                if verdict is Verdict.UNDECIDED:
+                    still_open.append(contender)
+        return still_open
+
+    def _records(self, begun: Mapping[str, list[Contender]]) -> list[CandidateRecord]:
+        return [self._record(one) for pool in begun.values() for one in pool]
+
+    def _record(self, contender: Contender) -> CandidateRecord:
+        decision = self._decision(contender)
+        speed = self._stored_speed(contender.key)
+        trial = contender.trial
+        if speed is None:
+            speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
+        faster, slowest, fastest = 1.0 / speed.ratio, 1.0 / speed.high, 1.0 / speed.low
+        word = "faster" if faster >= 1.0 else "slower"
+        factor = max(faster, 1.0 / faster)
+        interval = f"95 % interval of the speed-up {slowest:.2f} to {fastest:.2f}"
+        verdict = verdict_sentence(
+            decision,
+            self._experimenter.metric_name,
+            seconds_per_pair=self._seconds_per_pair(contender.key),
+            command=self._command,
+        )
+        return CandidateRecord(
+            label=f"trial {trial.number}",
+            trial_number=trial.number,
+            target=contender.target,
+            summary=contender.config.resolve(contender.level).summary(),
+            config=contender.config.to_dict(),
+            speedup=faster,
+            speedup_low=slowest,
+            speedup_high=fastest,
+            drop=decision.bounds.mean,
+            drop_bound=decision.bounds.upper,
+            allowed_drop=contender.allowed_drop,
+            n_seeds=decision.bounds.n_pairs,
+            verdict=decision.verdict,
+            sentence=f"{verdict} It is {factor:.2f} times {word} per step than O0 ({interval}).",
+            metrics=tuple(self._pairs(contender.key)),
+        )
+
+    def _decision(self, contender: Contender) -> Decision:
+        """Judge at the last planned look that is complete, or at what there is when the first is not."""
+        pairs = self._pairs(contender.key)
+        reached = [look for look in self._looks if look <= len(pairs)]
+        diverged = any(not math.isfinite(candidate) for _, candidate in pairs)
+        at = pairs if diverged or not reached or self._out_of_time() else pairs[: reached[-1]]
+        return decide(
+            at,
+            contender.allowed_drop,
+            higher_is_better=self._experimenter.higher_is_better,
+            n_looks=len(self._looks),
+        )
+
+    def _pairs(self, key: str) -> list[tuple[float, float]]:
+        pairs = []
+        for seed in confirmation_seeds(self._file.study.seed, self._looks[-1]):
+            baseline, candidate = self._stored(self._baseline_key, seed), self._stored(key, seed)
+            if baseline is not None and candidate is not None:
+                pairs.append((_metric(baseline), _metric(candidate)))
+        return pairs
+
+    def _diverged(self, key: str) -> bool:
+        return key != self._baseline_key and any(not math.isfinite(candidate) for _, candidate in self._pairs(key))
+
+    def _train(self, key: str, config: BoostConfig, level: str, seed: int) -> None:
+        trained = self._experimenter.train(
+            config,
+            level,
+            seed=seed,
+            steps=self._steps,
+            evaluate_every=self._steps,
+            on_step=self._on_step,
+        )
+        self._keep(self._run_name(key, seed), plain(asdict(trained)))
+
+    def _speed(self, contender: Contender) -> None:
+        # The search's own measurement flatters the fastest: it was picked for being the fastest.
+        if self._stored_speed(contender.key) is not None:
+            return
+        measured = self._experimenter.speed(
+            (self._baseline, "O0"),
+            (contender.config, contender.level),
+            seed=self._file.study.seed + _FIRST_SEED,
+            rounds=self._file.speed.rounds,
+            steps_per_block=self._file.speed.steps_per_block,
+        )
+        self._keep(f"confirm_speed:{contender.key}", plain(asdict(measured)))
+
+    def _keep(self, name: str, value: dict[str, Any]) -> None:
+        self._study.set_user_attr(name, value)
+        self._known[name] = value
+
+    def _stored(self, key: str, seed: int) -> Trained | None:
+        stored = self._known.get(self._run_name(key, seed))
+        return None if stored is None else read_trained(stored)
+
+    def _stored_speed(self, key: str) -> SpeedMeasured | None:
+        stored = self._known.get(f"confirm_speed:{key}")
+        return None if stored is None else read_speed(stored)
+
+    def _run_name(self, key: str, seed: int) -> str:
+        return f"confirm:{key}:{seed}:{self._steps}"
+
+    def _seconds_per_pair(self, key: str) -> float:
+        seconds = []
+        for plan in (self._baseline_key, key):
+            runs = [
+                stored.seconds
+                for seed in confirmation_seeds(self._file.study.seed, self._looks[-1])
+                if (stored := self._stored(plan, seed)) is not None
+            ]
+            seconds.append(sum(runs) / len(runs) if runs else math.nan)
+        return sum(seconds)
+
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._on_run is not None:
+            self._on_run(done, total)
+
+
+def _metric(trained: Trained) -> float:
+    return math.nan if trained.diverged else trained.metric

@@ -1,0 +1,21 @@
+"""What can be wrong with a study, as sentences for the person who asked for it."""
+
+from __future__ import annotations
+
+__all__ = ["StudyBusyError", "StudyChangedError", "StudyError", "StudyFailedError"]
+
+
+class StudyError(ValueError):
+    """The study asks for something that cannot be; the message is one sentence."""
+
+
+class StudyChangedError(StudyError):
+    """The question changed since the stored study began; the message says what changed and asks for ``--fresh``."""
+
+
+class StudyBusyError(StudyError):
+    """Another process is tuning this study right now."""
+
+
+class StudyFailedError(RuntimeError):
+    """The work itself failed: O0 does not train, or one trial after the other fails."""

@@ -1,0 +1,269 @@
+"""The few things a study asks of an experiment, and their default answers.
+
+The search knows trials, plans and verdicts; how a network is trained it leaves to an `Experimenter`. The default one
+calls ``workbench.experiments``, which is imported when the first run begins, so that reading a study's state needs no
+torch. Tests put a deterministic fake in its place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from workbench.config import BoostConfig
+
+__all__ = ["Experimenter", "PolicyOutcome", "RunStep", "SpeedMeasured", "TaskExperimenter", "Trained"]
+
+Side = tuple[BoostConfig, str]
+"""A configuration and its boost level."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Where a run stands, for progress displays: micro-batches done and planned, last metric (NaN before the first)."""
+
+    step: int
+    steps: int
+    metric: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one training run gave.
+
+    Args:
+        metric: Final metric in the task's unit; NaN when the run ended early.
+        curve: Pairs (micro-batches, metric).
+        seconds: Wall-clock time.
+        diverged: Whether the loss became NaN or inf, or the loss scale collapsed.
+        message: One sentence when it did not end as planned.
+        path: Run directory, relative to the study; empty when nothing was recorded.
+        overflows: Updates whose gradients overflowed.
+        steps: Micro-batches trained.
+    """
+
+    metric: float
+    curve: tuple[tuple[int, float], ...]
+    seconds: float
+    diverged: bool = False
+    message: str = ""
+    path: str = ""
+    overflows: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedMeasured:
+    """Step time relative to O0 with its 95 % interval; smaller is faster."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOutcome:
+    """What replay predicts for one loss-scale policy.
+
+    Args:
+        init: Initial scale.
+        factor: Growth and back-off factor.
+        window: Finite steps before the scale grows.
+        overflows: Predicted overflows, with ``overflows_low`` and ``overflows_high`` as error bar.
+        overflows_low: See ``overflows``.
+        overflows_high: See ``overflows``.
+        wasted_share: Share of updates that are skipped, in [0, 1].
+        underflow_share: Mean share of gradient elements that underflow, in [0, 1]; NaN when not recorded.
+        final_scale: Scale at the end.
+    """
+
+    init: float
+    factor: float
+    window: int
+    overflows: float
+    overflows_low: float
+    overflows_high: float
+    wasted_share: float
+    underflow_share: float
+    final_scale: float
+
+
+class Experimenter(Protocol):
+    """What the search needs from whoever trains."""
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the task's metric."""
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction of the metric."""
+
+    @property
+    def data_hash(self) -> str:
+        """Hash of the training data; empty when unknown."""
+
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data as plain values."""
+
+    def train(
+        self,
+        config: BoostConfig,
+        level: str,
+        *,
+        seed: int,
+        steps: int,
+        evaluate_every: int,
+        run_id: str = "",
+        exponents_every: int = 0,
+        on_evaluation: Callable[[int, float], bool] | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+    ) -> Trained:
+        """Train; ``on_evaluation(step, metric)`` ends the run by returning True; no ``run_id``, no record."""
+
+    def speed(self, baseline: Side, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> SpeedMeasured:
+        """Measure the candidate's step time relative to the baseline's by interleaved blocks."""
+
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+        """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
+
+
+class TaskExperimenter:
+    """Train a task of ``workbench.tasks`` with ``workbench.experiments``.
+
+    Args:
+        task: Task as named on the command line.
+        device: Device name, or ``"auto"``.
+        runs: Folder of the run directories.
+
+    Raises:
+        ValueError: When the task or the device does not exist.
+    """
+
+    def __init__(self, task: str, device: str, runs: Path) -> None:
+        from workbench import devices
+        from workbench.tasks import load_task
+
+        self._task = load_task(task)
+        self._device = devices.select_device(device)
+        self._runs = runs
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the task's metric."""
+        return str(self._task.metric_name)
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Direction of the metric."""
+        return bool(self._task.higher_is_better)
+
+    @property
+    def data_hash(self) -> str:
+        """Hash of the training data; empty when unknown."""
+        return str(self._task.data_hash)
+
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data as plain values."""
+        from workbench import devices
+        from workbench.telemetry import collect_environment
+
+        device = {**devices.hardware_summary(), "device": devices.device_name(self._device)}
+        return dict(collect_environment(device=device, data_hash=self.data_hash, task=self._task.name))
+
+    def train(
+        self,
+        config: BoostConfig,
+        level: str,
+        *,
+        seed: int,
+        steps: int,
+        evaluate_every: int,
+        run_id: str = "",
+        exponents_every: int = 0,
+        on_evaluation: Callable[[int, float], bool] | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+    ) -> Trained:
+        """Train one run, recorded under ``runs/<run_id>``."""
+        from workbench.experiments.run import RunProgress, run_task
+
+        def tell(progress: RunProgress) -> None:
+            if on_step is not None:
+                on_step(RunStep(progress.step, progress.steps, progress.metric))
+
+        if run_id:
+            self._runs.mkdir(parents=True, exist_ok=True)
+            run_id = self._free_name(run_id)
+        result = run_task(
+            self._task,
+            config,
+            level=level,
+            steps=steps,
+            seed=seed,
+            device=self._device,
+            out=self._runs if run_id else None,
+            run_id=run_id or None,
+            evaluate_every=evaluate_every,
+            exponents_every=exponents_every,
+            on_progress=tell,
+            on_evaluation=on_evaluation,
+        )
+        return Trained(
+            metric=float(result.metric),
+            curve=tuple((int(step), float(value)) for step, value in result.curve),
+            seconds=float(result.seconds),
+            diverged=bool(result.diverged),
+            message=result.message,
+            path="" if result.path is None else result.path.relative_to(self._runs.parent).as_posix(),
+            overflows=int(result.overflows),
+            steps=int(result.steps),
+        )
+
+    def speed(self, baseline: Side, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> SpeedMeasured:
+        """Measure by interleaved blocks in this process."""
+        from workbench.experiments.speed_ratio import measure_speed_ratio
+
+        measured = measure_speed_ratio(
+            self._task,
+            baseline,
+            candidate,
+            device=self._device,
+            seed=seed,
+            rounds=rounds,
+            steps_per_block=steps_per_block,
+        )
+        return SpeedMeasured(float(measured.ratio), float(measured.low), float(measured.high))
+
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+        """Replay a recorded run."""
+        from workbench.experiments.replay import replay
+        from workbench.scaling import ScalePolicy
+        from workbench.telemetry import read_run
+
+        asked = [
+            ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"]))
+            for policy in policies
+        ]
+        table = replay(read_run(self._runs.parent / run_path), asked).table
+        return [
+            PolicyOutcome(
+                init=float(row["init"]),
+                factor=float(row["factor"]),
+                window=int(row["window"]),
+                overflows=float(row["overflows"]),
+                overflows_low=float(row.get("overflows_low", math.nan)),
+                overflows_high=float(row.get("overflows_high", math.nan)),
+                wasted_share=float(row["wasted_share"]),
+                underflow_share=float(row["underflow_share"]),
+                final_scale=float(row["final_scale"]),
+            )
+            for row in table.to_dict("records")
+        ]
+
+    def _free_name(self, run_id: str) -> str:
+        """Return a name that no run has; what an interrupted run left behind stays to be looked at."""
+        names = (run_id, *(f"{run_id}.{attempt}" for attempt in range(2, 10_000)))
+        return next(name for name in names if not (self._runs / name).exists())

@@ -1,0 +1,405 @@
+"""What one trial does: draw a configuration, measure its speed, train it, score it against O0.
+
+Scoring is arithmetic on a finished measurement (`score`), so an equal plan met again is scored from what is stored,
+at its own level's allowed drop, without training. Everything a later stage needs goes into the trial's user
+attributes as it becomes known; a trial that is interrupted finds there what it has already measured.
+
+Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
+step is the step number times the relative step time, in O0 steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.tuning.errors import StudyFailedError
+from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
+from workbench.tuning.search_space import Suggestion, all_off, suggest
+from workbench.tuning.study_file import StudyFile
+
+__all__ = [
+    "Baseline",
+    "Objective",
+    "Score",
+    "baseline_trial",
+    "deficit_at_equal_time",
+    "metric_deficit",
+    "score",
+    "steps_to_target",
+]
+
+_PENALTY = 10.0
+"""Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """O0's run, against which everything is scored.
+
+    Args:
+        metric: Final metric.
+        curve: Pairs (micro-batches, metric), in increasing order.
+        higher_is_better: Direction of the metric.
+        budget_steps: Micro-batches of a trial.
+    """
+
+    metric: float
+    curve: tuple[tuple[int, float], ...]
+    higher_is_better: bool
+    budget_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a measurement is worth.
+
+    Args:
+        values: Objective values, one or (pareto) two; always finite.
+        deficit: Metric deficit against O0; inf when the run diverged.
+        allowed: Allowed drop.
+        steps_to_target: Micro-batches to O0's final metric less the allowed drop; inf when not reached.
+        constraint: Finite number, at most 0 when the deficit is allowed.
+    """
+
+    values: tuple[float, ...]
+    deficit: float
+    allowed: float
+    steps_to_target: float
+    constraint: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the deficit stays within the allowed drop."""
+        return self.constraint <= 0.0
+
+
+def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) -> float:
+    """Return how far a metric lies on the wrong side of the baseline's, in its unit; inf when it is NaN."""
+    if math.isnan(metric):
+        return math.inf
+    return baseline - metric if higher_is_better else metric - baseline
+
+
+def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
+    """Return when a curve first reaches a target.
+
+    Args:
+        curve: Pairs (micro-batches, metric), in increasing order.
+        target: Metric to reach.
+        higher_is_better: Direction of the metric.
+
+    Returns:
+        Micro-batches, interpolated linearly between evaluations; inf when the target is never reached.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    before: tuple[int, float] | None = None
+    for step, metric in curve:
+        if sign * (metric - target) >= 0.0:
+            if before is None or math.isnan(before[1]):
+                return float(step)
+            share = (target - before[1]) / (metric - before[1])
+            return before[0] + share * (step - before[0])
+        before = (step, metric)
+    return math.inf
+
+
+def deficit_at_equal_time(baseline: Baseline, step: int, metric: float, relative_step_time: float) -> float | None:
+    """Return the metric deficit against O0's curve after the same time.
+
+    Args:
+        baseline: O0's run.
+        step: Micro-batches of the trial so far.
+        metric: Its metric there.
+        relative_step_time: Its step time / O0's.
+
+    Returns:
+        Deficit (positive = worse), inf for a NaN metric; None before O0's first evaluation, when nothing is known.
+        After O0's last evaluation O0 keeps its final metric.
+    """
+    time = step * relative_step_time
+    if not baseline.curve or time < baseline.curve[0][0]:
+        return None
+    reached = baseline.curve[-1][1]
+    for (left, low), (right, high) in zip(baseline.curve, baseline.curve[1:], strict=False):
+        if left <= time < right:
+            reached = low + (high - low) * (time - left) / (right - left)
+            break
+    return metric_deficit(reached, metric, higher_is_better=baseline.higher_is_better)
+
+
+def score(trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: float, objective: str) -> Score:
+    """Score a measurement.
+
+    Args:
+        trained: The run.
+        speed: Its relative step time.
+        baseline: O0's run.
+        allowed: Allowed drop, in the metric's unit.
+        objective: ``"time_to_target"``, ``"speed"`` or ``"pareto"``.
+
+    Returns:
+        The score. A target that is not reached is censored at the budget; a diverged run gets a finite penalty.
+    """
+    higher = baseline.higher_is_better
+    sign = 1.0 if higher else -1.0
+    diverged = trained.diverged or math.isnan(trained.metric)
+    deficit = math.inf if diverged else metric_deficit(baseline.metric, trained.metric, higher_is_better=higher)
+    target = baseline.metric - sign * allowed
+    steps = math.inf if diverged else steps_to_target(trained.curve, target, higher_is_better=higher)
+    ratio = speed.ratio if math.isfinite(speed.ratio) else _PENALTY
+    scale = abs(baseline.metric) + 1.0
+    constraint = min(deficit - allowed, _PENALTY * scale)
+    if objective == "pareto":
+        metric = baseline.metric - sign * scale if diverged else trained.metric
+        return Score((metric, max(ratio, _PENALTY) if diverged else ratio), deficit, allowed, steps, constraint)
+    if objective == "speed":
+        value = _PENALTY * max(ratio, 1.0) if diverged else ratio
+    elif diverged:
+        value = _PENALTY * max(ratio, 1.0) * baseline.budget_steps
+    else:
+        value = ratio * min(steps, float(baseline.budget_steps))
+    return Score((value,), deficit, allowed, steps, constraint)
+
+
+def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
+    """Return the finished trial that is O0, or None while there is none."""
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
+
+
+def read_trained(stored: dict[str, Any]) -> Trained:
+    """Rebuild a run from what a trial stores."""
+    curve = tuple((int(step), _number(metric)) for step, metric in stored["curve"])
+    return Trained(**{**stored, "metric": _number(stored["metric"]), "curve": curve})
+
+
+def read_speed(stored: dict[str, Any]) -> SpeedMeasured:
+    """Rebuild a speed measurement from what a trial stores."""
+    return SpeedMeasured(**{name: _number(value) for name, value in stored.items()})
+
+
+def plain(value: Any) -> Any:
+    """Return a value as strict JSON: NaN and infinities become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+class Objective:
+    """Run one trial.
+
+    Args:
+        file: The study.
+        study: The Optuna study.
+        experimenter: Who trains.
+        allowed_drops: Allowed drop per export.
+        on_step: Told while a trial trains.
+    """
+
+    def __init__(
+        self,
+        file: StudyFile,
+        study: optuna.Study,
+        experimenter: Experimenter,
+        allowed_drops: dict[str, float],
+        on_step: Callable[[RunStep], None] | None = None,
+    ) -> None:
+        self._file = file
+        self._study = study
+        self._experimenter = experimenter
+        self._allowed = {"O0": allowed_drops["o1"], "O1": allowed_drops["o1"], "O2": allowed_drops["o2"]}
+        self._base = file.base_config()
+        self._dimensions = file.dimensions
+        self._on_step = on_step
+
+    def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
+        """Run the trial and return its objective values.
+
+        Raises:
+            optuna.TrialPruned: When it is not worth finishing.
+            StudyFailedError: When O0 itself does not train.
+        """
+        is_baseline = bool(trial.user_attrs.get("baseline"))
+        try:
+            suggestion = self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base)
+            plan = suggestion.config.resolve(suggestion.level)
+        except ConfigError as error:
+            return self._refused(trial, str(error))
+        trial.set_user_attr("level", suggestion.level)
+        trial.set_user_attr("config", suggestion.config.to_dict())
+        trial.set_user_attr("parameters", plain(dict(suggestion.parameters)))
+        trial.set_user_attr("summary", plan.summary())
+        trial.set_user_attr("plan_key", plan.key())
+        trial.set_user_attr("allowed_drop", self._allowed[suggestion.level])
+        if is_baseline:
+            return self._run_baseline(trial, suggestion)
+        twin = self._equal_plan(plan.key(), trial.number)
+        if twin is not None:
+            return self._repeat(trial, twin, suggestion.level)
+        return self._run(trial, suggestion)
+
+    def _baseline(self, trial: optuna.Trial) -> Suggestion:
+        # The level is drawn (it was enqueued as O0) so that the sampler learns from this trial, too.
+        parameters: dict[str, Any] = {}
+        for dimension in self._dimensions:
+            if dimension.path == "level" and "O0" in dimension.choices:
+                parameters["level"] = dimension.draw(trial)
+        return Suggestion("O0", all_off(self._base), parameters)
+
+    def _run_baseline(self, trial: optuna.Trial, suggestion: Suggestion) -> tuple[float, ...]:
+        trained = self._train(trial, suggestion, None)
+        trial.set_user_attr("trained", plain(asdict(trained)))
+        if trained.diverged or math.isnan(trained.metric):
+            why = trained.message or f"its {self._experimenter.metric_name} is NaN"
+            raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
+        speed = SpeedMeasured(1.0, 1.0, 1.0)
+        trial.set_user_attr("speed", asdict(speed))
+        if self._file.study.objective != "pareto":
+            for step, _ in trained.curve:
+                self._report(trial, step, 0.0)
+        return self._finish(trial, trained, speed, self._baseline_of(trained), suggestion.level)
+
+    def _run(self, trial: optuna.Trial, suggestion: Suggestion) -> tuple[float, ...]:
+        baseline = self._stored_baseline()
+        if "speed" in trial.user_attrs:  # measured before the trial was interrupted
+            speed = read_speed(trial.user_attrs["speed"])
+        else:
+            file = self._file
+            speed = self._experimenter.speed(
+                (all_off(self._base), "O0"),
+                (suggestion.config, suggestion.level),
+                seed=file.study.seed,
+                rounds=file.speed.rounds,
+                steps_per_block=file.speed.steps_per_block,
+            )
+            trial.set_user_attr("speed", plain(asdict(speed)))
+        pruned = False
+
+        def on_evaluation(step: int, metric: float) -> bool:
+            nonlocal pruned
+            deficit = deficit_at_equal_time(baseline, step, metric, speed.ratio)
+            if deficit is None or step >= file_budget:
+                return False
+            self._report(trial, step, deficit)
+            pruned = trial.should_prune()
+            return pruned
+
+        file_budget = self._file.study.budget_steps
+        prunes = self._file.study.objective != "pareto"
+        trained = self._train(trial, suggestion, on_evaluation if prunes else None)
+        trial.set_user_attr("trained", plain(asdict(trained)))
+        if pruned:
+            last = trained.curve[-1]
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, suggestion.level))
+            trial.set_user_attr("message", f"pruned after {last[0]} steps: worse than the median at equal time")
+            raise optuna.TrialPruned
+        return self._finish(trial, trained, speed, baseline, suggestion.level)
+
+    def _repeat(self, trial: optuna.Trial, twin: FrozenTrial, level: str) -> tuple[float, ...]:
+        """Score an equal plan from what is stored; its level may allow another drop."""
+        trained, speed = read_trained(twin.user_attrs["trained"]), read_speed(twin.user_attrs["speed"])
+        trial.set_user_attr("trained", twin.user_attrs["trained"])
+        trial.set_user_attr("speed", twin.user_attrs["speed"])
+        trial.set_user_attr("repeats", twin.number)
+        note = f"same plan as trial {twin.number}, not run again"
+        trial.set_user_attr("message", note)
+        if self._file.study.objective != "pareto":
+            for step, deficit in twin.intermediate_values.items():
+                self._report(trial, step, deficit)
+        baseline = self._stored_baseline()
+        if twin.state == TrialState.PRUNED:
+            self._constrain(trial, self._pruned_constraint(baseline, trained.curve[-1], speed.ratio, level))
+            raise optuna.TrialPruned
+        return self._finish(trial, trained, speed, baseline, level)
+
+    def _finish(
+        self, trial: optuna.Trial, trained: Trained, speed: SpeedMeasured, baseline: Baseline, level: str
+    ) -> tuple[float, ...]:
+        scored = score(trained, speed, baseline, self._allowed[level], self._file.study.objective)
+        trial.set_user_attr("score", plain({**asdict(scored), "feasible": scored.feasible}))
+        if trained.message and "repeats" not in trial.user_attrs:
+            trial.set_user_attr("message", trained.message)
+        self._constrain(trial, scored.constraint)
+        return scored.values
+
+    def _refused(self, trial: optuna.Trial, sentence: str) -> tuple[float, ...]:
+        """Score a combination of values that the configuration itself refuses."""
+        baseline = self._stored_baseline()
+        nothing = Trained(math.nan, (), 0.0, diverged=True, message=sentence)
+        scored = score(nothing, SpeedMeasured(1.0, 1.0, 1.0), baseline, 0.0, self._file.study.objective)
+        trial.set_user_attr("message", f"not a valid configuration: {sentence}")
+        self._constrain(trial, scored.constraint)
+        return scored.values
+
+    def _train(
+        self, trial: optuna.Trial, suggestion: Suggestion, on_evaluation: Callable[[int, float], bool] | None
+    ) -> Trained:
+        return self._experimenter.train(
+            suggestion.config,
+            suggestion.level,
+            seed=self._file.study.seed,
+            steps=self._file.study.budget_steps,
+            evaluate_every=self._file.evaluate_every,
+            run_id=f"trial_{trial.number:04d}",
+            on_evaluation=on_evaluation,
+            on_step=self._on_step,
+        )
+
+    def _report(self, trial: optuna.Trial, step: int, deficit: float) -> None:
+        # What an interrupted trial reported before stands: the same seed gives the same curve.
+        if step not in self._frozen(trial.number).intermediate_values:
+            trial.report(min(deficit, 1e30), step)
+
+    def _constrain(self, trial: optuna.Trial, value: float) -> None:
+        if "metric_deficit" not in trial.constraints:
+            trial.set_constraint("metric_deficit", value)
+
+    def _pruned_constraint(self, baseline: Baseline, last: tuple[int, float], ratio: float, level: str) -> float:
+        deficit = deficit_at_equal_time(baseline, last[0], last[1], ratio)
+        limit = _PENALTY * (abs(baseline.metric) + 1.0)
+        return min((limit if deficit is None else deficit) - self._allowed[level], limit)
+
+    def _stored_baseline(self) -> Baseline:
+        trial = baseline_trial(self._study)
+        if trial is None:
+            raise StudyFailedError("the study has no finished O0 trial to compare with")
+        return self._baseline_of(read_trained(trial.user_attrs["trained"]))
+
+    def _baseline_of(self, trained: Trained) -> Baseline:
+        higher = self._experimenter.higher_is_better
+        return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
+
+    def _equal_plan(self, key: str, number: int) -> FrozenTrial | None:
+        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        twins = [
+            trial
+            for trial in finished
+            if trial.user_attrs.get("plan_key") == key and "trained" in trial.user_attrs and trial.number != number
+        ]
+        # A run that went to the end says more than a pruned one.
+        twins.sort(key=lambda trial: ("repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number))
+        return twins[0] if twins else None
+
+    def _frozen(self, number: int) -> FrozenTrial:
+        trials = self._study.get_trials(deepcopy=False)
+        return next(trial for trial in trials if trial.number == number)
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def config_of(stored: dict[str, Any]) -> BoostConfig:
+    """Rebuild a configuration from what a trial stores."""
+    return BoostConfig.from_dict(stored)

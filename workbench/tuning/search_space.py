@@ -1,0 +1,338 @@
+"""What a study may vary, and how one trial draws from it.
+
+A *dimension* is a config path (or ``level``) with the values it may take. Only dimensions that can make a difference
+are drawn: a dimension is *in effect* when two of its values give two different plans, everything drawn so far being
+equal. So ``grad_freeze.freeze_p`` is drawn only after freezing turned out to be on, whatever the reason it is on for,
+and no list of conditions has to be kept beside the one in `BoostConfig.resolve`. A switch also counts when it matters
+only together with a dimension still to be drawn: accumulation over one micro-batch, the default, is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters
+from workbench.config.errors import did_you_mean, shown
+from workbench.tuning.errors import StudyError
+
+__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "in_effect", "plan_key", "read_space", "suggest"]
+
+_RANGE_KEYS = frozenset({"low", "high", "log", "step"})
+
+
+class Draws(Protocol):
+    """The part of an Optuna trial that a suggestion needs."""
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
+        """Draw one of the choices."""
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Draw a number."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Draw a whole number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One thing that is searched.
+
+    Args:
+        path: Config path, or ``"level"``.
+        kind: ``"choice"`` for listed values, else the kind of number.
+        choices: Listed values; empty for numbers.
+        low: Smallest number; NaN for choices.
+        high: Largest number; NaN for choices.
+        log: Whether it is walked in logarithmic steps.
+        step: Grid of the numbers; None for none.
+    """
+
+    path: str
+    kind: Literal["choice", "float", "int"]
+    choices: tuple[Any, ...] = ()
+    low: float = math.nan
+    high: float = math.nan
+    log: bool = False
+    step: float | None = None
+
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        """The values that show whether the dimension matters: all choices, or both ends."""
+        if self.kind == "choice":
+            return self.choices
+        return (int(self.low), int(self.high)) if self.kind == "int" else (self.low, self.high)
+
+    def describe(self) -> Any:
+        """Return the dimension as plain TOML values, every rule spelled out."""
+        if self.kind == "choice":
+            return list(self.choices)
+        low, high = self.extremes
+        return {"low": low, "high": high, "log": self.log, "step": self.step}
+
+    def draw(self, trial: Draws) -> Any:
+        """Draw a value for one trial."""
+        if self.kind == "choice":
+            # Optuna stores plain values only; a list (betas, split points) travels as its position.
+            if all(isinstance(choice, (bool, int, float, str, type(None))) for choice in self.choices):
+                return trial.suggest_categorical(self.path, self.choices)
+            return self.choices[trial.suggest_categorical(self.path, range(len(self.choices)))]
+        if self.kind == "int":
+            low, high = self.extremes
+            return trial.suggest_int(self.path, low, high, step=int(self.step or 1), log=self.log)
+        return trial.suggest_float(self.path, self.low, self.high, step=self.step, log=self.log)
+
+    def check(self, base: BoostConfig) -> None:
+        """Check every choice, or both ends, against the configuration's own rules.
+
+        Raises:
+            StudyError: Naming the path, the rule and the value.
+        """
+        for value in self.extremes:
+            if self.path == "level":
+                if value not in LEVELS:
+                    known = ", ".join(f'"{level}"' for level in LEVELS)
+                    hint = did_you_mean(str(value), LEVELS)
+                    raise StudyError(f"[space] `level` must be one of {known}, got {shown(value)}{hint}")
+                continue
+            try:
+                base.with_values({self.path: value})
+            except ConfigError as error:
+                raise StudyError(f"[space] {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One trial's configuration.
+
+    Args:
+        level: Boost level.
+        config: Configuration.
+        parameters: What was drawn: path (``level`` included) -> value.
+    """
+
+    level: str
+    config: BoostConfig
+    parameters: Mapping[str, Any]
+
+
+def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
+    """Read the table ``[space]``.
+
+    Args:
+        content: Path -> list of values, ``{low, high, log, step}``, or true / "default" for the declared range.
+            Quoted dotted keys and TOML sub-tables mean the same.
+
+    Returns:
+        The dimensions, switches before what depends on them, otherwise in the order of the file.
+
+    Raises:
+        StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
+    """
+    known = describe_parameters()
+    dimensions = []
+    for path, value in _flattened(content, set(known)):
+        if path != "level" and path not in known:
+            hint = did_you_mean(path, [*known, "level"])
+            raise StudyError(f'[space] unknown parameter "{path}"{hint}')
+        dimensions.append(_dimension(path, value, None if path == "level" else known[path]))
+    return tuple(sorted(dimensions, key=_rank))
+
+
+def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig) -> Suggestion:
+    """Draw one trial's configuration: only what is in effect, given what was drawn before it.
+
+    Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
+    does not search the mode itself. At level O0 everything is off, whatever the switches would say.
+
+    Args:
+        trial: Optuna trial, or anything that draws.
+        dimensions: What is searched, from `read_space`.
+        base: O0's configuration, from which every trial starts.
+
+    Returns:
+        The suggestion.
+
+    Raises:
+        ConfigError: When drawn values contradict each other (for example ``init`` below ``minimum``).
+    """
+    paths = {dimension.path for dimension in dimensions}
+    searches_switches = "boost.mode" not in paths and any(path.startswith("boost.") for path in paths)
+    values: dict[str, Any] = {}
+    level = "O1"
+    for dimension in dimensions:
+        if dimension.path == "level":
+            level = values["level"] = dimension.draw(trial)
+    config = base
+    if level == "O0":
+        config = all_off(base)
+    elif searches_switches:
+        config = base.with_values({"boost.mode": "manual"})
+    waiting = [
+        dimension
+        for dimension in dimensions
+        if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
+    ]
+    while True:
+        chosen = next((one for one in waiting if in_effect(one, config, level, waiting)), None)
+        if chosen is None:
+            return Suggestion(level, config, values)
+        waiting.remove(chosen)
+        value = chosen.draw(trial)
+        values[chosen.path] = value
+        config = config.with_values({chosen.path: value})
+
+
+def in_effect(dimension: Dimension, config: BoostConfig, level: str, waiting: Sequence[Dimension] = ()) -> bool:
+    """Return whether a dimension can make a difference.
+
+    Args:
+        dimension: The dimension in question; a single choice always counts, it is a setting.
+        config: What is drawn so far.
+        level: Boost level.
+        waiting: Dimensions still to be drawn; a switch counts when it matters at one of their values.
+    """
+    extremes = dimension.extremes
+    if len(extremes) == 1 or _differ(dimension, config, level):
+        return True
+    if _rank(dimension) >= _PLAIN:
+        return False
+    return any(
+        _differ(dimension, variant, level)
+        for other in waiting
+        if other.path != dimension.path
+        for value in other.extremes
+        if (variant := _changed(config, other.path, value)) is not None
+    )
+
+
+def all_off(base: BoostConfig) -> BoostConfig:
+    """Return O0: everything switched off, precision, loss scale and optimizer as in the study's baseline."""
+    return base.with_values({"boost.mode": "disable_all"})
+
+
+def plan_key(config: BoostConfig, level: str) -> str:
+    """Return the key of the plan a configuration gives on one process; equal plans have equal keys."""
+    return config.resolve(level).key()
+
+
+def _differ(dimension: Dimension, config: BoostConfig, level: str) -> bool:
+    outcomes = set()
+    for value in dimension.extremes:
+        outcomes.add(_outcome(config, level, dimension.path, value))
+        if len(outcomes) > 1:
+            return True
+    return False
+
+
+def _outcome(config: BoostConfig, level: str, path: str, value: Any) -> str:
+    try:
+        return plan_key(config.with_values({path: value}), level)
+    except ConfigError as error:  # not being possible is an outcome of its own
+        return f"refused: {error}"
+
+
+def _changed(config: BoostConfig, path: str, value: Any) -> BoostConfig | None:
+    try:
+        return config.with_values({path: value})
+    except ConfigError:
+        return None
+
+
+# Level first, then modes, switches and names that decide what else matters, then their parameters.
+_ORDER: tuple[Callable[[str], bool], ...] = (
+    lambda path: path == "level",
+    lambda path: path == "boost.mode",
+    lambda path: path.startswith("boost."),
+    lambda path: path in {"amp.level", "optimizer.name", "loss_scale.kind"},
+    lambda path: path in {"amp.dtype", "grad_freeze.freeze_type"},
+)
+_PLAIN = len(_ORDER)
+
+
+def _rank(dimension: Dimension) -> int:
+    return next((rank for rank, belongs in enumerate(_ORDER) if belongs(dimension.path)), _PLAIN)
+
+
+def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:
+    """Open sub-tables; a table that is a parameter's own (its path is known, or it only has range keys) is a range."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        is_range = isinstance(value, Mapping) and (path in known or path == "level" or not value.keys() - _RANGE_KEYS)
+        if isinstance(value, Mapping) and not is_range:
+            flat.extend(_flattened(value, known, f"{path}."))
+        else:
+            flat.append((path, value))
+    return flat
+
+
+def _dimension(path: str, value: Any, info: Any) -> Dimension:
+    if isinstance(value, list):
+        if not value:
+            raise StudyError(f"[space] `{path}` has an empty list: name at least one value or leave it out")
+        duplicates = [item for position, item in enumerate(value) if _among(item, value[:position])]
+        if duplicates:
+            raise StudyError(f"[space] `{path}` lists {shown(duplicates[0])} twice")
+        return Dimension(path, "choice", tuple(value))
+    if value is True or value == "default":
+        return _declared(path, info)
+    if not isinstance(value, Mapping):
+        raise StudyError(
+            f"[space] `{path}` must be a list of values, {{ low, high, log, step }} or true, got {shown(value)}"
+        )
+    if info is None or info.kind not in {"float", "int"}:
+        raise StudyError(f"[space] `{path}` is no number: give a list of values instead of a range")
+    for key in value:
+        if key not in _RANGE_KEYS:
+            raise StudyError(f'[space] `{path}` has no option "{key}"{did_you_mean(key, _RANGE_KEYS)}')
+    return _range(path, value, info)
+
+
+def _range(path: str, value: Mapping[str, Any], info: Any) -> Dimension:
+    low, high = value.get("low", info.low), value.get("high", info.high)
+    log = value.get("log", info.log if "low" not in value and "high" not in value else False)
+    step = value.get("step")
+    if low is None or high is None:
+        raise StudyError(f"[space] `{path}` has no declared search range: give both low and high")
+    wanted: tuple[type, ...] = (int,) if info.kind == "int" else (int, float)
+    numbers: dict[str, Any] = {"low": low, "high": high, **({"step": step} if step is not None else {})}
+    for name, number in numbers.items():
+        whole = info.kind == "int" and isinstance(number, float) and number.is_integer() and name not in value
+        if whole:
+            continue  # declared ranges are floats in config, whatever the parameter's kind
+        if type(number) not in wanted or not math.isfinite(number):  # a bool is no number here
+            noun = "a whole number" if info.kind == "int" else "a finite number"
+            raise StudyError(f"[space] `{path}`: `{name}` must be {noun}, got {shown(number)}")
+    if not isinstance(log, bool):
+        raise StudyError(f"[space] `{path}`: `log` must be true or false, got {shown(log)}")
+    if not low <= high:
+        raise StudyError(f"[space] `{path}`: `low` must not exceed `high`, got low {low:g} and high {high:g}")
+    if step is not None and not step > 0:
+        raise StudyError(f"[space] `{path}`: `step` must be greater than 0, got {step:g}")
+    if log and not low > 0:
+        raise StudyError(f"[space] `{path}`: a logarithmic range must begin above 0, got low {low:g}")
+    if log and step is not None:
+        raise StudyError(f"[space] `{path}`: `log` and `step` exclude each other")
+    return Dimension(path, info.kind, (), float(low), float(high), log, None if step is None else float(step))
+
+
+def _declared(path: str, info: Any) -> Dimension:
+    if info is None:
+        return Dimension(path, "choice", tuple(LEVELS))
+    if info.kind == "bool":
+        return Dimension(path, "choice", (False, True))
+    if info.kind == "choice":
+        return Dimension(path, "choice", tuple(choice for choice in info.choices if choice is not None))
+    if info.kind not in {"float", "int"} or info.low is None or info.high is None:
+        raise StudyError(f"[space] `{path}` has no declared search range: list its values or give low and high")
+    step = None if info.step is None else float(info.step)
+    return Dimension(path, info.kind, (), float(info.low), float(info.high), bool(info.log), step)
+
+
+def _among(item: Any, others: Sequence[Any]) -> bool:
+    return any(type(item) is type(other) and item == other for other in others)

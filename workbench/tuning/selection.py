@@ -1,0 +1,117 @@
+"""Which trials compete for an export, and which candidate is taken.
+
+An export is for a boost level. A trial competes for it when its configuration means the same plan at that level (on
+one device O1 and O2 often do), its metric stayed within the drop that this export allows, and it beats O0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.tuning.objective import steps_to_target
+
+__all__ = ["TARGETS", "choose", "competing_trials", "cost", "with_policy"]
+
+TARGETS = {"o1": "O1", "o2": "O2"}
+"""Export -> boost level at which it is loaded."""
+
+
+def competing_trials(
+    trials: Sequence[TrialRecord],
+    baseline: TrialRecord,
+    target: str,
+    allowed_drop: float,
+    *,
+    objective: str,
+    higher_is_better: bool,
+) -> list[TrialRecord]:
+    """Return the trials that compete for an export, best first.
+
+    Args:
+        trials: All trials of the study.
+        baseline: The O0 trial.
+        target: ``"o1"`` or ``"o2"``.
+        allowed_drop: Drop this export allows, in the metric's unit.
+        objective: What the study minimises.
+        higher_is_better: Direction of the metric.
+
+    Returns:
+        Trials with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
+        ``steps_to_target`` is that of this export's target.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    goal = baseline.metric - sign * allowed_drop
+
+    def aimed(trial: TrialRecord) -> TrialRecord:
+        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+        return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
+
+    limit = cost(aimed(baseline), objective)
+    seen = {_key(baseline, baseline.level)}
+    found = []
+    for trial in trials:
+        if trial.state != "complete" or trial.number == baseline.number or not trial.config:
+            continue
+        key = _key(trial, trial.level)
+        fits = trial.metric_deficit <= allowed_drop  # False for NaN: a diverged trial never fits
+        if not fits or key in seen or key != _key(trial, TARGETS[target]):
+            continue
+        candidate = aimed(trial)
+        if cost(candidate, objective) < limit:
+            seen.add(key)
+            found.append(candidate)
+    return sorted(found, key=lambda trial: (cost(trial, objective), trial.number))
+
+
+def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = None) -> float:
+    """Return what a trial costs, in O0 steps (time_to_target) or O0 step times; inf when unknown.
+
+    Args:
+        trial: The trial.
+        objective: What the study minimises.
+        relative_step_time: A newer measurement than the trial's own.
+    """
+    ratio = trial.relative_step_time if relative_step_time is None else relative_step_time
+    value = ratio * trial.steps_to_target if objective == "time_to_target" else ratio
+    return math.inf if math.isnan(value) else value
+
+
+def choose(
+    candidates: Sequence[CandidateRecord], costs: Mapping[int, float], *, require_confirmed: bool = False
+) -> CandidateRecord | None:
+    """Return the best candidate that is not refuted.
+
+    Args:
+        candidates: Judged candidates of one export.
+        costs: Trial number -> cost; candidates without an entry come last.
+        require_confirmed: Accept confirmed candidates only.
+
+    Returns:
+        The candidate; None when none is left and O0 has to be exported.
+    """
+    accepted = {Verdict.CONFIRMED} if require_confirmed else {Verdict.CONFIRMED, Verdict.UNDECIDED}
+    left = [one for one in candidates if one.verdict in accepted]
+    return min(left, key=lambda one: (costs.get(one.trial_number, math.inf), one.trial_number), default=None)
+
+
+def with_policy(config: BoostConfig, policy: Mapping[str, float] | None, searched: Sequence[str]) -> BoostConfig:
+    """Return a configuration with a loss-scale policy, except for what the study searched itself.
+
+    The kind of loss scale is left to its rule, so a policy found in float16 changes nothing in a float32 plan and is
+    ready when mixed precision is switched on.
+    """
+    if policy is None:
+        return config
+    values = {f"loss_scale.{name}": policy[name] for name in ("init", "factor", "window")}
+    return config.with_values({path: value for path, value in values.items() if path not in searched})
+
+
+def _key(trial: TrialRecord, level: str) -> str:
+    try:
+        return BoostConfig.from_dict(trial.config).resolve(level).key()
+    except ConfigError as error:
+        return f"refused: {error}"

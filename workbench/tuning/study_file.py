@@ -1,0 +1,335 @@
+"""The question a study asks: ``study.toml``, read, checked and said back in one canonical form.
+
+The file is checked completely before anything runs: names against the configuration and Optuna, ranges against the
+rules of each parameter. A message names the file, the path, the rule and the nearest known name.
+
+The canonical form (`StudyFile.canonical`) is what the storage keeps: comments and layout may change freely, a changed
+value is a different question and needs ``--fresh``.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.config.errors import did_you_mean, sentence_of
+from workbench.tuning.errors import StudyError
+from workbench.tuning.sampling import make_pruner, make_sampler
+from workbench.tuning.search_space import Dimension, read_space
+
+__all__ = [
+    "AllowedDrop",
+    "ConfirmSection",
+    "LossScaleReplaySection",
+    "NamedOptions",
+    "SpeedSection",
+    "StudyFile",
+    "StudySection",
+    "parse_study",
+    "read_study",
+]
+
+_ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}
+"""Half a point for the safe level, three points for the bold one; only accuracies share a unit that allows defaults."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StudySection(_Part):
+    """``[study]``: what is trained, how long, and what counts.
+
+    Attributes:
+        name: Name of the study; empty takes the folder's.
+        task: Task as on the command line.
+        seed: Seed of the search (>= 0); confirmation uses others.
+        budget_steps: Micro-batches of one trial.
+        evaluate_every: Micro-batches between two evaluations; None means a tenth of the budget.
+        n_trials: Finished trials of the whole study, O0 included.
+        timeout_seconds: Time of one ``tune`` command for everything; None means no limit.
+        objective: What is minimised.
+        device: Where to train.
+    """
+
+    name: str = ""
+    task: str = Field(min_length=1)
+    seed: int = Field(0, ge=0)
+    budget_steps: int = Field(ge=1)
+    evaluate_every: int | None = Field(None, ge=1)
+    n_trials: int = Field(ge=1)
+    timeout_seconds: float | None = Field(None, gt=0)
+    objective: Literal["time_to_target", "speed", "pareto"] = "time_to_target"
+    device: str = "auto"
+
+
+class AllowedDrop(_Part):
+    """``[allowed_drop]``: how much of the metric each export may cost, absolute, in the metric's unit."""
+
+    o1: float | None = Field(None, ge=0)
+    o2: float | None = Field(None, ge=0)
+
+
+class NamedOptions(BaseModel):
+    """``[sampler]`` and ``[pruner]``: a name, and options of the Optuna class behind it as further keys."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further keys."""
+        return dict(self.model_extra or {})
+
+
+class SpeedSection(_Part):
+    """``[speed]``: how a trial's step time is compared with O0's.
+
+    Attributes:
+        rounds: Pairs of blocks (A B), at least 2.
+        steps_per_block: Micro-batches per block.
+    """
+
+    rounds: int = Field(8, ge=2)
+    steps_per_block: int = Field(6, ge=1)
+
+
+class LossScaleReplaySection(_Part):
+    """``[loss_scale_replay]``: choose the loss-scale policy from one recorded run.
+
+    Attributes:
+        enabled: Whether to do it.
+        steps: Micro-batches of the recording.
+        amp_level: Mixed-precision level of the recording.
+        dtype: Low-precision type; only float16 needs a scale.
+        init: Loss scale the recording begins with; a large one shows where overflows begin.
+        window: Growth window of the recording, short so that the scale keeps probing upward.
+        exponents_every: Steps between two exponent counts.
+        init_choices: Initial scales that are judged.
+        factor_choices: Factors that are judged.
+        window_choices: Growth windows that are judged.
+        max_underflow_share: Gradient share that may underflow on average, in [0, 1].
+        verify_steps: Micro-batches of the rerun under the chosen policy; None means as many as were recorded.
+    """
+
+    enabled: bool = True
+    steps: int = Field(60, ge=2)
+    amp_level: Literal["O2"] = "O2"
+    dtype: Literal["float16"] = "float16"
+    init: float = Field(2.0**24, ge=1)
+    window: int = Field(20, ge=1)
+    exponents_every: int = Field(2, ge=1)
+    init_choices: list[float] = Field(default_factory=lambda: [2.0**power for power in range(8, 25, 2)], min_length=1)
+    factor_choices: list[float] = Field(default_factory=lambda: [2.0, 4.0], min_length=1)
+    window_choices: list[int] = Field(default_factory=lambda: [20, 50, 100, 200, 500, 1000, 2000], min_length=1)
+    max_underflow_share: float = Field(0.01, ge=0, le=1)
+    verify_steps: int | None = Field(None, ge=1)
+
+
+class ConfirmSection(_Part):
+    """``[confirm]``: train the best candidates again, paired with O0 over fresh seeds.
+
+    Attributes:
+        enabled: Whether to do it; without it candidates stay undecided.
+        seeds_min: Seeds before the first look.
+        seeds_max: Seeds at the last look.
+        candidates: Best candidates per export that are confirmed at once.
+        steps: Micro-batches per run; None means the trial's budget.
+        time_share: Share of ``timeout_seconds`` kept for it, in [0, 1).
+    """
+
+    enabled: bool = True
+    seeds_min: int = Field(5, ge=2)
+    seeds_max: int = Field(20, ge=2)
+    candidates: int = Field(2, ge=1)
+    steps: int | None = Field(None, ge=1)
+    time_share: float = Field(0.4, ge=0, lt=1)
+
+
+class StudyFile(_Part):
+    """A whole ``study.toml``, checked.
+
+    Attributes:
+        study: What is trained, how long, and what counts.
+        baseline: What O0 means here, as nested sections of a boost_config; every candidate starts from it.
+        allowed_drop: Allowed drop per export.
+        sampler: Sampler and its options.
+        pruner: Pruner and its options.
+        speed: How speed is measured.
+        loss_scale_replay: Loss-scale policy by replay; None when the study does not ask for it.
+        confirm: Confirmation.
+        space: What is searched; filled from ``[space]``.
+    """
+
+    study: StudySection
+    baseline: dict[str, Any] = Field(default_factory=dict)
+    allowed_drop: AllowedDrop = AllowedDrop()
+    sampler: NamedOptions = NamedOptions(name="tpe")
+    pruner: NamedOptions = NamedOptions(name="median")
+    speed: SpeedSection = SpeedSection()
+    loss_scale_replay: LossScaleReplaySection | None = None
+    confirm: ConfirmSection = ConfirmSection()
+    space: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """What is searched, switches first."""
+        return read_space(self.space)
+
+    @property
+    def evaluate_every(self) -> int:
+        """Micro-batches between two evaluations."""
+        return self.study.evaluate_every or max(self.study.budget_steps // 10, 1)
+
+    def base_config(self) -> BoostConfig:
+        """Return O0's configuration, from which every candidate starts."""
+        return BoostConfig.from_dict(_nested(self.baseline))
+
+    def allowed_drops(self, metric: str) -> dict[str, float]:
+        """Return the allowed drop of each export for a metric.
+
+        Args:
+            metric: Name of the task's metric.
+
+        Returns:
+            ``{"o1": ..., "o2": ...}`` in the metric's unit.
+
+        Raises:
+            StudyError: When the metric is no accuracy and the file names no drop for it.
+        """
+        given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
+        is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
+        drops: dict[str, float] = {}
+        for target, drop in given.items():
+            if drop is None and not is_accuracy:
+                raise StudyError(
+                    f"`allowed_drop.{target}` must be given for the metric {metric!r}: only accuracies have a default"
+                )
+            drops[target] = _ACCURACY_DROPS[target] if drop is None else drop
+        return drops
+
+    def canonical(self) -> dict[str, Any]:
+        """Return the content as plain values, defaults filled in: equal for two files that ask the same."""
+        content = self.model_dump(mode="json")
+        content["baseline"] = _flat(_nested(self.baseline))
+        content["space"] = {dimension.path: dimension.describe() for dimension in self.dimensions}
+        return content
+
+
+def read_study(path: str | Path) -> StudyFile:
+    """Read and check a study.
+
+    Args:
+        path: Folder of the study, or its ``study.toml``.
+
+    Returns:
+        The checked study; its name is the folder's when the file gives none.
+
+    Raises:
+        StudyError: When the file is missing, unreadable or breaks a rule.
+    """
+    path = Path(path)
+    if path.suffix != ".toml":
+        path = path / "study.toml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise StudyError(f"{path}: there is no such study file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: cannot be read ({error})") from None
+    return parse_study(text, source=str(path), default_name=path.resolve().parent.name)
+
+
+def parse_study(text: str, *, source: str = "study.toml", default_name: str = "study") -> StudyFile:
+    """Check the text of a study file.
+
+    Args:
+        text: TOML.
+        source: Name of the file for messages.
+        default_name: Name of the study when the text gives none.
+
+    Raises:
+        StudyError: When it is no TOML or breaks a rule.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{source}: is not valid TOML: {error}") from None
+    try:
+        return _checked(content, default_name)
+    except ValidationError as error:
+        raise StudyError(f"{source}: {_sentence(error)}") from None
+    except (ConfigError, StudyError) as error:
+        raise StudyError(f"{source}: {error}") from None
+
+
+def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
+    file = StudyFile.model_validate(content)
+    if not file.study.name:
+        file = file.model_copy(update={"study": file.study.model_copy(update={"name": default_name})})
+    try:
+        base = file.base_config()
+    except ConfigError as error:
+        raise StudyError(f"[baseline] {error}") from None
+    for dimension in file.dimensions:
+        dimension.check(base)
+    evaluate_every = file.study.evaluate_every
+    if evaluate_every is not None and evaluate_every > file.study.budget_steps:
+        raise StudyError(
+            f"`study.evaluate_every` must not exceed `study.budget_steps` ({file.study.budget_steps}), "
+            f"got {evaluate_every}"
+        )
+    if file.confirm.seeds_max < file.confirm.seeds_min:
+        raise StudyError(
+            f"`confirm.seeds_max` must be at least `confirm.seeds_min` ({file.confirm.seeds_min}), "
+            f"got {file.confirm.seeds_max}"
+        )
+    # Built once only to see that names and options are right; the search builds its own.
+    make_sampler(file.sampler.name, file.sampler.options, seed=0, n_trials=file.study.n_trials)
+    make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
+    return file
+
+
+def _sentence(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    if problem["type"] == "missing":
+        path = ".".join(str(part) for part in problem["loc"])
+        return f"`{path}` is missing"
+    if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+        name = str(problem["loc"][0])
+        return f'unknown section "{name}"{did_you_mean(name, StudyFile.model_fields)}'
+    return sentence_of(error, StudyFile)
+
+
+def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn quoted dotted keys into sections, so that both TOML spellings mean the same."""
+    nested: dict[str, Any] = {}
+    for key, value in content.items():
+        *sections, name = key.split(".")
+        place = nested
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise StudyError(f"[baseline] `{key}` and `{section}` cannot both have a value")
+        if isinstance(value, Mapping) and isinstance(place.get(name), dict):
+            place[name].update(_nested(value))
+        else:
+            place[name] = _nested(value) if isinstance(value, Mapping) else value
+    return nested
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{path}."))
+        else:
+            flat[path] = value
+    return flat
