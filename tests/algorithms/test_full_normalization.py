@@ -1,0 +1,310 @@
+"""Full normalization: values and gradients, which layers are replaced, and a recorded training run."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.golden_files import golden_paths, load_npz
+from tests.golden_networks import assert_trajectory, build_loss, build_network, build_optimizer, golden_batch
+from workbench.algorithms.full_normalization import CommonHeadLastFN, normalize_rows, replace_heads_
+
+
+def layer_cases() -> list[Any]:
+    return [
+        pytest.param(path, case, id=f"{path.stem}-{case['index']}")
+        for path in golden_paths("fn_layer*.npz")
+        for case in load_npz(path)[0]["cases"]
+    ]
+
+
+def replacement_cases() -> list[Any]:
+    cases = []
+    for path in golden_paths("fn_replacement*.npz"):
+        for name, case in load_npz(path)[0]["cases"].items():
+            if isinstance(case, dict) and "layers_before" in case:
+                cases.append(pytest.param(path, name, case, id=f"{path.stem}-{name}"))
+    return cases
+
+
+@pytest.mark.parametrize(("path", "case"), layer_cases())
+def test_layer_and_gradients_equal_golden(path: Path, case: dict[str, Any]) -> None:
+    _, arrays = load_npz(path)
+    recorded = {
+        key.removeprefix(f"{case['index']}/"): torch.from_numpy(value)
+        for key, value in arrays.items()
+        if key.startswith(f"{case['index']}/")
+    }
+    layer = CommonHeadLastFN(case["in_channels"], case["out_channels"], bias=case["has_bias"])
+    assert [tuple(p.shape) for p in layer.parameters()] == [tuple(shape) for shape in case["shapes"]]
+    layer.load_state_dict({name: recorded[name] for name in case["param_names"]})
+    x = recorded["x"].requires_grad_()
+    out = layer(x)
+    torch.testing.assert_close(out, recorded["out"], rtol=1e-4, atol=1e-5)
+    out.backward(recorded["dout"])
+    torch.testing.assert_close(x.grad, recorded["dx"], rtol=1e-4, atol=1e-5)
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, recorded[f"d_{name}"], rtol=1e-4, atol=1e-5)
+
+
+class Middle(nn.Module):
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], bias: bool) -> None:
+        super().__init__()
+        self.d1 = linear_of(shapes["mid.d1"], bias)
+        self.d2 = linear_of(shapes["mid.d2"], bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d2(F.relu(self.d1(x)))
+
+
+class Nested(nn.Module):
+    """Linear layers in three modules: at the top, in a child, in a Sequential."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], bias: bool) -> None:
+        super().__init__()
+        self.inp = linear_of(shapes["inp"], bias)
+        self.mid = Middle(shapes, bias)
+        self.out = linear_of(shapes["out"], bias)
+        self.seq = nn.Sequential(linear_of(shapes["seq.0"], bias), nn.ReLU(), linear_of(shapes["seq.2"], bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.seq(F.relu(self.out(self.mid(F.relu(self.inp(x))))))
+
+
+class LastRegisteredFirst(nn.Module):
+    """The layer that runs last is registered first."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], bias: bool) -> None:
+        super().__init__()
+        self.last = linear_of(shapes["last"], bias)
+        self.first = linear_of(shapes["first"], bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.first(x)))
+
+
+def linear_of(shape: tuple[int, ...], bias: bool) -> nn.Linear:
+    return nn.Linear(shape[1], shape[0], bias=bias)
+
+
+def build_replacement_net(name: str, weights: Mapping[str, Tensor]) -> nn.Module | None:
+    shapes = {key.rpartition(".")[0]: tuple(value.shape) for key, value in weights.items() if key.endswith("weight")}
+    bias = any(key.endswith("bias") for key in weights)
+    net: nn.Module
+    if all(key.startswith("fc") for key in shapes):
+        ordered = [shapes[f"fc{i + 1}"] for i in range(len(shapes))]
+        net = build_network({"kind": "MLP", "dims": [ordered[0][1], *(shape[0] for shape in ordered)]})
+        if not bias:
+            for index in range(len(shapes)):
+                setattr(net, f"fc{index + 1}", linear_of(ordered[index], bias))
+    elif name == "nested":
+        net = Nested(shapes, bias)
+    elif name == "registration_order":
+        net = LastRegisteredFirst(shapes, bias)
+    elif name == "sequential":
+        net = nn.Sequential(linear_of(shapes["0"], bias), nn.ReLU(), linear_of(shapes["2"], bias))
+    elif name == "sequential_in_sequential":
+        inner = nn.Sequential(linear_of(shapes["1.0"], bias), linear_of(shapes["1.1"], bias))
+        net = nn.Sequential(nn.Sequential(linear_of(shapes["0.0"], bias), nn.ReLU()), inner)
+    else:
+        return None
+    net.load_state_dict(dict(weights))
+    return net
+
+
+@pytest.mark.parametrize(("path", "name", "case"), replacement_cases())
+def test_every_module_scope_replaces_the_golden_layers(path: Path, name: str, case: dict[str, Any]) -> None:
+    _, arrays = load_npz(path)
+    prefix = f"{name}/w/"
+    weights = {k.removeprefix(prefix): torch.from_numpy(v) for k, v in arrays.items() if k.startswith(prefix)}
+    net = build_replacement_net(name, weights)
+    if net is None:
+        pytest.skip(f"no builder for the recorded network {name!r}")
+    x = torch.from_numpy(arrays[f"{name}/x"])
+    before = net(x)
+    rebuilt = np.allclose(before.detach().numpy(), arrays[f"{name}/out_before"], rtol=1e-4, atol=1e-5)
+    replaced = replace_heads_(net, scope="every_module", bias="drop")
+    assert sorted(replaced) == sorted(case["replaced_by_FN"])
+    trainable = {parameter.split("_backbone.")[-1] for parameter in case["trainable_after"]}
+    assert {parameter for parameter, _ in net.named_parameters()} == trainable
+    for layer in replaced:
+        torch.testing.assert_close(net.get_submodule(layer).weight, weights[f"{layer}.weight"], rtol=0, atol=0)
+    if not rebuilt:
+        pytest.skip(f"layers checked; the outputs of {name!r} are not, its forward could not be rebuilt")
+    after = net(x)
+    if case["forward_changed"]:
+        torch.testing.assert_close(after, torch.from_numpy(arrays[f"{name}/out_after"]), rtol=1e-4, atol=1e-5)
+    else:
+        # The recorded network registers the new layers without using them; here they are really used.
+        np.testing.assert_array_equal(arrays[f"{name}/out_after"], arrays[f"{name}/out_before"])
+        assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("path", golden_paths("fn_train*.npz"), ids=lambda path: path.stem)
+def test_golden_training_with_a_normalized_head_is_reproduced(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    net = build_network(meta["net"])
+    initial = {k.removeprefix("dense_init/"): torch.from_numpy(v) for k, v in arrays.items() if "dense_init/" in k}
+    net.load_state_dict(initial)
+    replace_heads_(net, bias="drop")
+    assert_trajectory(net, arrays, 0)
+    optimizer = build_optimizer(meta, net.parameters())
+    criterion = build_loss(meta["loss"])
+    for step, expected in enumerate(meta["losses"]):
+        x, y = golden_batch(arrays, step)
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == pytest.approx(expected, rel=1e-4)
+        assert_trajectory(net, arrays, step + 1)
+
+
+@given(
+    st.lists(st.lists(st.floats(-1e3, 1e3, width=32), min_size=3, max_size=3), min_size=1, max_size=4),
+    st.floats(0.5, 100),
+)
+@settings(deadline=None, max_examples=60)
+def test_long_rows_become_unit_rows_whatever_their_length(values: list[list[float]], factor: float) -> None:
+    rows = torch.tensor(values, dtype=torch.float64)
+    length = rows.norm(dim=-1)
+    normalized = normalize_rows(rows)
+    expected = rows / length.clamp_min(0.01).unsqueeze(-1)
+    torch.testing.assert_close(normalized, expected, rtol=1e-9, atol=1e-12)
+    long = length * min(factor, 1.0) >= 0.01
+    torch.testing.assert_close(normalize_rows(rows * factor)[long], normalized[long], rtol=1e-9, atol=1e-12)
+
+
+def test_gradient_of_long_rows_is_the_derivative() -> None:
+    rows = torch.randn(4, 5, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(normalize_rows, rows)
+
+
+def test_gradient_of_short_rows_is_the_recorded_one_and_finite_at_zero() -> None:
+    rows = torch.tensor([[0.003, 0.004], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    normalize_rows(rows).backward(torch.ones(2, 2, dtype=torch.float64))
+    unit = torch.tensor([0.3, 0.4], dtype=torch.float64)
+    expected = torch.stack([(1 - unit * 0.7) / 0.005, torch.full((2,), 1e4, dtype=torch.float64)])
+    torch.testing.assert_close(rows.grad, expected)
+
+
+def test_half_precision_rows_do_not_overflow_and_keep_their_type() -> None:
+    rows = torch.full((2, 4), 3000.0, dtype=torch.float16)
+    normalized = normalize_rows(rows)
+    assert normalized.dtype == torch.float16
+    torch.testing.assert_close(normalized, torch.full((2, 4), 0.5, dtype=torch.float16))
+
+
+def test_scores_of_sequences_are_normalized_along_the_last_axis() -> None:
+    layer = CommonHeadLastFN(5, 3, bias=True)
+    x = torch.randn(2, 7, 5)
+    torch.testing.assert_close(layer(x)[1, 4], layer(x[1, 4].unsqueeze(0))[0])
+
+
+def test_head_scope_takes_the_layer_that_runs_last() -> None:
+    shapes = {"last": (2, 5), "first": (5, 4)}
+    net = LastRegisteredFirst(shapes, True)
+    assert replace_heads_(net) == ("last",)
+    assert isinstance(net.last, CommonHeadLastFN)
+    assert type(net.first) is nn.Linear
+
+
+def test_head_scope_falls_back_to_registration_order() -> None:
+    class Untraceable(LastRegisteredFirst):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if x.sum() > 0 else super().forward(-x)
+
+    assert replace_heads_(Untraceable({"last": (2, 5), "first": (5, 4)}, True)) == ("first",)
+
+
+@pytest.mark.parametrize("bias", ["keep", "drop"])
+def test_replaced_head_computes_the_formula_with_copied_weights(bias: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    original = net[2]
+    x = torch.randn(6, 4)
+    hidden = net[:2](x)
+    expected = F.normalize(hidden, dim=-1) @ F.normalize(original.weight, dim=-1).T
+    if bias == "keep":
+        expected = expected + original.bias
+    assert replace_heads_(net, bias=bias) == ("2",)
+    torch.testing.assert_close(net(x), expected)
+    head = net[2]
+    assert head.weight is not original.weight
+    assert head.is_full_normalization is True
+    assert (head.bias is None) == (bias == "drop")
+    assert head.multiplier.shape == (1,)
+
+
+def test_a_second_call_changes_nothing() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    replace_heads_(net)
+    head = net[2]
+    assert replace_heads_(net) == ()
+    assert replace_heads_(net, scope="every_module") == ()
+    assert net[2] is head
+    assert type(net[0]) is nn.Linear
+
+
+def test_a_bare_linear_is_left_alone() -> None:
+    net = nn.Linear(4, 3)
+    with pytest.warns(UserWarning, match="full normalization had no effect"):
+        assert replace_heads_(net) == ()
+    assert type(net) is nn.Linear
+
+
+@pytest.mark.parametrize("scope", ["head", "every_module"])
+def test_attention_keeps_its_output_projection(scope: str) -> None:
+    net = nn.ModuleDict({"attention": nn.MultiheadAttention(4, 2), "head": nn.Linear(4, 3)})
+    assert replace_heads_(net, scope=scope) == ("head",)
+    q = torch.randn(5, 1, 4)
+    net["attention"](q, q, q)
+
+
+def test_a_head_registered_under_two_names_is_replaced_under_both() -> None:
+    net = nn.Sequential(nn.Linear(4, 3))
+    net.alias = net[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        replace_heads_(net)
+    assert net.alias is net[0]
+    assert isinstance(net.alias, CommonHeadLastFN)
+
+
+def test_layer_survives_deepcopy_and_state_dict() -> None:
+    layer = CommonHeadLastFN(4, 3, bias=True)
+    with torch.no_grad():
+        layer.multiplier.fill_(2.5)
+    twin, fresh = copy.deepcopy(layer), CommonHeadLastFN(4, 3, bias=True)
+    fresh.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(twin(x), layer(x), rtol=0, atol=0)
+    torch.testing.assert_close(fresh(x), layer(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scope": "all"}, '`fn_scope` must be "head" or "every_module", got \'all\''),
+        ({"bias": True}, '`fn_bias` must be "keep" or "drop", got True'),
+    ],
+)
+def test_unknown_words_are_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace_heads_(nn.Sequential(nn.Linear(2, 2)), **arguments)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, -1)])
+def test_sizes_below_one_are_errors(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at least 1"):
+        CommonHeadLastFN(*sizes)
