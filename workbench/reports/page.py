@@ -105,12 +105,15 @@ def section(anchor: str, title: str, content: str, lead: str = "") -> str:
 
 
 def embed(figure: go.Figure, identifier: str) -> str:
-    """Return a figure as HTML for a page that has plotly.js already.
+    """Return a figure as HTML for a page that has plotly.js already; an empty one as its sentence.
 
     Args:
         figure: The figure; its height is kept, its width follows the page.
         identifier: The div's id, unique on the page.
     """
+    if not figure.data:  # an empty state needs no 5 MB of script to be read
+        reasons = " ".join(str(note.text) for note in figure.layout.annotations)
+        return missing(html.unescape(f"{figure.layout.title.text} {reasons}"))
     height = int(figure.layout.height or 420)
     content: str = plotly_io.to_html(
         figure,

@@ -170,7 +170,7 @@ def study_report_html(study: StudyReport) -> str:
         f"<footer>Written by Boost Workbench{when}. Figures need JavaScript, which is part of this file; "
         "nothing is loaded from a network.</footer>"
     )
-    return document(f"{study.title}: study report", body)
+    return document(f"{study.title}: study report", body, with_plotly='class="plot"' in body)
 
 
 def exported_candidate(study: StudyReport, name: str) -> CandidateRecord | None:
@@ -271,7 +271,7 @@ def _frozen_steps(config: Mapping[str, Any], said: str) -> str:
 
 def _key_figures(study: StudyReport) -> str:
     states = [t.state for t in study.trials]
-    feasible = sum(t.feasible for t in study.trials if t.state == "complete")
+    feasible = sum(t.feasible for t in study.trials if t.state == "complete" and t.number)
     seconds = sum(t.seconds for t in study.trials if math.isfinite(t.seconds))
     cards = [
         card(

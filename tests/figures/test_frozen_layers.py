@@ -1,0 +1,56 @@
+"""The freezing schedule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.figures import frozen_layers_figure, frozen_layers_numbers
+
+
+def test_numbers_of_a_small_schedule_are_exact() -> None:
+    numbers = frozen_layers_numbers([0, 2, 1, 0], 3)
+    assert numbers.frozen.tolist() == [[0, 1, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert numbers.frozen_share_by_group.tolist() == [0.5, 0.25, 0.0]
+    assert numbers.frozen_step_share == 0.5
+    assert numbers.frozen_work_share == pytest.approx(0.25)
+
+
+def test_work_weighs_the_groups() -> None:
+    numbers = frozen_layers_numbers([0, 2, 1, 0], 3, work=[8.0, 0.0, 8.0])
+    assert numbers.frozen_work_share == pytest.approx(0.25)
+    assert frozen_layers_numbers([1, 1], 2, work=[3, 1]).frozen_work_share == pytest.approx(0.75)
+
+
+def test_a_run_is_read_like_its_schedule() -> None:
+    frame = pd.DataFrame({"step": [10, 11, 12], "frozen_groups": [0, 1, 0]})
+    numbers = frozen_layers_numbers(frame)
+    assert numbers.steps.tolist() == [10, 11, 12]
+    assert numbers.n_groups == 2
+    assert numbers.frozen.tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_a_long_schedule_is_averaged_not_sampled() -> None:
+    schedule = np.tile([0, 1], 50_000)
+    numbers = frozen_layers_numbers(schedule, 2, limit=100)
+    assert numbers.frozen.shape == (2, 100)
+    assert numbers.frozen[0].tolist() == pytest.approx([0.5] * 100)
+    assert numbers.n_steps == 100_000
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="freezes 3 groups, but there are only 2"):
+        frozen_layers_numbers([3], 2)
+    with pytest.raises(ValueError, match=r"`work` must give one number per group \(2\)"):
+        frozen_layers_numbers([1], 2, work=[1.0])
+
+
+def test_the_figure_answers_with_the_share_of_frozen_steps() -> None:
+    figure = frozen_layers_figure([0, 2, 1, 0], 3)
+    assert figure.layout.title.text == "Frozen steps: 50 % of 4 steps"
+    assert "25 % of the backward work" in figure.layout.title.subtitle.text
+    assert [trace.type for trace in figure.data] == ["heatmap", "bar"]
+    assert figure.layout.xaxis.title.text == "Step (micro-batches)"
+    assert figure.layout.xaxis2.title.text == "Steps frozen (%)"
+    assert len(frozen_layers_figure([]).data) == 0

@@ -1,0 +1,58 @@
+"""Loss curves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.figures import MetricScale, RunCurve, loss_curve_numbers, loss_curves_figure
+
+
+def _frame(loss: list[float], **columns: object) -> pd.DataFrame:
+    return pd.DataFrame({"step": np.arange(len(loss)), "loss": loss, "seconds": 0.5 * np.arange(len(loss))} | columns)
+
+
+def test_the_running_mean_skips_what_is_not_finite() -> None:
+    run = RunCurve("a", _frame([4.0, 2.0, np.nan, 6.0]), evaluations=[(2, 0.5)])
+    numbers = loss_curve_numbers(run, window=2, metric=MetricScale("accuracy"))
+    assert numbers.x.tolist() == [0, 1, 3]
+    assert numbers.loss.tolist() == [4.0, 3.0, 6.0]
+    assert numbers.evaluation_x.tolist() == [2]
+    assert numbers.metric.tolist() == [50.0]
+
+
+def test_relative_time_stretches_the_axis_and_seconds_are_looked_up() -> None:
+    run = RunCurve("a", _frame([1.0, 1.0, 1.0]), evaluations=[(2, 0.5)], relative_step_time=0.5)
+    assert loss_curve_numbers(run, x="relative_time").x.tolist() == [0, 0.5, 1.0]
+    assert loss_curve_numbers(run, x="relative_time").evaluation_x.tolist() == [1.0]
+    assert loss_curve_numbers(run, x="seconds").evaluation_x.tolist() == [1.0]
+    with pytest.raises(ValueError, match="`window` must be at least 1"):
+        loss_curve_numbers(run, window=0)
+
+
+def test_two_runs_differ_in_dash_and_symbol_not_only_in_colour() -> None:
+    runs = [RunCurve(name, _frame([1.0, 0.5], overflow=[False, True]), [(1, 0.9)]) for name in ("O0", "trial <1>")]
+    figure = loss_curves_figure(runs, metric=MetricScale("accuracy"))
+    assert len(figure.data) == 6
+    lines = [t for t in figure.data if t.mode == "lines"]
+    assert lines[0].line.dash != lines[1].line.dash
+    assert lines[1].name == "trial &lt;1&gt;"
+    assert [t.marker.symbol for t in figure.data if t.mode == "markers"] == ["x", "x"]
+    assert figure.layout.yaxis.title.text == "Training loss (nats)"
+    assert figure.layout.yaxis2.title.text == "Accuracy (%)"
+    assert figure.layout.xaxis2.title.text == "Step (micro-batches)"
+
+
+def test_a_row_that_nobody_has_is_left_out() -> None:
+    metric_only = loss_curves_figure([RunCurve("a", [], [(1, 0.9), (2, 0.95)])], x="relative_time")
+    assert metric_only.layout.yaxis.title.text == "Metric"
+    assert metric_only.layout.xaxis.title.text == "Relative time (O0 steps)"
+    loss_only = loss_curves_figure([RunCurve("a", _frame([1.0, 0.5]))])
+    assert loss_only.layout.yaxis.title.text == "Training loss (nats)"
+    assert len(loss_curves_figure([RunCurve("a", [])]).data) == 0
+
+
+def test_a_long_run_is_thinned() -> None:
+    figure = loss_curves_figure([RunCurve("a", _frame(np.sin(np.arange(100_000)).tolist()))])
+    assert len(figure.data[0].x) <= 4000

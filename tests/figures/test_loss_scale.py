@@ -1,0 +1,129 @@
+"""The loss-scale trace: numbers exactly, the figure lightly."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.figures import loss_scale_figure, loss_scale_numbers
+from workbench.records import Event, EventKind, StepRecord
+
+
+def _record(step: int, used: float, after: float, *, overflow: bool = False, accumulated: int = 1) -> StepRecord:
+    return StepRecord(
+        step=step, seconds=step * 0.1, step_ms=1.0, loss=1.0, loss_scale=used, loss_scale_after=after,
+        overflow=overflow, skipped=overflow, accumulated=accumulated,
+    )  # fmt: skip
+
+
+STEPS = [
+    _record(0, 16.0, 8.0, overflow=True),
+    _record(1, 8.0, 8.0),
+    _record(2, 8.0, 16.0),
+    _record(3, 16.0, 8.0, overflow=True),
+    _record(4, 8.0, 8.0),
+]
+EVENTS = [
+    Event(0, EventKind.OVERFLOW, "conv1, head", 16.0),
+    Event(3, EventKind.OVERFLOW, "a, b, c, d, e, f", 16.0),
+    Event(4, EventKind.SCALE_FLOOR, value=8.0),
+    Event(4, EventKind.SCALE_COLLAPSE, value=8.0),
+]
+
+
+def test_numbers_of_a_small_run_are_exact() -> None:
+    numbers = loss_scale_numbers(STEPS, EVENTS)
+    assert numbers.line_steps.tolist() == [0, 1, 2, 3, 4]
+    assert numbers.line_log2.tolist() == [4, 3, 3, 4, 3]
+    assert numbers.overflow_steps.tolist() == [0, 3]
+    assert numbers.overflow_subjects == ("conv1, head", "a, b, c, d, e, f")
+    assert [a.tolist() for a in numbers.marks["growth"]] == [[2], [4]]
+    assert [a.tolist() for a in numbers.marks["back-off"]] == [[0, 3], [3, 3]]
+    assert [a.tolist() for a in numbers.marks["floor"]] == [[4], [3]]
+    assert [a.tolist() for a in numbers.marks["collapse"]] == [[4], [3]]
+    assert numbers.n_overflows == 2
+    assert numbers.wasted_share == pytest.approx(2 / 5)
+    assert numbers.last_log2 == 3
+
+
+def test_a_skipped_window_wastes_all_its_micro_batches() -> None:
+    steps = [_record(0, 8, 8), _record(1, 8, 8, accumulated=2), _record(2, 8, 8),
+             _record(3, 8, 4, overflow=True, accumulated=2)]  # fmt: skip
+    assert loss_scale_numbers(steps).wasted_share == pytest.approx(0.5)
+
+
+def test_records_and_tables_give_the_same_numbers() -> None:
+    frame = pd.DataFrame([{f: getattr(r, f) for f in r.__slots__ if f != "columns"} for r in STEPS])
+    table, records = loss_scale_numbers(frame), loss_scale_numbers(STEPS)
+    assert table.line_log2.tolist() == records.line_log2.tolist()
+    assert table.wasted_share == records.wasted_share
+
+
+def test_a_scale_that_is_no_number_leaves_a_gap() -> None:
+    numbers = loss_scale_numbers([_record(0, 4.0, float("inf")), _record(1, float("inf"), float("inf"))])
+    assert numbers.line_steps.tolist() == [0]
+    assert numbers.last_log2 == 2
+
+
+def test_the_figure_names_every_mark_and_its_axes() -> None:
+    figure = loss_scale_figure(STEPS, EVENTS, policies={"init 2^3": [8.0] * 5})
+    names = [trace.name for trace in figure.data]
+    assert names == ["recorded scale", "replayed: init 2³", "growth", "back-off", "floor", "collapse", "overflow"]
+    symbols = [trace.marker.symbol for trace in figure.data if trace.mode.startswith("markers")]
+    assert len(set(symbols)) == len(symbols) == 5
+    assert figure.layout.xaxis.title.text == "Step (micro-batches)"
+    assert "log2" in figure.layout.yaxis.title.text
+    assert figure.layout.title.text == "The loss scale stands at 2<sup>3</sup> after 2 overflows"
+    assert "40 % of 5 steps wasted" in figure.layout.title.subtitle.text
+    assert figure.data[-1].customdata[1][1] == " in a, b, c, d and 2 more"
+    assert all(trace.hovertemplate.rstrip().endswith(".<extra></extra>") for trace in figure.data)
+
+
+def test_a_run_without_overflow_says_so() -> None:
+    figure = loss_scale_figure([_record(0, 8.0, 8.0)])
+    assert figure.layout.title.text.startswith("No overflow")
+    assert len(figure.data) == 1
+
+
+def test_an_empty_log_gives_a_sentence() -> None:
+    figure = loss_scale_figure([])
+    assert len(figure.data) == 0
+    assert "No step has been recorded" in figure.layout.annotations[0].text
+
+
+def test_a_replayed_trace_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"one scale per recorded step \(5\), got shape \(2,\)"):
+        loss_scale_figure(STEPS, policies={"short": [1.0, 2.0]})
+
+
+def _long_run(n: int, overflow_every: int) -> pd.DataFrame:
+    step = np.arange(n)
+    overflow = step % overflow_every == overflow_every - 1
+    scale = 2.0 ** (10 + (step // 1000) % 6)
+    return pd.DataFrame(
+        {"step": step, "loss_scale": scale, "loss_scale_after": np.where(overflow, scale / 2, scale),
+         "overflow": overflow, "skipped": overflow, "accumulated": 1}
+    )  # fmt: skip
+
+
+def test_a_million_steps_keep_all_overflow_marks_and_few_points() -> None:
+    frame = _long_run(1_000_000, 1000)
+    began = time.perf_counter()
+    figure = loss_scale_figure(frame)
+    text = figure.to_json()
+    seconds = time.perf_counter() - began
+    line, marks = figure.data[0], figure.data[-1]
+    assert len(line.x) <= 4000
+    assert marks.name == "overflow"
+    assert len(marks.x) == 1000
+    assert len(text) < 1_000_000
+    assert seconds < 1.0, f"a million steps took {seconds:.2f} s"  # promised to readers, about 0.2 s on one core
+
+
+def test_more_overflows_than_can_be_told_apart_are_counted_in_the_subtitle() -> None:
+    figure = loss_scale_figure(_long_run(20_000, 2))
+    assert len(figure.data[-1].x) == 4000
+    assert "4\u202f000 marks drawn for 10\u202f000 overflows" in figure.layout.title.subtitle.text

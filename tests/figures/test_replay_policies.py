@@ -1,0 +1,49 @@
+"""Replayed loss-scale policies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workbench.figures import policy_names, replay_policies_figure, replay_policies_numbers
+
+POLICIES = pd.DataFrame(
+    {
+        "kind": ["dynamic", "fixed", "dynamic"],
+        "init": [2.0**16, 1024.0, 1000.0],
+        "factor": [2.0, 2.0, 2.0],
+        "window": [2000, 1, 50],
+        "wasted_share": [0.05, 0.0, np.nan],
+        "underflow_share": [0.001, 0.02, 0.1],
+        "recorded": [True, False, False],
+    }
+)
+
+
+def test_policies_are_named_by_what_they_are() -> None:
+    assert policy_names(POLICIES) == [
+        "init 2^16, factor 2, window 2000",
+        "fixed at 2^10",
+        "init 1\u202f000, factor 2, window 50",
+    ]
+    assert policy_names(pd.DataFrame({"policy": ["mine"]})) == ["mine"]
+    assert policy_names(pd.DataFrame({"wasted_share": [0.1]}, index=["row"])) == ["row"]
+
+
+def test_policies_without_numbers_are_left_out_and_counted() -> None:
+    numbers = replay_policies_numbers(POLICIES, "fixed at 2^10")
+    assert numbers.names == ("init 2^16, factor 2, window 2000", "fixed at 2^10")
+    assert (numbers.recorded, numbers.chosen, numbers.n_left_out) == (0, 1, 1)
+
+
+def test_the_recorded_and_the_chosen_policy_are_marked() -> None:
+    figure = replay_policies_figure(POLICIES, "fixed at 2^10")
+    assert [t.name for t in figure.data] == ["recorded policy", "chosen policy"]
+    assert figure.data[0].x[0] == pytest.approx(5.0)
+    assert figure.data[1].y[0] == pytest.approx(2.0)
+    assert figure.layout.title.text == "The chosen policy wastes 0 % of the steps, the recorded one 5 %"
+    assert figure.layout.xaxis.title.text == "Wasted steps (%)"
+    assert len(replay_policies_figure(POLICIES.iloc[:0]).data) == 0
+    same = replay_policies_figure(POLICIES, "init 2^16, factor 2, window 2000")
+    assert same.data[-1].name == "chosen policy (the recorded one)"

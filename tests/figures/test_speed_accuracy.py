@@ -1,0 +1,89 @@
+"""Speed against accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+
+ACCURACY = MetricScale("accuracy")
+
+
+def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known: Any) -> TrialRecord:
+    return TrialRecord(number=number, state=state, value=value, **known)
+
+
+def _candidate(verdict: Verdict, **changed: Any) -> CandidateRecord:
+    values: dict[str, Any] = {
+        "label": "trial 2", "trial_number": 2, "target": "o1", "summary": "freezing", "config": {}, "speedup": 1.4,
+        "speedup_low": 1.3, "speedup_high": 1.5, "drop": 0.01, "drop_bound": 0.03, "allowed_drop": 0.05, "n_seeds": 6,
+        "verdict": verdict, "sentence": "",
+    }  # fmt: skip
+    return CandidateRecord(**(values | changed))
+
+
+TRIALS = [
+    _trial(0, metric=0.9, relative_step_time=1.0),
+    _trial(1, metric=0.89, relative_step_time=0.8, feasible=True, summary="LessBN"),
+    _trial(2, metric=0.80, relative_step_time=0.5),
+    _trial(3, metric=0.2, relative_step_time=1.25, state="pruned"),
+    _trial(4, state="failed"),
+]
+
+
+def test_trials_are_placed_by_speed_and_shown_metric() -> None:
+    numbers = speed_accuracy_numbers(TRIALS, metric=ACCURACY, allowed_drops={"o1": 0.05})
+    assert [(p.number, p.speedup, round(p.metric, 9), p.kind) for p in numbers.trials] == [
+        (1, 1.25, 89.0, "within the allowed drop"),
+        (2, 2.0, 80.0, "beyond it"),
+        (3, 0.8, 20.0, "pruned or failed"),
+    ]
+    assert numbers.baseline == 90.0
+    assert numbers.bounds["o1"] == pytest.approx(85.0)
+    assert numbers.n_without_point == 1
+
+
+@pytest.mark.parametrize(("higher", "metric", "bound"), [(True, 89.0, 87.0), (False, 91.0, 93.0)])
+def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: float, bound: float) -> None:
+    scale = MetricScale("error", "share", higher_is_better=higher)
+    point = speed_accuracy_numbers([], [_candidate(Verdict.CONFIRMED)], metric=scale, baseline_metric=0.9).candidates[0]
+    assert point.metric == pytest.approx(metric)
+    assert point.metric_bound == pytest.approx(bound)
+
+
+def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
+    candidates = [_candidate(v, label=f"trial {i}") for i, v in enumerate(Verdict)]
+    figure = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05})
+    names = [trace.name for trace in figure.data]
+    assert "O0, the baseline" in names
+    assert {f"candidate {v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
+    assert figure.layout.title.text == "Trial 0 is 1.40 × as fast as O0, confirmed within its allowed drop"
+    assert figure.layout.xaxis.title.text == "Speed relative to O0 (×)"
+    assert figure.layout.yaxis.title.text == "Accuracy (%)"
+    assert [note.text for note in figure.layout.annotations] == ["allowed for o1"]
+    confirmed = next(t for t in figure.data if t.name.startswith("candidate confirmed"))
+    assert confirmed.error_x.array == pytest.approx([0.1])
+    assert confirmed.error_x.arrayminus == pytest.approx([0.1])
+    assert confirmed.error_y.arrayminus == pytest.approx([2.0])
+    assert confirmed.error_y.array == pytest.approx([0.0])
+    assert len({t.marker.symbol for t in figure.data}) == len(figure.data)
+
+
+def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
+    figure = speed_accuracy_figure(TRIALS, metric=ACCURACY)
+    low, high = figure.layout.yaxis.range
+    assert low > 70
+    assert high < 100
+    pruned = next(t for t in figure.data if t.name == "trial pruned or failed")
+    assert list(pruned.y) == [low]
+    assert "reached 20.00 %" in pruned.customdata[0][1]
+
+
+def test_hover_text_is_a_sentence_and_cannot_be_broken() -> None:
+    trial = _trial(1, metric=0.9, relative_step_time=0.5, summary="<script>%{x}")
+    text = speed_accuracy_numbers([trial], metric=ACCURACY).trials[0].text
+    assert text.startswith("Trial 1 (&lt;script&gt;%&#123;x}) ran 2.00 × as fast as O0")
+    assert text.endswith(".")

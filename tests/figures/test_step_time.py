@@ -1,0 +1,34 @@
+"""Step-time breakdown."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from workbench.figures import step_time_figure, step_time_numbers
+from workbench.records import StepRecord
+
+
+def _timed(n: int) -> list[StepRecord]:
+    return [
+        StepRecord(step=i, seconds=i, step_ms=100.0 if i < 10 else 10.0, loss=1.0,
+                   columns={"time.backward": 5.0, "time.forward": 3.0, "time.thor": float("nan")})
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def test_step_time_leaves_out_the_warm_up_and_names_the_rest() -> None:
+    numbers = step_time_numbers(_timed(30))
+    assert numbers.step_ms == 10.0
+    assert dict(numbers.parts) == {"forward": 3.0, "backward": 5.0, "other": 2.0}
+    assert list(numbers.parts) == ["forward", "backward", "other"]
+    assert numbers.n_steps == 20
+    assert step_time_numbers(_timed(15)).n_steps == 15
+
+
+def test_step_time_is_drawn_per_run() -> None:
+    figure = step_time_figure({"O0": _timed(30), "trial 1": _timed(30)})
+    assert [t.name for t in figure.data] == ["forward", "backward", "other"]
+    assert len({t.marker.pattern.shape for t in figure.data}) == 3
+    assert figure.layout.xaxis.title.text == "Time per step (ms)"
+    assert step_time_figure({"O0": _timed(30)}).layout.title.text == "Most of a step's 10 ms goes to backward"
+    assert len(step_time_figure({"O0": pd.DataFrame({"step_ms": [1.0]})}).data) == 0

@@ -1,0 +1,36 @@
+"""History of a study."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from workbench.figures import study_history_figure, study_history_numbers
+from workbench.records import TrialRecord
+
+
+def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known: Any) -> TrialRecord:
+    return TrialRecord(number=number, state=state, value=value, **known)
+
+
+def test_best_so_far_ignores_what_breaks_the_constraint() -> None:
+    trials = [_trial(2, 0.5), _trial(0, 1.0), _trial(1, 0.9, feasible=True), _trial(3, 0.7, state="pruned"),
+              _trial(4, 0.8, feasible=True), _trial(5, math.nan), _trial(6, 1e6)]  # fmt: skip
+    numbers = study_history_numbers(trials)
+    assert numbers.numbers == (0, 1, 2, 3, 4, 6)
+    assert numbers.kinds == ("baseline", "feasible", "infeasible", "pruned", "feasible", "infeasible")
+    assert numbers.best == (1.0, 0.9, 0.9, 0.9, 0.8, 0.8)
+    assert numbers.ceiling == 1.0
+    assert numbers.n_without_value == 1
+
+
+def test_history_says_who_leads_and_marks_penalties_at_the_edge() -> None:
+    trials = [_trial(0, 1.0), _trial(1, 0.9, feasible=True), _trial(2, 1e6)]
+    figure = study_history_figure(trials, objective="Time to target (O0 steps)")
+    assert figure.layout.title.text == "Trial 1 is the best so far, with 0.9"
+    assert figure.layout.yaxis.title.text == "Time to target (O0 steps)"
+    beyond = next(t for t in figure.data if t.name == "beyond this axis")
+    assert list(beyond.x) == [2]
+    assert max(beyond.y) < 2
+    assert study_history_figure([_trial(0, 1.0)]).layout.title.text.startswith("O0 itself is still the best")
+    assert len(study_history_figure([_trial(0, math.nan)]).data) == 0

@@ -1,0 +1,48 @@
+"""The common look, and what figures may import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_template, new_figure, translucent
+
+
+@pytest.mark.parametrize("theme", ["auto", "light", "dark"])
+def test_every_theme_is_transparent(theme: Theme) -> None:
+    layout = figure_template(theme).layout
+    assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
+    assert new_figure("Why?", theme=theme).layout.template.layout.font.color == layout.font.color
+
+
+def test_an_unknown_theme_is_named() -> None:
+    with pytest.raises(ValueError, match="`theme` must be"):
+        figure_template("sepia")  # type: ignore[arg-type]
+
+
+def test_a_colour_can_be_made_translucent() -> None:
+    assert translucent("#0072B2", 0.5) == "rgba(0,114,178,0.5)"
+
+
+def test_charts_are_not_offered_for_upload() -> None:
+    assert "sendChartToCloud" in FIGURE_CONFIG["modeBarButtonsToRemove"]
+    assert FIGURE_CONFIG["plotlyServerURL"] == ""
+    assert FIGURE_CONFIG["displaylogo"] is False
+
+
+def test_an_empty_figure_gives_its_reason() -> None:
+    figure = empty_figure("Which loss scale?", "Nothing was recorded.")
+    assert figure.layout.title.text == "Which loss scale?"
+    assert figure.layout.annotations[0].text == "Nothing was recorded."
+
+
+def test_figures_and_tuning_never_meet() -> None:
+    program = (
+        "import sys, workbench.figures, workbench.reports\n"
+        "heavy = {'torch', 'optuna', 'ipywidgets', 'workbench.tuning', 'workbench.training'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

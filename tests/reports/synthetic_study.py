@@ -1,0 +1,99 @@
+"""A small study with every part a report can show, and with names that try to break it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.reports import StudyReport
+
+HOSTILE = '</script><script>alert("x")</script><img src="https://example.org/x.png">'
+
+
+def candidate(verdict: Verdict = Verdict.CONFIRMED, **changed: Any) -> CandidateRecord:
+    """Return a candidate for O1 that is 1.42 times as fast as O0."""
+    values: dict[str, Any] = {
+        "label": "trial 1", "trial_number": 1, "target": "o1", "summary": "freezing (frozen steps: 30 %)", "config": {},
+        "speedup": 1.42, "speedup_low": 1.38, "speedup_high": 1.47, "drop": 0.001, "drop_bound": 0.004,
+        "allowed_drop": 0.005, "n_seeds": 6, "verdict": verdict, "sentence": "At most 0.4 points.",
+    }  # fmt: skip
+    return CandidateRecord(**(values | changed))
+
+
+def trials(n: int = 12) -> list[TrialRecord]:
+    """Return O0 and faster trials that lose a little more each; one is pruned, one failed."""
+    made = [
+        TrialRecord(
+            number=i, state="complete", level="O1" if i else "O0", metric=0.97 - 0.001 * i, value=200.0 - i,
+            parameters={"grad_freeze.freeze_p": 0.05 * i, "boost.less_bn": i % 2 == 0} if i else {},
+            summary=HOSTILE if i == 2 else "freezing", relative_step_time=1 - 0.02 * i, feasible=i < 8, seconds=3.0,
+            curve=((10, 0.5), (20, 0.97 - 0.001 * i)),
+        )
+        for i in range(n)
+    ]  # fmt: skip
+    made.append(TrialRecord(number=n, state="pruned", metric=0.4, value=300.0, relative_step_time=0.9))
+    made.append(TrialRecord(number=n + 1, state="failed", message="the loss became NaN at step 31"))
+    return made
+
+
+def recorded_steps(n: int = 60) -> pd.DataFrame:
+    """Return a float16 recording whose first five steps overflow."""
+    step = np.arange(n)
+    scale = 2.0 ** np.maximum(20 - step, 15)
+    cell = [{"group": "head", "lowest": -20, "counts": [1, 5, 9, 2], "zeros": 0, "nonfinite": 0}]
+    return pd.DataFrame(
+        {
+            "step": step,
+            "loss": np.exp(-step / 20),
+            "loss_scale": scale,
+            "loss_scale_after": np.where(step < 5, scale / 2, scale),
+            "overflow": step < 5,
+            "skipped": step < 5,
+            "accumulated": 1,
+            "grad_exponents": [cell if i % 10 == 0 else [] for i in range(n)],
+        }
+    )
+
+
+def full_study() -> StudyReport:
+    """Return a study with every part."""
+    exported = {
+        "boost": {"mode": "manual", "grad_freeze": True},
+        "grad_freeze": {"freeze_p": 0.3},
+        "provenance": {"note": HOSTILE},
+    }
+    return StudyReport(
+        title=f"Quickstart {HOSTILE}",
+        question="Which configuration is fastest?",
+        task_name="digits-resnet",
+        metric_name="accuracy",
+        baseline_metric=0.97,
+        allowed_drops={"o1": 0.005, "o2": 0.03},
+        trials=trials(),
+        candidates=[
+            candidate(),
+            candidate(Verdict.UNDECIDED, label="trial 4", target="o2", speedup=1.5),
+            candidate(Verdict.REFUTED, label="trial 9", target="o2", speedup=1.9),
+        ],
+        importance={"grad_freeze.freeze_p": 0.7, HOSTILE: 0.3},
+        steps=recorded_steps(),
+        events=pd.DataFrame({"step": [0], "kind": ["overflow"], "subject": [HOSTILE], "value": [1.0], "message": [""]}),
+        replayed=pd.DataFrame(
+            {"policy": ["recorded", HOSTILE], "wasted_share": [0.08, 0.01], "underflow_share": [0.0, 0.001],
+             "recorded": [True, False]}
+        ),
+        replay_traces={HOSTILE: np.full(60, 2.0**15)},
+        chosen_policy=HOSTILE,
+        replay_note="Assumes the same trajectory.",
+        freeze_schedule=[0, 1, 0, 2] * 10,
+        freeze_n_groups=3,
+        freeze_label="boost_config.o1.json",
+        exported={"boost_config.o1.json": exported, "boost_config.o2.json": exported},
+        hardware={"cpu": "two cores", "accelerator": HOSTILE},
+        versions={"torch": "2.13.0"},
+        notes=["Measured beside other work.", HOSTILE],
+        commands=["workbench tune studies/quickstart"],
+    )  # fmt: skip

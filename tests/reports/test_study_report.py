@@ -1,0 +1,207 @@
+"""The report of a study: complete, safe, self-contained."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.reports.synthetic_study import HOSTILE, candidate, full_study
+from workbench.figures import MetricScale
+from workbench.records import Verdict
+from workbench.reports import StudyReport, study_report_html, write_study_report
+from workbench.reports.study_report import answer_sentence, exported_candidate, parameter_text
+
+ACCURACY = MetricScale("accuracy")
+SECTIONS = ["speed", "candidates", "history", "loss-scale", "exponents", "freezing", "exports", "use", "reproduce"]
+FIGURES = ["speed-accuracy", "history", "importance", "curves", "loss-scale", "replay", "exponents", "freezing"]
+VOID = {"meta", "img", "br", "line", "circle"}
+
+
+class _Page(HTMLParser):
+    """What a browser makes of a page: ids, loaded addresses, visible text, balance of tags."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: Counter[str] = Counter()
+        self.loaded: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids[value] += 1
+            if name in {"src", "data", "poster", "srcset"} or (name == "href" and tag != "a"):
+                self.loaded.append(value or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in {"script", "style"}:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+@pytest.fixture(scope="module")
+def page() -> _Page:
+    return _Page(study_report_html(full_study()))
+
+
+def test_every_section_and_every_figure_is_there_once(page: _Page) -> None:
+    for name in SECTIONS + [f"figure-{figure}" for figure in FIGURES]:
+        assert page.ids[name] == 1, name
+    assert max(page.ids.values()) == 1
+    assert page.open == []
+
+
+def test_nothing_is_loaded_from_anywhere(page: _Page) -> None:
+    assert page.loaded == []
+    html = study_report_html(full_study())
+    assert "default-src 'none'" in html
+    assert "connect-src 'none'" in html
+    assert "@import" not in html
+
+
+def test_a_name_cannot_become_markup(page: _Page) -> None:
+    assert page.tags["img"] == 0
+    # plotly.js itself and one call per figure: no more scripts than we wrote.
+    assert page.tags["script"] == 1 + len(FIGURES)
+    assert HOSTILE in page.text
+    assert page.text.count('alert("x")') >= 6
+
+
+def test_the_header_answers_in_a_sentence_per_export(page: _Page) -> None:
+    expected = (
+        "1.42 × as fast as O0 (95 % interval 1.38 to 1.47), accuracy drop 0.1 points (95 % bound: drop 0.4 points, "
+        "allowed 0.5 points), confirmed on 6 seeds."
+    )
+    assert expected in page.text
+    assert "1.50 × as fast as O0" in page.text
+    assert "undecided after 6 seeds" in page.text
+    for verdict in ("✓ confirmed", "? undecided", "✗ refuted"):
+        assert verdict in page.text
+
+
+def test_freeze_p_is_called_frozen_steps(page: _Page) -> None:
+    assert "frozen steps: 30 %" in page.text
+    assert parameter_text("grad_freeze.freeze_p", 0.3) == "frozen steps: 30 %"
+    assert parameter_text("boost.less_bn", True) == "less_bn: on"
+    assert parameter_text("optimizer.lr", 0.05) == "optimizer.lr: 0.05"
+    assert parameter_text("level", "O1") == "level: O1"
+
+
+def test_mindspore_users_learn_what_to_pass(page: _Page) -> None:
+    assert 'boost_level="O1"' in page.text
+    assert "so that Model reads the file" in page.text
+
+
+def test_the_exported_file_is_shown_as_written(page: _Page) -> None:
+    assert '"freeze_p": 0.3' in page.text
+    assert page.tags["details"] == 3  # two files and the table of all trials
+
+
+def test_a_better_metric_is_not_called_a_drop() -> None:
+    better = answer_sentence(candidate(drop=-0.002, drop_bound=-0.001), ACCURACY)
+    assert "accuracy better by 0.2 points (95 % bound: gain 0.1 points" in better
+    unmeasured = answer_sentence(candidate(speedup_low=math.nan, drop_bound=math.nan), ACCURACY)
+    assert unmeasured == "1.42 × as fast as O0, accuracy drop 0.1 points, confirmed on 6 seeds."
+
+
+def test_an_export_is_matched_by_target_confirmed_first_and_never_refuted() -> None:
+    study = StudyReport(
+        "t", "q", "task", "accuracy",
+        candidates=[
+            candidate(Verdict.UNDECIDED, label="fast", speedup=2.0),
+            candidate(label="sure"),
+            candidate(Verdict.REFUTED, label="no", target="o2"),
+        ],
+        exported={"boost_config.o1.json": {}, "boost_config.o2.json": {}},
+    )  # fmt: skip
+    chosen = exported_candidate(study, "boost_config.o1.json")
+    assert chosen is not None
+    assert chosen.label == "sure"
+    assert exported_candidate(study, "boost_config.o2.json") is None
+    named = replace(study, selected={"boost_config.o2.json": candidate(label="named")})
+    assert exported_candidate(named, "boost_config.o2.json") == candidate(label="named")
+    assert "so O0 itself was exported" in _Page(study_report_html(study)).text
+
+
+def test_missing_parts_are_named_and_need_no_plotly() -> None:
+    html = study_report_html(StudyReport("Empty", "Which?", "task", "loss"))
+    page = _Page(html)
+    for name in SECTIONS:
+        assert page.ids[name] == 1
+    for sentence in (
+        "Nothing has been exported yet",
+        "No trial has both a measured speed and a metric yet",
+        "No candidate went through confirmation",
+        "No trial has finished with a value yet",
+        "Too few finished trials",
+        "No float16 run was recorded in this study, so there is no loss scale",
+        "No float16 run was recorded in this study, so no gradient exponents",
+        "No exported configuration freezes layers",
+        "The hardware was not recorded",
+    ):
+        assert sentence in page.text
+    assert page.tags["script"] == 0
+    assert len(html) < 40_000
+
+
+def test_the_report_replaces_an_older_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old", encoding="utf-8")
+    assert write_study_report(path, full_study()) == path
+    assert path.read_text(encoding="utf-8").endswith("</html>\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1300, 900])
+def test_a_real_browser_draws_it_without_a_complaint(tmp_path: Path, scheme: str, width: int) -> None:
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    path = write_study_report(tmp_path / "report.html", full_study())
+    complaints: list[str] = []
+    requests: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        view = browser.new_page(
+            viewport={"width": width, "height": 1000}, color_scheme="dark" if scheme == "dark" else "light"
+        )
+        view.on("console", lambda message: complaints.append(message.text))
+        view.on("pageerror", lambda error: complaints.append(str(error)))
+        view.on("dialog", lambda dialog: complaints.append(dialog.message))
+        view.on("request", lambda request: requests.append(request.url))
+        view.goto(path.as_uri())
+        view.wait_for_function(f"document.querySelectorAll('.plot .main-svg .gtitle').length >= {len(FIGURES)}")
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
+        page_colour = view.evaluate("getComputedStyle(document.body).backgroundColor")
+        ink = view.evaluate("getComputedStyle(document.querySelector('.gtitle')).fill")
+        view.get_by_text("boost_config.o1.json").last.scroll_into_view_if_needed()
+        browser.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    light = ("rgb(255, 255, 255)", "rgb(31, 35, 40)")
+    assert (page_colour, ink) == light if scheme == "light" else page_colour != light[0] and ink != light[1]
