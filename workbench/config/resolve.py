@@ -196,6 +196,7 @@ class Plan:
             "fn_bias": self.less_bn and self.config.less_bn.fn_flag,
             "grad_centralization": self.less_bn and self.config.less_bn.gc_flag,
             "loss_scale_ceiling": _loss_scale_kind(self.config) in {"dynamic", None},
+            "loss_scale_reciprocal": _loss_scale_kind(self.config) != "none",
             "adasum_servers": self.adasum,
             "dim_reduce": self.dim_reduce,
             "group_loss_scale": self.loss_scale_group,

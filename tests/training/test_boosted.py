@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.lr_scheduler import StepLR
+
+from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.config import BoostConfig
+from workbench.training import Boosted, apply, load_checkpoint, save_checkpoint, training_loop
+from workbench.training.loss_scaling import LossScaling
+
+FREEZING = {
+    "boost": {"mode": "manual", "grad_freeze": True},
+    "grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 40},
+}
+
+
+def deep_net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for i in range(6):
+        layers += [nn.Linear(5 if i == 0 else 8, 8, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def batches(n: int, seed: int = 0, size: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, 5, generator=generator), torch.randint(0, 3, (size,), generator=generator)) for _ in range(n)
+    ]
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def train(boosted: Boosted, data: list[Any], **options: Any) -> list[Any]:
+    return list(training_loop(boosted, cross_entropy, data, batch_size=lambda batch: len(batch[0]), **options))
+
+
+def test_k_micro_batches_equal_one_large_batch() -> None:
+    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 4}}
+    net = deep_net().double()
+    large = copy.deepcopy(net)
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    optimizer = SGD(large.parameters(), lr=0.1, momentum=0.9)
+    data = [(x.double(), y) for x, y in batches(12)]
+    train(boosted, data)
+    for start in range(0, 12, 4):
+        x = torch.cat([x for x, _ in data[start : start + 4]])
+        y = torch.cat([y for _, y in data[start : start + 4]])
+        optimizer.zero_grad()
+        cross_entropy(large, (x, y)).backward()
+        optimizer.step()
+    for p, q in zip(net.parameters(), large.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-14)
+
+
+def test_updates_happen_at_window_ends_only_and_leftovers_wait() -> None:
+    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 3}}
+    net = deep_net()
+    outcomes = train(apply(config, net, SGD(net.parameters(), lr=0.1), level="O0"), batches(5))
+    assert [o.applied for o in outcomes] == [False, False, True, False, False]
+    assert [o.accumulated for o in outcomes] == [1, 2, 3, 1, 2]
+
+
+def test_freezing_with_accumulation_keeps_one_group_per_window_and_equals_an_explicit_run() -> None:
+    config = {
+        "boost": {"mode": "manual", "grad_freeze": True, "grad_accumulation": True},
+        "grad_freeze": FREEZING["grad_freeze"],
+        "grad_accumulation": {"grad_accumulation_step": 2},
+    }
+    net = deep_net()
+    twin = copy.deepcopy(net)
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01), level="O0", seed=3)
+    freeze = boosted.optimizer
+    assert isinstance(freeze, FreezeOpt)
+    strategy = list(freeze.strategy or [])
+    names = {id(p): n for n, p in net.named_parameters()}
+    members = [[names[id(p)] for p in freeze.group_parameters(i)] for i in range(freeze.n_groups)]
+    data = batches(24)
+    outcomes = train(boosted, data)
+    assert [o.frozen_groups for o in outcomes] == [strategy[i // 2] for i in range(24)]
+    assert len({o.frozen_groups for o in outcomes}) > 1
+    optimizer = SGD(twin.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    twin_parameters = dict(twin.named_parameters())
+    for window in range(12):
+        trained = members[strategy[window]]
+        for name, p in twin_parameters.items():
+            p.requires_grad_(name in trained)
+        for batch in data[2 * window : 2 * window + 2]:
+            (cross_entropy(twin, batch) / 2).backward()
+        before = {n: p.detach().clone() for n, p in twin_parameters.items() if n not in trained}
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        assert all(torch.equal(before[n], twin_parameters[n]) for n in before)
+    for name, p in net.named_parameters():
+        assert torch.equal(p, twin_parameters[name]), name
+
+
+@pytest.mark.parametrize("make", [SGD, Adam, AdamW], ids=["sgd", "adam", "adamw"])
+def test_an_overflow_anywhere_in_a_window_skips_the_whole_window(make: Any) -> None:
+    net = deep_net()
+    scaling = LossScaling.from_config(
+        BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "init": 1024.0, "window": 100}}), torch.device("cpu")
+    )
+    boosted = Boosted(net, make(net.parameters(), lr=0.1, fused=True), loss_scaling=scaling, accumulation_steps=2)
+    data = batches(6)
+    data[2] = (data[2][0] * torch.inf, data[2][1])  # first micro-batch of the second window
+    before = copy.deepcopy(boosted.state_dict())
+    weights = []
+    for outcome in training_loop(boosted, cross_entropy, data, batch_size=lambda b: len(b[0])):
+        weights.append(copy.deepcopy(net.state_dict()))
+        if outcome.step == 3:
+            assert bool(outcome.overflow)
+            assert float(outcome.loss_scale) == 1024
+            assert float(outcome.loss_scale_after) == 512
+        else:
+            assert not bool(outcome.overflow)
+    assert all(torch.equal(weights[1][n], weights[3][n]) for n in weights[1])
+    assert not all(torch.equal(weights[3][n], weights[5][n]) for n in weights[1])
+    assert before["loss_scaling"]["scale"] == 1024
+
+
+def test_the_loss_scale_leaves_the_trained_weights_alone() -> None:
+    data = batches(10)
+    results = []
+    for section in ({"kind": "none"}, {"kind": "fixed", "init": 2.0**12}, {"kind": "dynamic", "init": 2.0**8, "window": 2}):
+        net = deep_net()
+        train(apply({"loss_scale": section}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0"), data)
+        results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    for other in results[1:]:  # powers of two are exact in float32
+        torch.testing.assert_close(other, results[0], rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    stop=st.integers(1, 22),
+    accumulation=st.sampled_from([1, 2, 3]),
+    state=st.sampled_from(["shared", "per_group"]),
+    adam=st.booleans(),
+)
+def test_resuming_at_any_step_changes_no_bit(
+    tmp_path_factory: pytest.TempPathFactory, stop: int, accumulation: int, state: str, adam: bool
+) -> None:
+    path = tmp_path_factory.mktemp("resume") / "checkpoint.pt"
+    config = {
+        "boost": {"mode": "manual", "grad_freeze": True, "grad_accumulation": accumulation > 1},
+        "grad_freeze": FREEZING["grad_freeze"],
+        "grad_accumulation": {"grad_accumulation_step": accumulation},
+        "loss_scale": {"kind": "dynamic", "init": 2.0**10, "window": 3},
+        "compatibility": {"freeze_state": state},
+    }
+    data = batches(24)
+    data[7] = (data[7][0] * torch.nan, data[7][1])
+
+    def build() -> tuple[Boosted, StepLR]:
+        net = nn.Sequential(deep_net(), nn.Dropout(0.2))
+        kind = Adam if adam else SGD
+        extra = {} if adam else {"momentum": 0.9}
+        boosted = apply(config, net, kind(net.parameters(), lr=0.05, fused=True, **extra), level="O0", seed=1)
+        return boosted, StepLR(boosted.optimizer, 5, 0.5)
+
+    torch.manual_seed(7)
+    whole, schedule = build()
+    torch.manual_seed(11)
+    train(whole, data[:stop], scheduler=schedule)
+    save_checkpoint(path, whole, schedule)
+    train(whole, data[stop:], scheduler=schedule)
+
+    torch.manual_seed(99)
+    resumed, schedule = build()
+    load_checkpoint(path, resumed, schedule)
+    assert resumed.step_index == stop
+    train(resumed, data[stop:], scheduler=schedule)
+    for (name, p), q in zip(whole.model.named_parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(p, q), name
+    assert torch.equal(whole.loss_scale, resumed.loss_scale)
+    assert schedule.last_epoch == 24 // accumulation
+
+
+def test_wrong_order_of_calls_says_what_to_do() -> None:
+    net = deep_net()
+    boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    with pytest.raises(RuntimeError, match=r"call backward\(loss\) first"):
+        boosted.step()
+    boosted.backward(cross_entropy(net, batches(1)[0]))
+    with pytest.raises(RuntimeError, match=r"call step\(\) before the next one"):
+        boosted.backward(cross_entropy(net, batches(1)[0]))
+
+
+def test_schedule_applied_does_not_advance_on_a_skipped_update() -> None:
+    rates = {}
+    for schedule in ("attempted", "applied"):
+        net = deep_net()
+        boosted = apply({"loss_scale": {"kind": "dynamic"}}, net, SGD(net.parameters(), lr=1.0, fused=True), level="O0")
+        data = batches(4)
+        data[1] = (data[1][0] * torch.nan, data[1][1])
+        scheduler = StepLR(boosted.optimizer, 1, 0.5)
+        train(boosted, data, scheduler=scheduler, schedule=schedule)
+        rates[schedule] = scheduler.get_last_lr()[0]
+    assert rates == {"attempted": 1 / 16, "applied": 1 / 8}
+
+
+def test_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    net = deep_net()
+    boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    path = tmp_path / "other.pt"
+    path.write_bytes(b"no checkpoint")
+    with pytest.raises(ValueError, match="not a checkpoint of this package"):
+        load_checkpoint(path, boosted)
+    save_checkpoint(path, boosted)
+    with pytest.raises(ValueError, match="had no learning-rate scheduler"):
+        load_checkpoint(path, boosted, StepLR(boosted.optimizer, 1))
+
+
+def test_an_algorithm_that_is_not_built_yet_is_refused_in_a_sentence() -> None:
+    net = deep_net()
+    config = {
+        "boost": {"mode": "manual", "dim_reduce": True},
+        "dim_reduce": {"pca_mat_path": "basis.npy"},
+    }
+    with pytest.raises(RuntimeError, match="cannot train with it yet"):
+        apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")

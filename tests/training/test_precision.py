@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.training.precision import Precision, cast_model_
+
+
+def conv_net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_o2_keeps_master_weights_and_batch_norm_in_float32(dtype: str) -> None:
+    net = conv_net()
+    precision = Precision("O2", dtype, "cpu")
+    cast_model_(net, precision)
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    with precision.autocast():
+        out = net(torch.randn(2, 1, 8, 8))
+    assert out.dtype == getattr(torch, dtype)
+    assert net[1].running_mean.dtype == torch.float32
+
+
+@pytest.mark.parametrize("keep", [None, True])
+def test_o3_casts_the_weights_and_gives_float32_back(keep: bool | None) -> None:
+    net = conv_net()
+    precision = Precision("O3", "bfloat16", "cpu", keep)
+    cast_model_(net, precision)
+    cast_model_(net, precision)
+    assert net[0].weight.dtype == torch.bfloat16
+    assert net[1].weight.dtype == (torch.float32 if keep else torch.bfloat16)
+    with precision.autocast():
+        out = net(torch.randn(2, 1, 8, 8))
+    assert out.dtype == torch.float32
+    out.sum().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_o2_without_float32_batch_norm_casts_only_batch_norm() -> None:
+    net = conv_net()
+    cast_model_(net, Precision("O2", "bfloat16", "cpu", keep_batchnorm_fp32=False))
+    assert net[1].weight.dtype == torch.bfloat16
+    assert net[0].weight.dtype == torch.float32
+
+
+def test_o0_changes_nothing() -> None:
+    net = conv_net()
+    cast_model_(net, Precision("O0", "float16", "cpu"))
+    assert net(torch.randn(2, 1, 8, 8)).dtype == torch.float32
+    assert {p.dtype for p in net.parameters()} == {torch.float32}

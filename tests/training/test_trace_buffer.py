@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from workbench.records import EventKind
+from workbench.training import TraceBuffer, apply, training_loop
+from workbench.training.gradient_statistics import exponent_counts, group_by_module, tensor_norms_and_maxima
+
+
+def make(config: dict[str, Any], **options: Any) -> tuple[nn.Sequential, Any, TraceBuffer]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+    return net, boosted, TraceBuffer(boosted, **options)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def data(n: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator)) for _ in range(n)]
+
+
+def run(boosted: Any, trace: TraceBuffer, batches: list[Any]) -> None:
+    for _ in training_loop(boosted, loss, batches, trace=trace, batch_size=lambda b: len(b[0])):
+        pass
+
+
+def test_records_say_what_happened_in_each_step() -> None:
+    _, boosted, trace = make({"loss_scale": {"kind": "dynamic", "init": 256.0, "window": 2}}, exponents_every=2)
+    batches = data(5)
+    batches[3] = (batches[3][0] * torch.inf, batches[3][1])
+    run(boosted, trace, batches)
+    records, events = trace.drain()
+    assert [r.step for r in records] == [0, 1, 2, 3, 4]
+    assert [r.loss_scale for r in records] == [256, 256, 512, 512, 256]
+    assert [r.loss_scale_after for r in records] == [256, 512, 512, 256, 256]
+    assert [r.overflow for r in records] == [False, False, False, True, False]
+    assert [r.skipped for r in records] == [False, False, False, True, False]
+    assert [bool(r.grad_exponents) for r in records] == [True, False, True, False, True]
+    assert all(r.samples == 6 and r.learning_rate == 0.1 and r.memory_bytes > 0 for r in records)
+    assert all({"time.data", "time.forward", "time.backward", "time.update"} <= set(r.columns) for r in records)
+    kinds = [(e.step, e.kind) for e in events]
+    assert kinds == [(1, EventKind.SCALE_UP), (3, EventKind.OVERFLOW), (3, EventKind.SCALE_DOWN)]
+    assert trace.drain() == ([], [])
+
+
+def test_norm_and_maximum_are_those_of_the_unscaled_gradient() -> None:
+    net, boosted, trace = make({"loss_scale": {"kind": "fixed", "init": 1024.0}})
+    batch = data(1)[0]
+    expected = torch.autograd.grad(loss(net, batch), list(net.parameters()))
+    run(boosted, trace, [batch])
+    (record,), _ = trace.drain()
+    flat = torch.cat([g.flatten() for g in expected])
+    assert record.grad_norm == pytest.approx(float(flat.norm()), rel=1e-5)
+    assert record.grad_amax == pytest.approx(float(flat.abs().max()), rel=1e-5)
+
+
+def test_overflow_event_names_the_leaf_modules_whose_gradients_went_non_finite() -> None:
+    net, boosted, trace = make({"loss_scale": {"kind": "dynamic"}})
+
+    def poison(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf
+
+    handle = net[0].bias.register_hook(poison)
+    run(boosted, trace, data(1))
+    handle.remove()
+    run(boosted, trace, data(1))
+    _, events = trace.drain()
+    overflow = [e for e in events if e.kind is EventKind.OVERFLOW]
+    assert [e.subject for e in overflow] == ["0"]
+    assert "overflowed at loss scale" in overflow[0].message
+
+
+def test_floor_is_reported_once_per_visit() -> None:
+    _, boosted, trace = make({"loss_scale": {"kind": "dynamic", "init": 4.0, "window": 1}})
+    batches = data(8)
+    for i in (0, 1, 2, 3, 5, 6, 7):
+        batches[i] = (batches[i][0] * torch.nan, batches[i][1])
+    run(boosted, trace, batches)
+    _, events = trace.drain()
+    assert [e.step for e in events if e.kind is EventKind.SCALE_FLOOR] == [1, 5]
+
+
+def test_divergence_without_a_loss_scale_is_an_event() -> None:
+    _, boosted, trace = make({})
+    batches = data(2)
+    batches[1] = (batches[1][0] * torch.nan, batches[1][1])
+    run(boosted, trace, batches)
+    _, events = trace.drain()
+    assert [(e.step, e.kind) for e in events] == [(1, EventKind.DIVERGED)]
+
+
+def test_buffer_is_due_when_full_or_old() -> None:
+    _, boosted, trace = make({}, capacity=3, max_seconds=1e9)
+    run(boosted, trace, data(2))
+    assert not trace.due()
+    run(boosted, trace, data(1))
+    assert trace.due()
+    with pytest.raises(RuntimeError, match="full"):
+        run(boosted, trace, data(1))
+    _, boosted, trace = make({}, max_seconds=0.0)
+    assert not trace.due()
+    run(boosted, trace, data(1))
+    assert trace.due()
+
+
+def test_frozen_steps_leave_gradient_columns_of_the_rest() -> None:
+    config = {
+        "boost": {"mode": "manual", "grad_freeze": True},
+        "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "freeze_type": 0, "total_steps": 8},
+    }
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Linear(4, 4, bias=False) for _ in range(7)], nn.Linear(4, 2))
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
+    trace = TraceBuffer(boosted, exponents_every=1)
+    run(boosted, trace, data(4))
+    records, _ = trace.drain()
+    assert [r.frozen_groups for r in records] == [0, 1, 0, 1]
+    full, frozen = len(records[0].grad_exponents), len(records[1].grad_exponents)
+    assert full > frozen > 0
+    assert all(math.isfinite(r.grad_norm) for r in records)
+
+
+def test_exponents_are_floor_of_log2() -> None:
+    values = torch.tensor([1.0, 1.99, 2.0, 0.5, -4.0, 0.0, 1e-45, math.inf, math.nan, 2.0**-24])
+    counts = exponent_counts([values]).numpy()
+    expected = np.zeros(257, dtype=int)
+    for exponent in (0, 0, 1, -1, 2, -24):
+        expected[exponent + 127] += 1
+    expected[256] = 1  # the zero
+    expected[0] = 1  # the denormal
+    expected[255] = 2
+    assert (counts == expected).all()
+    assert exponent_counts([values.half()]).sum() == 10
+    assert exponent_counts([]).sum() == 0
+
+
+def test_norms_and_maxima_per_tensor() -> None:
+    norms, maxima = tensor_norms_and_maxima([torch.tensor([3.0, -4.0]), torch.tensor([[-7.0]])])
+    assert norms.tolist() == [5.0, 7.0]
+    assert maxima.tolist() == [4.0, 7.0]
+    norms, _ = tensor_norms_and_maxima([torch.tensor([1.0, math.nan]), torch.tensor([math.inf]), torch.ones(2)])
+    assert norms.isfinite().tolist() == [False, False, True]
+
+
+def test_groups_follow_the_module_tree_and_are_few() -> None:
+    net = nn.Sequential(nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)) for _ in range(40)]))
+    groups = group_by_module(net)
+    assert set(groups) == {name for name, _ in net.named_parameters()}
+    assert 4 <= len(set(groups.values())) <= 16
+    order = list(dict.fromkeys(groups.values()))
+    assert [groups[name] for name, _ in net.named_parameters()] == sorted(groups.values(), key=order.index)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from tests.golden_files import golden_paths, load_json, load_npz
+from tests.golden_networks import (
+    assert_trajectory,
+    build_loss,
+    build_network,
+    build_optimizer,
+    golden_batch,
+    load_initial_weights,
+)
+from workbench.config import ConfigError
+from workbench.scaling import (
+    DynamicLossScaleManager,
+    DynamicLossScaleUpdateCell,
+    FixedLossScaleUpdateCell,
+    NonFusedOptimizerWarning,
+)
+from workbench.training import (
+    AutoBoost,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    TrainOneStepCell,
+    TrainOneStepWithLossScaleCell,
+    WithLossCell,
+)
+
+CELLS = {
+    "TrainOneStepWithLossScaleCell": TrainOneStepWithLossScaleCell,
+    "BoostTrainOneStepWithLossScaleCell": BoostTrainOneStepWithLossScaleCell,
+}
+
+
+def ids(path: Path) -> str:
+    return path.stem
+
+
+def scale_sense_from(manager: dict[str, Any]) -> nn.Module | Tensor:
+    kind = manager["kind"]
+    if kind == "DynamicLossScaleUpdateCell":
+        return DynamicLossScaleUpdateCell(manager["init"], manager["factor"], manager["window"])
+    if kind.startswith("Fixed"):
+        value = next(v for k, v in manager.items() if k != "kind")
+        return FixedLossScaleUpdateCell(value)
+    if kind.startswith("Tensor"):
+        shape = (1,) if "(1,)" in kind else ()
+        return torch.full(shape, float(manager["value"]))
+    raise ValueError(f"unknown manager {manager}")
+
+
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "not_fused"])
+@pytest.mark.parametrize("path", golden_paths("with_loss_scale_*.npz"), ids=ids)
+def test_golden_training_with_loss_scale(path: Path, is_fused: bool) -> None:
+    meta, arrays = load_npz(path)
+    net = build_network(meta["net"])
+    load_initial_weights(net, arrays)
+    optimizer = build_optimizer(meta, net.parameters(), **({"fused": True} if is_fused else {}))
+    network = WithLossCell(net, build_loss(meta["loss"]))
+    cell = CELLS[meta["cell"]](network, optimizer, scale_sense_from(meta["manager"]), reciprocal="flushed")
+    changes = {int(step): value for step, value in (meta.get("set_scale_before_step") or {}).items()}
+    for step in range(len(arrays["losses"])):
+        if step in changes:
+            cell.set_sense_scale(torch.tensor(changes[step], dtype=torch.float32))
+        assert float(cell.scale_sense) == arrays["scale_before"][step]
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        if is_fused:
+            loss, overflow, scale = cell(*golden_batch(arrays, step))
+        else:
+            with pytest.warns(NonFusedOptimizerWarning) if step == 0 else _quiet():
+                loss, overflow, scale = cell(*golden_batch(arrays, step))
+        if step not in meta["nan_input_steps"]:  # the recorded ReLU maps NaN to 0, torch's hands it on
+            np.testing.assert_allclose(float(loss), arrays["losses"][step], rtol=1e-4, atol=1e-5)
+        assert bool(overflow) == bool(arrays["overflow"][step])
+        assert float(scale) == arrays["returned_scale"][step]
+        assert float(cell.scale_sense) == arrays["scale_after"][step]
+        if bool(overflow):
+            assert all(torch.equal(before[name], p) for name, p in net.named_parameters())
+        assert_trajectory(net, arrays, step + 1)
+
+
+def _quiet() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+@pytest.mark.parametrize("path", golden_paths("with_loss_scale_errors.json"), ids=ids)
+def test_golden_argument_errors_of_loss_scale_cells(path: Path) -> None:
+    for key, expected in load_json(path)["results"].items():
+        cell_name, argument = key.split("|")
+        net = nn.Linear(2, 1)
+        network, optimizer = WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1, fused=True)
+        arguments: dict[str, Any] = {
+            "float": 128.0,
+            "tensor_scalar": torch.tensor(128.0),
+            "tensor_1": torch.full((1,), 128.0),
+            "tensor_2": torch.full((2,), 128.0),
+            "manager": DynamicLossScaleManager(),
+            "none": None,
+        }
+
+        def build(value: Any, cell_name: str = cell_name, network: Any = network, optimizer: Any = optimizer) -> Any:
+            return CELLS[cell_name](network, optimizer, value)
+
+        if argument == "set_sense_scale(float)":
+            with pytest.raises(TypeError, match="tensor of shape"):
+                build(torch.tensor(1.0)).set_sense_scale(128.0)
+        elif expected == "ok":
+            build(arguments[argument])
+        else:
+            with pytest.raises({"TypeError": TypeError, "ValueError": ValueError}[expected]):
+                build(arguments[argument])
+
+
+@pytest.mark.parametrize("path", golden_paths("train_one_step_sens.json"), ids=ids)
+def test_golden_sens_scales_the_step_and_none_means_one(path: Path) -> None:
+    recorded = load_json(path)["results"]["sens"]
+
+    def weight_change(sens: float | None) -> float:
+        torch.manual_seed(1)
+        net = nn.Linear(3, 2)
+        before = net.weight.detach().clone()
+        cell = BoostTrainOneStepCell(WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.01), sens=sens)
+        loss, overflow, _ = cell(torch.randn(4, 3), torch.randn(4, 2))
+        assert torch.isfinite(loss)  # the reference returns None for sens=None: documented difference
+        assert not overflow
+        return float((net.weight.detach() - before).abs().sum())
+
+    for key, value in recorded.items():
+        mode, text = key.split("|")
+        sens = None if text == "None" else float(text)
+        if "exception" in value:
+            with pytest.raises({"ValueError": ValueError}[value["exception"]]):
+                weight_change(sens)
+        else:
+            expected = value["dw_abs_sum"] / recorded[f"{mode}|1.0"]["dw_abs_sum"]
+            np.testing.assert_allclose(weight_change(sens) / weight_change(1.0), expected, rtol=1e-4)
+    for text, value in load_json(path)["results"]["accum_le1"].items():
+        config = {"boost": {"mode": "manual", "grad_accumulation": True}}
+        if int(text) < 1:  # the reference silently takes 1 for it
+            with pytest.raises(ConfigError, match="grad_accumulation_step"):
+                AutoBoost("O0", config | {"grad_accumulation": {"grad_accumulation_step": int(text)}})
+        else:
+            with pytest.warns(UserWarning, match="grad_accumulation is not in effect"):
+                boost = AutoBoost("O0", config | {"grad_accumulation": {"grad_accumulation_step": int(text)}})
+            assert boost.plan.grad_accumulation == value["use"]
+
+
+@pytest.mark.parametrize("path", golden_paths("grad_accum_cell_*.npz"), ids=ids)
+def test_golden_accumulation_through_autoboost_and_the_train_cell(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    net = build_network(meta["net"])
+    load_initial_weights(net, arrays)
+    network = WithLossCell(net, build_loss(meta["loss"]))
+    boost = AutoBoost("O1", meta["autoboost_config"])
+    network, optimizer = boost.network_auto_process_train(network, build_optimizer(meta, net.parameters()))
+    cell = BoostTrainOneStepCell(network, optimizer, meta["sens"])
+    for step in range(len(arrays["losses"])):
+        loss, _, _ = cell(*golden_batch(arrays, step))
+        np.testing.assert_allclose(float(loss), arrays["losses"][step], rtol=1e-4, atol=1e-5)
+        assert cell.boosted.window.position == meta["accumulation_step_after"][step]
+        assert_trajectory(net, arrays, step + 1)
+        for name, parameter in net.named_parameters():
+            buffer = np.zeros_like(arrays[f"accum/{name}"][step]) if parameter.grad is None else parameter.grad.numpy()
+            np.testing.assert_allclose(buffer, arrays[f"accum/{name}"][step], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:less_bn had no effect")  # a plain conv net has no BatchNorm to spare
+@pytest.mark.parametrize("path", golden_paths("autoboost_train_*.npz"), ids=ids)
+def test_golden_autoboost_end_to_end(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    net = build_network(meta["net"])
+    config = {**meta["config"], "compatibility": "mindspore-2.7"}
+    optimizer = build_optimizer({"learning_rate": meta["learning_rate"], **_optimizer_meta(meta)}, net.parameters())
+    np.random.seed(meta["np_seed"])
+    with _warnings_of_plan(meta):
+        boost = AutoBoost(meta["level"], config)
+    network, optimizer = boost.network_auto_process_train(WithLossCell(net, build_loss(meta["loss"])), optimizer)
+    load_initial_weights(net, arrays)
+    cell = BoostTrainOneStepCell(network, optimizer, 1.0)
+    result = meta["result"]
+    names = {id(p): name for name, p in net.named_parameters()}
+    if result["strategy"] is not None and result["optimizer"] == "FreezeOpt":
+        assert type(optimizer).__name__ == "FreezeOpt"
+        assert list(optimizer.strategy) == result["strategy"]
+        for i, group in enumerate(result["groups"]):
+            assert [names[id(p)] for p in optimizer.group_parameters(i)] == group["params"]
+    losses = meta["losses"] if "losses" in meta else arrays["losses"]
+    for step, expected in enumerate(losses):
+        loss, _, _ = cell(*golden_batch(arrays, step))
+        np.testing.assert_allclose(float(loss), expected, rtol=1e-4, atol=1e-5)
+        assert_trajectory(net, arrays, step + 1)
+
+
+def _optimizer_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    arguments = {k: meta[k] for k in ("momentum", "weight_decay") if k in meta}
+    return {"optimizer": meta["optimizer"], "optimizer_args": arguments}
+
+
+def _warnings_of_plan(meta: dict[str, Any]) -> Any:
+    if meta["level"] == "O2":
+        return pytest.warns(UserWarning, match="adasum is not in effect")
+    return _quiet()
+
+
+@pytest.mark.parametrize("sens", [0, float("nan"), float("inf")])
+def test_sens_that_is_no_usable_number_is_refused(sens: float) -> None:
+    with pytest.raises(ValueError, match="finite number other than 0"):
+        TrainOneStepCell(nn.Linear(1, 1), SGD([nn.Parameter(torch.ones(1))], lr=0.1), sens)
+
+
+@pytest.mark.parametrize("sens", ["1", True, [1.0]])
+def test_sens_of_another_kind_is_a_type_error(sens: Any) -> None:
+    with pytest.raises(TypeError, match="must be a number"):
+        BoostTrainOneStepCell(nn.Linear(1, 1), SGD([nn.Parameter(torch.ones(1))], lr=0.1), sens)
+
+
+def test_plain_cell_returns_the_loss_before_the_update() -> None:
+    net = nn.Linear(3, 2)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    expected = nn.functional.mse_loss(net(x), y)
+    twin = nn.Linear(3, 2)
+    twin.load_state_dict(net.state_dict())
+    reference = SGD(twin.parameters(), lr=0.1)
+    nn.functional.mse_loss(twin(x), y).backward()
+    reference.step()
+    loss = TrainOneStepCell(WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1))(x, y)
+    assert torch.equal(loss, expected)
+    assert torch.equal(net.weight, twin.weight)
+
+
+def test_gradients_handed_over_are_accumulated_like_a_backward_pass() -> None:
+    net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
+    twin.load_state_dict(net.state_dict())
+    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 2}}
+    cells = []
+    for module in (net, twin):
+        network, optimizer = AutoBoost("O0", config).network_auto_process_train(
+            WithLossCell(module, nn.MSELoss()), SGD(module.parameters(), lr=0.1)
+        )
+        cells.append(BoostTrainOneStepCell(network, optimizer))
+    for _ in range(4):
+        x, y = torch.randn(4, 3), torch.randn(4, 2)
+        loss = cells[0].network(x, y)
+        grads = torch.autograd.grad(loss, list(net.parameters()))
+        assert cells[0].gradient_accumulation_process(loss, grads, 1.0) is loss
+        cells[1](x, y)
+        torch.testing.assert_close(net.weight, twin.weight)
+    with pytest.raises(ValueError, match="one gradient per trained parameter"):
+        cells[0].gradient_accumulation_process(loss, grads[:1], 1.0)

@@ -1,0 +1,19 @@
+"""The names of ``mindspore.nn`` that this package translates; everything is defined elsewhere."""
+
+from workbench.scaling import (
+    DynamicLossScaleManager,
+    DynamicLossScaleUpdateCell,
+    FixedLossScaleManager,
+    FixedLossScaleUpdateCell,
+)
+from workbench.training import TrainOneStepCell, TrainOneStepWithLossScaleCell, WithLossCell
+
+__all__ = [
+    "DynamicLossScaleManager",
+    "DynamicLossScaleUpdateCell",
+    "FixedLossScaleManager",
+    "FixedLossScaleUpdateCell",
+    "TrainOneStepCell",
+    "TrainOneStepWithLossScaleCell",
+    "WithLossCell",
+]

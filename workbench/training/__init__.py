@@ -1,0 +1,36 @@
+"""One step, one loop: the algorithms put together.
+
+Read ``boosted.py`` first; it is the step that everything here shares.
+"""
+
+from workbench.training.apply import apply
+from workbench.training.auto_boost import AutoBoost
+from workbench.training.boosted import Boosted
+from workbench.training.checkpoint import load_checkpoint, save_checkpoint
+from workbench.training.loop import training_loop
+from workbench.training.outcome import BoostStep, StepOutcome
+from workbench.training.trace_buffer import TraceBuffer
+from workbench.training.train_step_cells import (
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    TrainOneStepCell,
+    TrainOneStepWithLossScaleCell,
+    WithLossCell,
+)
+
+__all__ = [
+    "AutoBoost",
+    "BoostStep",
+    "BoostTrainOneStepCell",
+    "BoostTrainOneStepWithLossScaleCell",
+    "Boosted",
+    "StepOutcome",
+    "TraceBuffer",
+    "TrainOneStepCell",
+    "TrainOneStepWithLossScaleCell",
+    "WithLossCell",
+    "apply",
+    "load_checkpoint",
+    "save_checkpoint",
+    "training_loop",
+]

@@ -1,0 +1,92 @@
+"""Boost a user's own training loop: four changed lines, any model, any torch optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from workbench.config import BoostConfig
+from workbench.training.auto_boost import AutoBoost, read_config
+from workbench.training.boosted import Boosted
+from workbench.training.loss_scaling import LossScaling
+from workbench.training.precision import Precision, cast_model_
+
+__all__ = ["apply"]
+
+
+def apply(
+    config: BoostConfig | Mapping[str, Any] | str | Path | None,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    level: str = "O1",
+    world_size: int | None = None,
+    seed: int = 0,
+    example_inputs: tuple[Any, ...] | None = None,
+) -> Boosted:
+    """Process a model and its optimizer by a configuration and return what a training loop calls.
+
+    The model is changed in place (BatchNorms removed, head replaced, weights cast, as configured). Use
+    ``boosted.model`` and ``boosted.optimizer`` from here on; a learning-rate scheduler belongs on the latter.
+
+    Args:
+        config: Configuration, dictionary, or path of a ``boost_config.json``.
+        model: Module on the device it will train on.
+        optimizer: Any torch optimizer over the model's parameters; ``fused=True`` avoids a host synchronisation per
+            step when a loss scale is in use.
+        level: Boost level for modes ``auto`` and ``enable_all``; a configuration in mode ``manual`` ignores it.
+        world_size: Ranks that train together; None asks torch.distributed.
+        seed: Seed of the freezing schedule.
+        example_inputs: Inputs for models that torch.fx cannot trace (LessBN).
+
+    Returns:
+        The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``.
+
+    Raises:
+        ConfigError: When the configuration is not valid.
+        TypeError: When the model is no module or the optimizer no optimizer.
+
+    Example:
+        >>> from torch import nn, randn
+        >>> from torch.optim import SGD
+        >>> net = nn.Linear(3, 1)
+        >>> boosted = apply({"amp": {"level": "O0"}}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+        >>> with boosted.autocast():
+        ...     loss = boosted.model(randn(8, 3)).square().mean()
+        >>> boosted.backward(loss)
+        >>> boosted.step().applied
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    settings = read_config(config)
+    ranks = _world_size() if world_size is None else world_size
+    boost = AutoBoost(level, settings, world_size=ranks, seed=seed)
+    model, optimizer = boost.network_auto_process_train(model, optimizer, example_inputs=example_inputs)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    precision = Precision(
+        settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
+    )
+    cast_model_(model, precision)
+    steps = settings.grad_accumulation.grad_accumulation_step if boost.plan.grad_accumulation else 1
+    return Boosted(
+        model,
+        optimizer,
+        loss_scaling=LossScaling.from_config(settings, device),
+        accumulation_steps=steps,
+        precision=precision,
+        plan=boost.plan,
+    )
+
+
+def _world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return 1

@@ -1,0 +1,170 @@
+"""AutoBoost: turn a level and a configuration into a processed network and optimizer.
+
+Named and shaped after ``mindspore.boost.AutoBoost`` (MindSpore 2.7). Differences: every instance stands alone (the
+reference keeps one for the whole process), its configuration is validated, and an unknown level is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.optim import Optimizer
+
+from workbench.algorithms.full_normalization import replace_heads_
+from workbench.algorithms.grad_freeze import GradientFreeze
+from workbench.algorithms.less_bn import LessBNReport, reduce_batch_norms_
+from workbench.algorithms.optimizer_process import OptimizerProcess
+from workbench.algorithms.parameter_process import ParameterProcess
+from workbench.algorithms.parameter_succession import follow_parameters
+from workbench.config import BoostConfig, Plan
+
+__all__ = ["AutoBoost", "boost_plan_of", "read_config"]
+
+_MARK = "boost_plan"
+
+
+def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
+    """Return a validated configuration from whatever names one.
+
+    Args:
+        config: A configuration, a dictionary in the reference's form, the path of a JSON file, or None or an empty
+            string for the defaults.
+
+    Raises:
+        ConfigError: When it cannot be read or is not valid; the message names the key.
+        TypeError: When it is of another kind.
+    """
+    if config is None or (isinstance(config, str) and config == ""):
+        return BoostConfig()
+    if isinstance(config, BoostConfig):
+        return config
+    if isinstance(config, Mapping):
+        return BoostConfig.from_dict(dict(config))
+    if isinstance(config, (str, Path)):
+        return BoostConfig.from_json(config)
+    raise TypeError(f"`config` must be a BoostConfig, a dict or the path of a JSON file, got {type(config).__name__}")
+
+
+def boost_plan_of(module: nn.Module) -> Plan | None:
+    """Return the plan that AutoBoost left on a module or on one it wraps; None when it was never processed."""
+    for child in module.modules():
+        plan = getattr(child, _MARK, None)
+        if isinstance(plan, Plan):
+            return plan
+    return None
+
+
+class AutoBoost:
+    """Apply the algorithms of a boost level to a network and its optimizer.
+
+    Args:
+        level: ``"O0"``, ``"O1"`` or ``"O2"``.
+        boost_config_dict: Configuration: a dictionary, a ``BoostConfig``, a path, or ``""`` for the defaults.
+        world_size: Ranks that train together.
+        seed: Seed of the freezing schedule; None draws from numpy's global generator, as the reference does.
+
+    Raises:
+        ConfigError: On an unknown level, key, mode or a value out of range.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch.optim import SGD
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> boost = AutoBoost("O1", {"less_bn": {"fn_flag": False}, "grad_freeze": {"param_groups": 2}}, seed=0)
+        >>> network, optimizer = boost.network_auto_process_train(network, SGD(network.parameters(), lr=0.1))
+        >>> type(optimizer).__name__
+        'FreezeOpt'
+    """
+
+    def __init__(
+        self,
+        level: str = "O0",
+        boost_config_dict: BoostConfig | Mapping[str, Any] | str | Path | None = "",
+        *,
+        world_size: int = 1,
+        seed: int | None = None,
+    ) -> None:
+        self.config = read_config(boost_config_dict)
+        self.plan = self.config.resolve(level, world_size=world_size)
+        self.level = level
+        self.seed = seed
+        self.less_bn_report: LessBNReport | None = None
+        for dropped in self.plan.dropped:
+            warnings.warn(dropped.reason, UserWarning, stacklevel=2)
+        _refuse_unavailable(self.plan)
+
+    def network_auto_process_train(
+        self, network: nn.Module, optimizer: Optimizer, *, example_inputs: tuple[Any, ...] | None = None
+    ) -> tuple[nn.Module, Optimizer]:
+        """Process a network and its optimizer for training, in the order of ``order.PROCESSING_ORDER``.
+
+        Args:
+            network: Changed in place and returned.
+            optimizer: Rebuilt when parameters or groups change, wrapped in a ``FreezeOpt`` when freezing is in effect.
+                Learning-rate schedulers belong on the returned optimizer.
+            example_inputs: Inputs for the module-order fallback of LessBN.
+
+        Returns:
+            The network, marked with the plan, and the optimizer to train with.
+        """
+        plan, config = self.plan, self.config
+        if plan.less_bn:
+            network, optimizer = self._less_bn(network, optimizer, example_inputs)
+        if config.common.gradient_split_groups is not None and (plan.less_bn or plan.grad_freeze):
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            ParameterProcess().assign_parameter_group(trained, list(config.common.gradient_split_groups))
+        if plan.grad_freeze:
+            freeze = config.grad_freeze
+            rng = None if self.seed is None else np.random.RandomState(self.seed)
+            method = GradientFreeze(
+                freeze.param_groups,
+                freeze.freeze_type,
+                freeze.freeze_p,
+                freeze.total_steps,
+                state=config.compatibility.freeze_state,
+                rng=rng,
+            )
+            network, optimizer = method.freeze_generate(network, optimizer)
+        setattr(network, _MARK, plan)
+        return network, optimizer
+
+    def network_auto_process_eval(self, network: nn.Module) -> nn.Module:
+        """Process a network for evaluation: BatchNorms are reduced as in training, the head stays as it is."""
+        if self.plan.less_bn:
+            self.less_bn_report = reduce_batch_norms_(network, match=self.config.compatibility.less_bn_match)
+        setattr(network, _MARK, self.plan)
+        return network
+
+    def _less_bn(
+        self, network: nn.Module, optimizer: Optimizer, example_inputs: tuple[Any, ...] | None
+    ) -> tuple[nn.Module, Optimizer]:
+        config, rules = self.config, self.config.compatibility
+        before = dict(network.named_parameters())
+        self.less_bn_report = reduce_batch_norms_(network, match=rules.less_bn_match, example_inputs=example_inputs)
+        if config.less_bn.fn_flag:
+            replace_heads_(network, scope=rules.fn_scope, bias=rules.fn_bias)
+        optimizer = follow_parameters(optimizer, before, dict(network.named_parameters()))
+        if config.less_bn.gc_flag:
+            process = OptimizerProcess(optimizer)
+            process.add_grad_centralization(network, rule=rules.grad_centralization)
+            optimizer = process.generate_new_optimizer()
+        return network, optimizer
+
+    def __repr__(self) -> str:
+        """Say what is in effect."""
+        return f"AutoBoost({self.level!r}: {self.plan.summary()})"
+
+
+def _refuse_unavailable(plan: Plan) -> None:
+    for name in ("dim_reduce", "adasum", "loss_scale_group"):
+        if getattr(plan, name):
+            raise RuntimeError(
+                f"`boost.{name}` is configured and would be in effect, but this version cannot train with it yet; "
+                f"switch it off ({json.dumps({'boost': {name: False}})}) to train with the other algorithms"
+            )

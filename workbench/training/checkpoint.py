@@ -1,0 +1,73 @@
+"""Checkpoints from which training continues with the same bits on a CPU."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from workbench.atomic_file import write_bytes_atomically
+from workbench.training.boosted import Boosted
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+_FORMAT = 1
+
+
+def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
+    """Write everything the next step depends on, atomically.
+
+    The data stream is not part of it: open it again at position ``boosted.step_index``
+    (``task.batches(seed, start=boosted.step_index)``).
+
+    Args:
+        path: File to write.
+        boosted: What is trained.
+        scheduler: Its learning-rate scheduler.
+    """
+    state = {
+        "format": _FORMAT,
+        "boosted": boosted.state_dict(),
+        "scheduler": scheduler.state_dict() if scheduler is not None else None,
+        "torch_rng": torch.get_rng_state(),
+        "device_rng": torch.get_device_module(boosted.device).get_rng_state(boosted.device)
+        if boosted.device.type != "cpu"
+        else None,
+    }
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_bytes_atomically(Path(path), buffer.getvalue())
+
+
+def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
+    """Continue from a checkpoint; the objects must be built as for the run that wrote it.
+
+    Args:
+        path: File written by ``save_checkpoint``; read without pickle (``weights_only``).
+        boosted: Built from the same model, optimizer and configuration.
+        scheduler: Built like the run's; None when it had none.
+
+    Raises:
+        ValueError: When the file is no checkpoint of this format or belongs to another setup.
+    """
+    try:
+        with torch.serialization.safe_globals([np.dtype, np.ndarray]):
+            state: dict[str, Any] = torch.load(path, map_location=boosted.device, weights_only=True)
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path}: not a checkpoint of this package ({error})") from error
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise ValueError(f"{path}: not a checkpoint of this package (format {_FORMAT})")
+    if (scheduler is None) != (state["scheduler"] is None):
+        raise ValueError(f"{path}: the run that wrote it had {'no' if scheduler else 'a'} learning-rate scheduler")
+    boosted.load_state_dict(state["boosted"])
+    if scheduler is not None:
+        scheduler.load_state_dict(state["scheduler"])
+    torch.set_rng_state(state["torch_rng"].cpu())
+    if state["device_rng"] is not None:
+        torch.get_device_module(boosted.device).set_rng_state(state["device_rng"].cpu(), boosted.device)

@@ -1,0 +1,83 @@
+"""The training loop: a generator of outcomes that knows none of its consumers.
+
+Notebook, panel, objective and command are consumers of one stream, and each may stop it by not asking for the next::
+
+    for batch in batches:
+        loss = network(batch)            # under autocast, with the frozen groups of this step
+        backward, update or skip         # Boosted
+        scheduler.step() at window ends
+        trace.record(...)
+        yield outcome
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from workbench.training.boosted import Boosted
+from workbench.training.outcome import StepOutcome
+from workbench.training.trace_buffer import TraceBuffer
+
+__all__ = ["training_loop"]
+
+
+def training_loop(
+    boosted: Boosted,
+    compute_loss: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any],
+    *,
+    steps: int | None = None,
+    scheduler: LRScheduler | None = None,
+    schedule: Literal["attempted", "applied"] = "attempted",
+    trace: TraceBuffer | None = None,
+    batch_size: Callable[[Any], int] = len,
+) -> Iterator[StepOutcome]:
+    """Train and yield one outcome per micro-batch.
+
+    Args:
+        boosted: Model and optimizer under a plan.
+        compute_loss: Called as ``compute_loss(model, batch)``; returns a scalar.
+        batches: Micro-batches, already on the device.
+        steps: Micro-batches to train for; None until ``batches`` ends.
+        scheduler: Learning-rate scheduler on ``boosted.optimizer``, stepped at window ends.
+        schedule: ``"attempted"`` steps it after skipped updates, too; ``"applied"`` waits for the device to know.
+        trace: Where steps are recorded; its ``drain`` is the consumer's to call.
+        batch_size: Number of samples in a batch.
+
+    Yields:
+        The outcome of each micro-batch; its tensors stay on the device.
+    """
+    model = boosted.model
+    stream = iter(batches) if steps is None else islice(batches, steps)
+    while True:
+        began = time.perf_counter()
+        try:
+            batch = next(stream)
+        except StopIteration:
+            return
+        loaded = time.perf_counter()
+        with boosted.autocast():
+            loss = compute_loss(model, batch)
+        forwarded = time.perf_counter()
+        boosted.backward(loss)
+        backed = time.perf_counter()
+        outcome = boosted.step()
+        if scheduler is not None and outcome.applied and (schedule == "attempted" or not bool(outcome.overflow)):
+            scheduler.step()
+        updated = time.perf_counter()
+        if trace is not None:
+            # On asynchronous devices these are dispatch times; their sum over a run is still the run's time.
+            columns = {
+                "time.data": (loaded - began) * 1e3,
+                "time.forward": (forwarded - loaded) * 1e3,
+                "time.backward": (backed - forwarded) * 1e3,
+                "time.update": (updated - backed) * 1e3,
+            }
+            trace.record(outcome, batch_size(batch), columns)
+        yield outcome

@@ -1,0 +1,141 @@
+"""The loss scale of a training run: its tensor, its rule, and whether an overflow drops the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import BoostConfig
+from workbench.scaling import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, unscale_and_check_
+
+__all__ = ["LossScaling"]
+
+
+class LossScaling:
+    """Hold the loss scale on the device and move it by its rule, without host synchronisation.
+
+    Args:
+        scale: Initial scale (> 0); a number, or a tensor of shape ``()`` or ``(1,)`` whose storage is then shared.
+        update_cell: Module called as ``cell(scale, overflow)`` after every window; None keeps the scale.
+        drop_overflow_update: Whether an overflow skips the update. False applies it as it is (no check is made).
+        device: Device of the scale.
+        collapse_after: Consecutive overflows at the floor after which training is given up; None never.
+        minimum: The floor, for collapse detection.
+        reciprocal: ``"exact"``, or ``"flushed"`` for the reference's arithmetic (MindSpore 2.7 on a CPU), which treats
+            denormal factors as 0: beyond a scale of 2**126 the gradients of weights vanish.
+    """
+
+    def __init__(
+        self,
+        scale: float | Tensor = 1.0,
+        update_cell: nn.Module | None = None,
+        *,
+        drop_overflow_update: bool = False,
+        device: torch.device | None = None,
+        collapse_after: int | None = None,
+        minimum: float = 1.0,
+        reciprocal: Literal["exact", "flushed"] = "exact",
+    ) -> None:
+        self.scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
+        self.update_cell = update_cell.to(device) if update_cell is not None and device is not None else update_cell
+        self.drop_overflow_update = drop_overflow_update
+        self.collapse_after = collapse_after
+        self.minimum = minimum
+        self.is_unit = not isinstance(scale, Tensor) and scale == 1.0 and update_cell is None
+        self.unscales = not self.is_unit
+        self.reciprocal = reciprocal
+        self._finite = torch.zeros((), dtype=torch.bool, device=device)
+
+    @classmethod
+    def from_config(cls, config: BoostConfig, device: torch.device) -> LossScaling:
+        """Build what ``config.loss_scale`` asks for on this device."""
+        rule = config.loss_scale
+        kind = config.effective_loss_scale_kind(device.type)
+        if kind == "none":
+            return cls(device=device)
+        if kind == "fixed":
+            return cls(
+                float(rule.init),
+                FixedLossScaleUpdateCell(float(rule.init)) if rule.drop_overflow_update else None,
+                drop_overflow_update=rule.drop_overflow_update,
+                device=device,
+                collapse_after=rule.collapse_after,
+                minimum=float(rule.init),
+                reciprocal=config.compatibility.loss_scale_reciprocal,
+            )
+        cell = DynamicLossScaleUpdateCell(
+            float(rule.init),
+            rule.factor,
+            rule.window,
+            minimum=rule.minimum,
+            maximum=rule.maximum,
+            growth_ceiling=config.compatibility.loss_scale_ceiling,
+        )
+        return cls(
+            float(rule.init),
+            cell,
+            drop_overflow_update=True,
+            device=device,
+            collapse_after=rule.collapse_after,
+            minimum=rule.minimum,
+            reciprocal=config.compatibility.loss_scale_reciprocal,
+        )
+
+    @classmethod
+    def seeded(cls, sens: float, device: torch.device | None) -> LossScaling:
+        """Return a constant that seeds the backward pass and stays in the gradients: the reference's ``sens``."""
+        scaling = cls(sens, device=device)
+        scaling.unscales = False
+        return scaling
+
+    @property
+    def checks_overflow(self) -> bool:
+        """Whether gradients are tested for inf and NaN before an update."""
+        return self.drop_overflow_update
+
+    def unscale_(self, gradients: Sequence[Tensor], found_inf: Tensor) -> None:
+        """Divide gradients by the scale in place, in one pass, and set ``found_inf`` to 1 if one is not finite.
+
+        Args:
+            gradients: Gradients of one window.
+            found_inf: Float32, shape ``()``, 0 on entry.
+        """
+        inverse = self.scale.reshape(()).reciprocal()
+        if self.reciprocal == "exact":
+            unscale_and_check_(gradients, inverse, found_inf)
+            return
+        # As upstream: its CPU kernel for tensors of two or more axes treats a denormal factor as 0, the one for
+        # vectors does not (golden with_loss_scale_scale_too_large).
+        flushed = torch.where(inverse < torch.finfo(torch.float32).tiny, torch.zeros_like(inverse), inverse)
+        unscale_and_check_([g for g in gradients if g.ndim < 2], inverse, found_inf)
+        unscale_and_check_([g for g in gradients if g.ndim >= 2], flushed, found_inf)
+
+    def set(self, scale: Tensor) -> None:
+        """Overwrite the scale from a tensor with one element."""
+        self.scale.copy_(scale.detach().to(self.scale.dtype).reshape(self.scale.shape))
+
+    def after_window(self, found_inf: Tensor) -> Tensor:
+        """Apply the rule after a window and return whether it overflowed, a bool tensor of shape ``()``."""
+        overflow = found_inf.reshape(()) > 0
+        if self.update_cell is not None:
+            self.update_cell(self.scale, overflow)
+        return overflow
+
+    @property
+    def no_overflow(self) -> Tensor:
+        """Return a constant False on the device."""
+        return self._finite
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and the rule's counters."""
+        cell = self.update_cell.state_dict() if self.update_cell is not None else {}
+        return {"scale": self.scale.clone(), "update_cell": cell}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken."""
+        self.set(state["scale"])
+        if self.update_cell is not None:
+            self.update_cell.load_state_dict(state["update_cell"])

@@ -1,0 +1,98 @@
+"""Mixed-precision levels: what runs in which number format.
+
+* O0: everything as the model was built.
+* O2: autocast with float32 master weights; BatchNorm keeps float32 parameters and statistics.
+* O3: the weights themselves are cast, BatchNorm too; no loss scale.
+
+``keep_batchnorm_fp32`` overrides the BatchNorm rule of either level. The levels are those of MindSpore's
+``amp_level``; Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740, is their source.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+__all__ = ["Precision", "cast_model_"]
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The number formats of one run.
+
+    Args:
+        level: ``"O0"``, ``"O2"`` or ``"O3"`` (``"auto"`` is resolved before).
+        dtype: ``"float16"`` or ``"bfloat16"``.
+        device_type: Device the model is on, for example ``"cpu"``.
+        keep_batchnorm_fp32: None for the level's own rule.
+    """
+
+    level: str
+    dtype: str
+    device_type: str
+    keep_batchnorm_fp32: bool | None = None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context in which the forward pass runs."""
+        if self.level != "O2":
+            return nullcontext()
+        return torch.autocast(self.device_type, _DTYPES[self.dtype])
+
+
+def cast_model_(model: nn.Module, precision: Precision) -> None:
+    """Cast the model's weights in place as the level asks, and its inputs and outputs at the border.
+
+    Under O3 floating-point inputs are cast to the level's format on entry and outputs back to float32, so that the
+    criterion works in float32 and the caller need not know the level.
+
+    Args:
+        model: Any module; calling twice changes nothing more.
+        precision: Level, format and BatchNorm rule.
+    """
+    dtype = _DTYPES[precision.dtype]
+    if precision.level == "O0":
+        return
+    if precision.level == "O2":
+        if precision.keep_batchnorm_fp32 is False:
+            _cast_batch_norms_(model, dtype)
+        return
+    if getattr(model, "_weights_cast_to", None) == dtype:
+        return
+    model.to(dtype)
+    if precision.keep_batchnorm_fp32:
+        _cast_batch_norms_(model, torch.float32)
+
+    def cast_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return _cast(args, dtype), _cast(kwargs, dtype)
+
+    def cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
+        return _cast(output, torch.float32)
+
+    model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
+    model.register_forward_hook(cast_outputs)
+    model._weights_cast_to = dtype  # type: ignore[assignment]  # a marker, not a parameter
+
+
+def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.to(dtype)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cast(item, dtype) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value

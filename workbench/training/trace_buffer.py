@@ -1,0 +1,286 @@
+"""The trace of a run: numbers stay on the device, and reach the host in blocks.
+
+Reading a loss or a scale every step would make the host wait for the device every step. The buffer keeps one row per
+step in device memory and copies whole blocks, at most one second or ``capacity`` steps late. What the host knows
+anyway (step, time, learning rate, frozen groups) is kept on the host.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from workbench import devices
+from workbench.records import Event, EventKind, ExponentCounts, StepRecord
+from workbench.scaling import exponent_table, underflow_share
+from workbench.training.boosted import Boosted
+from workbench.training.gradient_statistics import (
+    EXPONENT_BINS,
+    exponent_counts,
+    group_by_module,
+    tensor_norms_and_maxima,
+)
+from workbench.training.outcome import StepOutcome
+
+__all__ = ["TraceBuffer"]
+
+_LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX = range(6)
+_N_COLUMNS = 6
+
+
+@dataclass(slots=True)
+class _HostRow:
+    """What the host knew when a step was dispatched."""
+
+    outcome: StepOutcome
+    seconds: float
+    step_ms: float
+    samples: int
+    memory_bytes: int
+    columns: Mapping[str, float] = field(default_factory=dict)
+    exponents: Tensor | None = None
+
+
+class TraceBuffer:
+    """Record a boosted run step by step.
+
+    Args:
+        boosted: What is trained; the buffer attaches itself as its gradient observer.
+        exponents_every: Take exponent histograms every so many updates; 0 never.
+        capacity: Rows on the device before a drain is due.
+        max_seconds: Age of the oldest row at which a drain is due, seconds.
+        gradients: Whether norm, maximum and non-finite modules are recorded; they cost three passes over the gradients.
+    """
+
+    def __init__(
+        self,
+        boosted: Boosted,
+        *,
+        exponents_every: int = 0,
+        capacity: int = 1024,
+        max_seconds: float = 1.0,
+        gradients: bool = True,
+    ) -> None:
+        self.boosted = boosted
+        self.exponents_every = exponents_every
+        self.capacity = capacity
+        self.max_seconds = max_seconds
+        self._events: list[Event] = []
+        self._names = {id(p): name for name, p in boosted.model.named_parameters()}
+        self._module_of = {name: name.rpartition(".")[0] or name for name in self._names.values()}
+        self._index = {id(p): i for i, (_, p) in enumerate(boosted.model.named_parameters())}
+        self._group_of = group_by_module(boosted.model)
+        self._groups = list(dict.fromkeys(self._group_of.values()))
+        device = boosted.device
+        self._columns = torch.zeros(capacity, _N_COLUMNS, device=device)
+        self._nonfinite = torch.zeros(capacity, max(len(self._names), 1), dtype=torch.bool, device=device)
+        self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._pending_exponents: Tensor | None = None
+        self._positions: dict[tuple[int, ...], Tensor] = {}
+        self._rows: list[_HostRow] = []
+        self._updates = 0
+        self._began = time.perf_counter()
+        self._last = self._began
+        self._oldest = self._began
+        self._was_at_floor = False
+        if gradients:
+            boosted.observer = self._observe
+
+    def emit(self, event: Event) -> None:
+        """Take an event from a method below (``EventSink``); it is handed out with the next drain."""
+        self._events.append(event)
+
+    def restart_clock(self) -> None:
+        """Let the next step's time begin now, after something that is no part of a step (evaluation, a pause)."""
+        self._last = time.perf_counter()
+
+    def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
+        """Add one step; no host synchronisation.
+
+        Args:
+            outcome: What the step gave back.
+            samples: Samples in the micro-batch.
+            columns: Namespaced numbers the host knows, for example ``{"time.forward": 1.2}`` in milliseconds.
+        """
+        if len(self._rows) == self.capacity:
+            raise RuntimeError("the trace buffer is full; call drain() when due() says so")
+        now = time.perf_counter()
+        row = len(self._rows)
+        if row == 0:
+            self._oldest = now
+        norm, amax = self._nan, self._nan
+        if self._gradient_row is not None:
+            norm, amax, nonfinite, positions = self._gradient_row
+            self._nonfinite[row].zero_()
+            self._nonfinite[row].index_copy_(0, positions, nonfinite)
+            self._gradient_row = None
+        self._columns[row] = torch.stack(
+            [
+                outcome.loss.float().reshape(()),
+                outcome.loss_scale.reshape(()),
+                outcome.loss_scale_after.reshape(()),
+                outcome.overflow.float().reshape(()),
+                norm,
+                amax,
+            ]
+        )
+        exponents, self._pending_exponents = self._pending_exponents, None
+        self._rows.append(
+            _HostRow(
+                outcome,
+                now - self._began,
+                (now - self._last) * 1e3,
+                samples,
+                devices.memory_bytes(self.boosted.device),
+                dict(columns or {}),
+                exponents,
+            )
+        )
+        self._last = now
+
+    def due(self) -> bool:
+        """Return whether the buffer is full or its oldest row is too old."""
+        full = len(self._rows) >= self.capacity
+        return full or (bool(self._rows) and time.perf_counter() - self._oldest >= self.max_seconds)
+
+    def drain(self) -> tuple[list[StepRecord], list[Event]]:
+        """Copy what was recorded to the host, in one transfer, and empty the buffer.
+
+        Returns:
+            Step records in order, and the events of these steps: overflows with the leaf modules whose gradients went
+            non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
+        """
+        n = len(self._rows)
+        values = self._columns[:n].cpu().tolist()
+        nonfinite = self._nonfinite[:n].cpu() if any(row[_OVERFLOW] for row in values) else None
+        records, events = [], list(self._events)
+        self._events.clear()
+        for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
+            record = self._record(host, row)
+            records.append(record)
+            flags = nonfinite[i] if nonfinite is not None else None
+            events.extend(self._events_of(record, flags))
+        self._rows.clear()
+        return records, sorted(events, key=lambda event: event.step)
+
+    # -- on the device ------------------------------------------------------------------------------------------------
+
+    @property
+    def _nan(self) -> Tensor:
+        return torch.full((), math.nan, device=self.boosted.device)
+
+    def _observe(self, parameters: list[nn.Parameter]) -> None:
+        """Look at the unscaled gradients of one window, before the update."""
+        known = [p for p in parameters if id(p) in self._index]
+        gradients = [p.grad for p in known if p.grad is not None]
+        if not gradients:
+            return
+        norms, maxima = tensor_norms_and_maxima(gradients)
+        finite = norms.isfinite()
+        amax = torch.where(finite, maxima, torch.zeros_like(maxima)).max()
+        key = tuple(id(p) for p in known)
+        positions = self._positions.get(key)
+        if positions is None:  # one entry per freezing group
+            positions = torch.tensor([self._index[i] for i in key], device=norms.device)
+            self._positions[key] = positions
+        self._gradient_row = (norms.norm(), amax, ~finite, positions)
+        if self.exponents_every and self._updates % self.exponents_every == 0:
+            self._pending_exponents = torch.stack([exponent_counts(g) for g in self._split(known)])
+        self._updates += 1
+
+    def _split(self, parameters: list[nn.Parameter]) -> list[list[Tensor]]:
+        split: dict[str, list[Tensor]] = {group: [] for group in self._groups}
+        for parameter in parameters:
+            if parameter.grad is not None:
+                split[self._group_of[self._names[id(parameter)]]].append(parameter.grad)
+        return list(split.values())
+
+    # -- on the host --------------------------------------------------------------------------------------------------
+
+    def _record(self, host: _HostRow, row: list[float]) -> StepRecord:
+        outcome = host.outcome
+        overflow = bool(row[_OVERFLOW])
+        exponents = self._exponents(host.exponents)
+        amax = row[_AMAX]
+        return StepRecord(
+            step=outcome.step,
+            seconds=host.seconds,
+            step_ms=host.step_ms,
+            loss=row[_LOSS],
+            loss_scale=row[_SCALE],
+            loss_scale_after=row[_AFTER],
+            overflow=overflow,
+            skipped=overflow and self.boosted.loss_scaling.drop_overflow_update,
+            accumulated=outcome.accumulated,
+            grad_norm=row[_NORM],
+            grad_amax=amax if amax > 0 or not overflow else math.nan,
+            underflow_share=_underflow_share(exponents, row[_SCALE]),
+            frozen_groups=outcome.frozen_groups,
+            learning_rate=outcome.learning_rate,
+            samples=host.samples,
+            memory_bytes=host.memory_bytes,
+            grad_exponents=exponents,
+            columns=host.columns,
+        )
+
+    def _exponents(self, counts: Tensor | None) -> tuple[ExponentCounts, ...]:
+        if counts is None:
+            return ()
+        result = []
+        for group, row in zip(self._groups, counts.cpu().tolist(), strict=True):
+            zeros, nonfinite, bins = row[EXPONENT_BINS - 1], row[255], row[:255]
+            used = [i for i, count in enumerate(bins) if count]
+            if not used and not zeros and not nonfinite:
+                continue  # a frozen group has no gradients
+            low, high = (used[0], used[-1]) if used else (0, -1)
+            result.append(ExponentCounts(group, low - 127, tuple(bins[low : high + 1]), zeros, nonfinite))
+        return tuple(result)
+
+    def _events_of(self, record: StepRecord, nonfinite: Tensor | None) -> list[Event]:
+        events = []
+        step, before, after = record.step, record.loss_scale, record.loss_scale_after
+        if record.overflow:
+            subject = self._modules(nonfinite) if nonfinite is not None else ""
+            who = subject or "a gradient"
+            events.append(
+                Event(
+                    step,
+                    EventKind.OVERFLOW,
+                    subject,
+                    before,
+                    f"step {step}: gradients overflowed at loss scale {before:g} in {who}; the update was skipped",
+                )
+            )
+        if after > before:
+            events.append(Event(step, EventKind.SCALE_UP, "", after, f"step {step}: loss scale grew to {after:g}"))
+        elif after < before:
+            events.append(Event(step, EventKind.SCALE_DOWN, "", after, f"step {step}: loss scale fell to {after:g}"))
+        at_floor = record.overflow and after <= self.boosted.loss_scaling.minimum
+        if at_floor and not self._was_at_floor:
+            message = f"step {step}: loss scale is at its floor {after:g}; further overflows cannot lower it"
+            events.append(Event(step, EventKind.SCALE_FLOOR, "", after, message))
+        if record.accumulated or record.overflow:
+            self._was_at_floor = at_floor
+        if not math.isfinite(record.loss) and not record.overflow and record.accumulated:
+            message = f"step {step}: the loss is {record.loss:g}; training diverged"
+            if not self.boosted.loss_scaling.checks_overflow:
+                events.append(Event(step, EventKind.DIVERGED, "loss", record.loss, message))
+        return events
+
+    def _modules(self, nonfinite: Tensor) -> str:
+        """Name the modules with non-finite gradients, last registered first: the backward pass met them in that order."""
+        names = list(self._names.values())
+        hit = [self._module_of[names[i]] for i in torch.nonzero(nonfinite).flatten().tolist()]
+        return ", ".join(dict.fromkeys(reversed(hit)))
+
+
+def _underflow_share(exponents: tuple[ExponentCounts, ...], scale: float) -> float:
+    """Return the share of non-zero elements that float16 cannot represent at this scale; NaN without a histogram."""
+    if not exponents:
+        return math.nan
+    return float(underflow_share(exponent_table([exponents]), scale).lost[0])
