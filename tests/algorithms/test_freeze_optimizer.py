@@ -237,16 +237,20 @@ def test_only_parameters_that_differ_are_toggled_and_stale_gradients_go() -> Non
     assert [p.grad is None for p in parameters] == [True, True, False]
 
 
-def test_what_the_user_froze_stays_frozen() -> None:
+@pytest.mark.parametrize("layer", [0, 4])
+def test_what_the_user_froze_stays_frozen(layer: int) -> None:
     net = network()
-    net[4].bias.requires_grad_(False)
+    frozen = net[layer].bias
+    frozen.requires_grad_(False)
     optimizer = FreezeOpt(OPTIMIZERS["sgd"](net.parameters()), groups_of(net), [0, 2, 1])
-    before = net[4].bias.detach().clone()
-    train(net, optimizer, range(6))
+    before = frozen.detach().clone()
+    for step in range(6):
+        train(net, optimizer, range(step, step + 1))
+        assert not frozen.requires_grad
     optimizer.unfreeze_all()
-    assert not net[4].bias.requires_grad
-    assert all(p.requires_grad for p in net.parameters() if p is not net[4].bias)
-    assert torch.equal(net[4].bias, before)
+    assert not frozen.requires_grad
+    assert all(p.requires_grad for p in net.parameters() if p is not frozen)
+    assert torch.equal(frozen, before)
 
 
 def test_unfreeze_all_thaws_for_good_or_for_a_block() -> None:
@@ -426,6 +430,61 @@ def test_rates_go_to_the_groups_of_their_steps_or_whole_to_each() -> None:
         used.append(optimizer.active_optimizer.param_groups[0]["lr"])
         optimizer.step()
     assert used == [0.5, 0.25, 0.125, 0.125, 0.25]  # the last rate of a group stays
+
+
+def test_rates_resume_where_each_group_stood() -> None:
+    def build() -> FreezeOpt:
+        net = network()
+        rates = [0.5, 0.4, 0.3, 0.2, 0.1]
+        opt = torch.optim.SGD(net.parameters(), lr=9.0)
+        return FreezeOpt(opt, groups_of(net), [0, 1, 0, 0, 1], state="per_group", learning_rates=rates)
+
+    def rates_from(optimizer: FreezeOpt, n: int) -> list[float]:
+        used = []
+        for _ in range(n):
+            used.append(optimizer.active_optimizer.param_groups[0]["lr"])
+            optimizer.step()
+        return used
+
+    first, second = build(), build()
+    assert rates_from(first, 5) == [0.5, 0.4, 0.3, 0.2, 0.1]
+    first = build()
+    rates_from(first, 3)
+    second.load_state_dict(first.state_dict())
+    assert rates_from(second, 2) == [0.2, 0.1]
+
+
+def test_an_optimizer_already_in_training_hands_its_momentum_to_every_group() -> None:
+    net, by_hand = network(), network()
+    inner, plain = OPTIMIZERS["sgd"](net.parameters()), OPTIMIZERS["sgd"](by_hand.parameters())
+    for model, optimizer in ((net, inner), (by_hand, plain)):
+        backward(model, 0)
+        optimizer.step()
+        model.zero_grad()
+    frozen = FreezeOpt(inner, groups_of(net), [2, 0], state="per_group")
+    train(net, frozen, range(2))
+    twins = [OPTIMIZERS["sgd"](group) for group in groups_of(by_hand)]
+    for twin in (twins[2], twins[0]):
+        for parameter in twin.param_groups[0]["params"]:
+            twin.state[parameter] = copy.deepcopy(plain.state[parameter])
+    for step, index in enumerate([2, 0]):
+        backward(by_hand, step)
+        twins[index].step()
+        by_hand.zero_grad()
+    assert_same(net, by_hand)
+
+
+def test_freezing_works_under_ddp_that_looks_for_unused_parameters(tmp_path: Path) -> None:
+    net, plain = network(), network()
+    frozen = FreezeOpt(OPTIMIZERS["sgd"](net.parameters()), groups_of(net), [0, 2, 1])
+    train(plain, FreezeOpt(OPTIMIZERS["sgd"](plain.parameters()), groups_of(plain), [0, 2, 1]), range(6))
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+        train(wrapped, frozen, range(6))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert_same(net, plain)
 
 
 def test_one_compiled_step_per_group_and_no_more() -> None:
