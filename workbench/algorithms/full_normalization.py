@@ -147,13 +147,14 @@ class _NormalizeRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        (rows,) = ctx.saved_tensors
+        rows: Tensor = ctx.saved_tensors[0]
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         grad = grad_outputs[0].to(wide.dtype)
         squared_norm = wide.square().sum(dim=-1, keepdim=True)
         unit = wide * squared_norm.clamp_min(MINIMAL_SQUARED_NORM).rsqrt()
         norm = squared_norm.sqrt().clamp_min(MINIMAL_GRADIENT_NORM)
-        return ((grad - unit * (unit * grad).sum(dim=-1, keepdim=True)) / norm).to(rows.dtype)
+        tangential: Tensor = grad - unit * (unit * grad).sum(dim=-1, keepdim=True)
+        return (tangential / norm).to(rows.dtype)
 
 
 def _from_linear(linear: nn.Linear, *, keep_bias: bool) -> CommonHeadLastFN:
