@@ -210,12 +210,13 @@ def _saturating_npu_utils(device: str | torch.device) -> ModuleType | None:
 
 @functools.cache
 def _autocast_supported(kind: str, dtype: torch.dtype) -> bool:
-    if not torch.amp.is_autocast_available(kind):
-        return False
-    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16).
+    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16); a
+    # device type that no loaded backend owns makes the first question raise.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
+            if not torch.amp.is_autocast_available(kind):
+                return False
             with torch.autocast(kind, dtype=dtype):
                 return torch.is_autocast_enabled(kind)
         except (RuntimeError, ValueError):

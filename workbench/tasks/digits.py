@@ -26,7 +26,7 @@ from workbench.tasks.task import Task
 __all__ = ["LeNet", "ResNet", "digits_lenet", "digits_resnet", "load_images", "split_indices"]
 
 EVALUATION_SHARE = 0.25
-"""Share of each class kept for evaluation: 449 images, so one image is 0.22 % accuracy."""
+"""Share of each class kept for evaluation: 450 images, so one image is 0.22 % accuracy."""
 
 BATCH_SIZE = 32
 EVALUATION_BATCH_SIZE = 150

@@ -136,9 +136,10 @@ def _task_of(module: ModuleType, attribute: str, place: str) -> Task:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            public = [name for name in vars(found) if not name.startswith("_")]
-            tasks = [name for name in public if isinstance(vars(found)[name], Task)]
-            near = difflib.get_close_matches(part, public, n=1) or tasks[:1]
+            values = getattr(found, "__dict__", {})  # what it could have been: tasks, and functions that may make one
+            tasks = [name for name in values if isinstance(values[name], Task)]
+            functions = [name for name in values if inspect.isfunction(values[name]) and not name.startswith("_")]
+            near = difflib.get_close_matches(part, tasks + functions, n=1) or tasks[:1]
             hint = f"; did you mean {place}:{near[0]}?" if near else ""
             raise TaskError(f"{place} has no attribute {part!r}{hint}")
         found = getattr(found, part)

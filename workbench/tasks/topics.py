@@ -79,7 +79,7 @@ def training_starts(n_bytes: int, seed: int) -> tuple[Tensor, tuple[int, int]]:
     first = (seed % N_BLOCKS_OF_TEXT) * block
     behind = first + block
     before_block = torch.arange(0, max(first - CONTEXT, 0))
-    after_block = torch.arange(behind, n_bytes - CONTEXT)
+    after_block = torch.arange(behind, max(n_bytes - CONTEXT, behind))
     return torch.cat([before_block, after_block]), (first, behind)
 
 

@@ -1,0 +1,125 @@
+"""The handwritten digits: a clean split, networks that can be traced, and accuracies that are reached."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from workbench.tasks import Task, load_task
+from workbench.tasks.digits import LeNet, ResNet, load_images, split_indices
+
+TASKS = ["digits-lenet", "digits-resnet"]
+
+
+def trained(task: Task, seed: int, n_steps: int) -> tuple[nn.Module, float]:
+    torch.manual_seed(seed)
+    model = task.new_model()
+    optimizer = task.new_optimizer(model)
+    scheduler = task.new_scheduler(optimizer, n_steps)
+    for _, batch in zip(range(n_steps), task.batches(seed), strict=False):
+        task.compute_loss(model, batch).backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    model.eval()
+    metric = task.new_metric()
+    with torch.no_grad():
+        for batch in task.evaluation_batches(seed):
+            task.update_metric(metric, model, batch)
+    return model, metric.compute()
+
+
+@settings(max_examples=30, deadline=None)
+@given(counts=st.lists(st.integers(0, 9), min_size=1, max_size=5), seed=st.integers(0, 2**40))
+def test_a_split_is_a_partition_with_the_same_share_of_every_class(counts: list[int], seed: int) -> None:
+    targets = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    if len(targets) == 0:
+        return
+    training, evaluation = split_indices(targets, seed, evaluation_share=0.25)
+    assert sorted(torch.cat([training, evaluation]).tolist()) == list(range(len(targets)))
+    for value, count in enumerate(counts):
+        assert int((targets[evaluation] == value).sum()) == round(0.25 * count)
+
+
+def test_the_seed_chooses_the_split() -> None:
+    _, targets = load_images()
+    first, again, other = (split_indices(targets, seed)[1].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+    assert len(first) == 450
+
+
+def test_training_never_sees_an_evaluation_image() -> None:
+    task = load_task("digits-resnet")
+    kept = torch.cat([x for x, _ in task.evaluation_batches(4)]).flatten(1)
+    assert len(kept) == 450
+    stream = task.batches(4)
+    seen = torch.cat([next(stream)[0] for _ in range(120)]).flatten(1)  # nearly three epochs
+    duplicates = torch.cdist(*(images.flatten(1) for images in [load_images()[0]] * 2)).fill_diagonal_(1).min()
+    assert duplicates > 0  # else the next line would prove nothing
+    assert torch.cdist(seen, kept, compute_mode="donot_use_mm_for_euclid_dist").min() > 0
+
+
+def test_images_are_centred_and_scaled() -> None:
+    images, targets = load_images()
+    assert images.shape == (1797, 1, 8, 8)
+    assert targets.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    assert images.mean().item() == pytest.approx(0.0, abs=1e-3)
+    assert images.std().item() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("network", [LeNet, ResNet])
+def test_a_network_can_be_traced_and_still_computes_the_same(network: type[nn.Module]) -> None:
+    model = network().eval()
+    traced = torch.fx.symbolic_trace(model)
+    images = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(traced(images), model(images))
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_model_is_one_graph_to_the_compiler(name: str) -> None:
+    model = load_task(name).new_model()
+    images = torch.randn(3, 1, 8, 8)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), model(images))
+
+
+def test_the_resnet_is_a_resnet20() -> None:
+    model = ResNet()
+    kinds = [type(module) for module in model.modules()]
+    n_convolutions = sum(isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3) for m in model.modules())
+    assert n_convolutions + kinds.count(nn.Linear) == 20
+    assert kinds.count(nn.BatchNorm2d) == 21  # 9 in the middle of a block and 2 behind a projection: LessBN takes 11
+    assert sum(p.numel() for p in model.parameters()) == 272_186
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_model_depends_on_the_seed_before_it_alone(name: str) -> None:
+    task = load_task(name)
+    weights = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        weights.append(nn.utils.parameters_to_vector(task.new_model().parameters()))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_lenet_learns() -> None:
+    assert trained(load_task("digits-lenet"), seed=0, n_steps=300)[1] >= 0.96
+
+
+def test_the_resnet_learns_fast() -> None:
+    assert trained(load_task("digits-resnet"), seed=0, n_steps=60)[1] >= 0.9
+
+
+@pytest.mark.slow
+def test_the_resnet_reaches_97_percent_within_200_steps() -> None:
+    assert trained(load_task("digits-resnet"), seed=0, n_steps=200)[1] >= 0.97
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    task = load_task("digits-resnet")
+    first, second = (nn.utils.parameters_to_vector(trained(task, 1, 4)[0].parameters()) for _ in range(2))
+    assert torch.equal(first, second)

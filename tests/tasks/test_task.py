@@ -1,0 +1,161 @@
+"""The Task itself: how its loss is called, what its fields must be, what its functions must return."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.tasks import Task, TaskError
+from workbench.tasks.task import is_criterion
+
+X, Y = torch.randn(6, 3), torch.randint(0, 2, (6,))
+
+
+def model_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def own_criterion(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target)
+
+
+def small_task(**changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "name": "small",
+        "model": lambda: nn.Linear(3, 2),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": lambda named: torch.optim.SGD(named, lr=0.1),
+        "train": [(X, Y)],
+        "evaluate": [(X, Y)],
+        "metric": "accuracy",
+    }
+    return Task(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("loss", "criterion"),
+    [
+        (nn.CrossEntropyLoss(), True),
+        (F.cross_entropy, True),
+        (functools.partial(F.cross_entropy, label_smoothing=0.0), True),
+        (functools.partial(functools.partial(nn.CrossEntropyLoss())), True),
+        (model_loss, False),
+        (lambda m, b: m(b[0]).sum() * 0 + model_loss(m, b), False),
+        (functools.partial(model_loss), False),
+    ],
+    ids=["module", "functional", "partial functional", "partial module", "function", "lambda", "partial function"],
+)
+def test_modules_and_functionals_are_criteria_and_other_callables_see_model_and_batch(
+    loss: Any, criterion: bool
+) -> None:
+    assert is_criterion(loss) is criterion
+    task = small_task(loss=loss)
+    model = task.new_model()
+    torch.testing.assert_close(task.compute_loss(model, (X, Y)), F.cross_entropy(model(X), Y))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": " "}, "`name` must be a non-empty text"),
+        ({"model": nn.Linear(3, 2)}, "`model` must be a function that returns a fresh model, got a model"),
+        ({"model": 3}, "`model` must be a function, got 3"),
+        ({"loss": nn.CrossEntropyLoss}, r"got the class CrossEntropyLoss; write CrossEntropyLoss\(\)"),
+        ({"loss": own_criterion}, "looks like a criterion; wrap it in an nn.Module"),
+        ({"loss": lambda model: 0}, r"`loss` must take two arguments \(model, batch\)"),
+        ({"loss": "mse"}, "`loss` must be a criterion or a function"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(X)], lr=0.1)}, "`optimizer` must be a function of the named"),
+        ({"scheduler": 3}, "`scheduler` must be a function, got 3"),
+        ({"train": iter([(X, Y)])}, "`train` must be iterable again"),
+        ({"evaluate": 3}, "`evaluate` must be a re-iterable"),
+        ({"metric": "acuracy"}, "did you mean 'accuracy'"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_field_that_cannot_work_is_refused_where_the_task_is_written(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(TaskError, match=words) as caught:
+        small_task(**changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": lambda: None}, r"`model\(\)` must return an nn.Module, got NoneType"),
+        ({"optimizer": list}, "must return a torch.optim.Optimizer, got list"),
+        ({"scheduler": lambda optimizer, steps: None}, r"must return an object with step\(\), got NoneType"),
+    ],
+    ids=["model", "optimizer", "scheduler"],
+)
+def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any], words: str) -> None:
+    task = small_task(**changes)
+    with pytest.raises(TaskError, match=words):
+        task.new_scheduler(task.new_optimizer(task.new_model()), 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch", "words"),
+    [
+        ({}, {"x": X}, r"every batch must be a pair \(x, y\), got dict"),
+        ({}, (X, Y, Y), "got a tuple of 3"),
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, (X, Y), r"got a tensor of shape \[6\]; average it"),
+        ({"loss": lambda model, batch: 1.0}, (X, Y), "must be a scalar tensor, got float"),
+    ],
+    ids=["mapping", "triple", "unreduced", "number"],
+)
+def test_a_loss_that_does_not_fit_is_named(changes: dict[str, Any], batch: Any, words: str) -> None:
+    task = small_task(**changes)
+    with pytest.raises(TaskError, match=words):
+        task.compute_loss(task.new_model(), batch)
+
+
+@pytest.mark.parametrize(("metric", "needs"), [("accuracy", "outputs"), ("loss", "loss")])
+def test_an_evaluation_feeds_the_metric_what_it_needs(metric: str, needs: str) -> None:
+    task = small_task(metric=metric, evaluate=[(X[:4], Y[:4]), (X[4:], Y[4:])])
+    model = task.new_model()
+    accumulator = task.new_metric()
+    with torch.no_grad():
+        for batch in task.evaluation_batches(0):
+            task.update_metric(accumulator, model, batch)
+    expected = F.cross_entropy(model(X), Y) if metric == "loss" else (model(X).argmax(1) == Y).float().mean()
+    assert accumulator.needs == needs
+    assert accumulator.compute() == pytest.approx(expected.item(), rel=1e-5)
+    assert task.higher_is_better == (metric == "accuracy")
+    assert task.metric_name == metric
+
+
+def test_a_model_of_named_inputs_is_called_with_a_mapping() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            return x + labels
+
+    assert torch.equal(small_task().predict(Named(), {"x": X[:, 0], "labels": Y}), X[:, 0] + Y)
+
+
+@pytest.mark.parametrize(("seed", "start"), [(-1, 0), (True, 0), (0.0, 0), (0, -1), (0, 1.5)])
+def test_a_seed_or_start_that_is_none_is_refused(seed: Any, start: Any) -> None:
+    with pytest.raises(TaskError, match=r"`(seed|start)` must be a"):
+        small_task().batches(seed, start)
+
+
+def test_a_digest_of_unhashed_data_changes_with_the_data() -> None:
+    digests = {
+        small_task().data_digest(),
+        small_task(evaluate=[(X + 1, Y)]).data_digest(),
+        small_task(train=[(X + 1, Y)]).data_digest(),
+    }
+    assert len(digests) == 3
+    assert small_task().data_digest() in digests
+    assert small_task(data_hash="v1").data_digest() == "v1"
+
+
+def test_a_changed_copy_is_checked_again() -> None:
+    with pytest.raises(TaskError, match="`name` must be"):
+        dataclasses.replace(small_task(), name="")
+    assert not dataclasses.replace(small_task(), metric="loss").higher_is_better

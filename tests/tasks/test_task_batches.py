@@ -1,0 +1,219 @@
+"""Streams of batches: endless, the same for the same seed, resumable anywhere, and silent towards other randomness."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from workbench.tasks import ShuffledBatches, TaskError, batch_size_of, move_batch
+from workbench.tasks.batches import (
+    check_source,
+    digest_of_batches,
+    digest_of_tensors,
+    endless_batches,
+    evaluation_batches,
+    mixed_seed,
+)
+
+N, SIZE = 10, 3
+
+
+class NoisyPoints(Dataset[Tensor]):
+    """Points that draw from all three global generators, as augmenting transforms do."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Tensor:
+        noise = torch.rand(()).item() + np.random.rand() + random.random()  # noqa: NPY002  # the global one is meant
+        return torch.tensor([float(index), noise], dtype=torch.float64)
+
+
+class CountingStream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.arange(N))
+
+
+def points_with_global_shuffle(seed: int) -> Iterator[Tensor]:
+    order = torch.randperm(N)  # from the global generator, like many a script
+    for start in range(0, N, SIZE):
+        yield order[start : start + SIZE] + 100 * seed
+
+
+def no_seed() -> list[Tensor]:
+    return []
+
+
+def points_by_epoch(seed: int, epoch: int) -> list[Tensor]:
+    return [torch.tensor([seed, epoch, position]) for position in range(4)]
+
+
+SOURCES = {
+    "in memory": lambda: lambda seed: ShuffledBatches(N, SIZE, seed, lambda indices: indices),
+    "list": lambda: [torch.tensor([position]) for position in range(4)],
+    "data loader": lambda: DataLoader(TensorDataset(torch.arange(N)), batch_size=SIZE, shuffle=True),
+    "data loader with generator": lambda: DataLoader(
+        TensorDataset(torch.arange(N)), batch_size=SIZE, shuffle=True, generator=torch.Generator()
+    ),
+    "augmenting data loader": lambda: DataLoader(NoisyPoints(), batch_size=SIZE, shuffle=True, drop_last=True),
+    "iterable data set": lambda: DataLoader(CountingStream(), batch_size=SIZE),
+    "generator function of a seed": lambda: points_with_global_shuffle,
+    "function of seed and epoch": lambda: points_by_epoch,
+    "function that returns a loader": lambda: (
+        lambda seed: DataLoader(TensorDataset(torch.arange(N) + seed), batch_size=SIZE, shuffle=True)
+    ),
+}
+
+
+def taken(stream: Iterator[Any], n: int) -> list[list[Any]]:
+    return [(batch[0] if isinstance(batch, list | tuple) else batch).tolist() for batch in islice(stream, n)]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**31), start=st.integers(0, 13))
+def test_a_stream_begun_at_any_position_is_the_stream_without_what_came_before(
+    kind: str, seed: int, start: int
+) -> None:
+    whole = taken(endless_batches(SOURCES[kind](), seed), start + 5)
+    torch.rand(seed % 7)  # whatever else was drawn in between must not matter
+    assert taken(endless_batches(SOURCES[kind](), seed, start), 5) == whole[start:]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_the_same_object_gives_the_same_stream_twice(kind: str) -> None:
+    source = SOURCES[kind]()
+    assert taken(endless_batches(source, 3), 9) == taken(endless_batches(source, 3), 9)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind not in ("list", "iterable data set")])
+def test_epochs_and_seeds_differ(kind: str) -> None:
+    source = SOURCES[kind]()
+    first, second = taken(endless_batches(source, 0), 9), taken(endless_batches(source, 1), 9)
+    assert first != second
+    n_batches = {"in memory": 3, "augmenting data loader": 3}.get(kind, 4)
+    assert first[:n_batches] != first[n_batches : 2 * n_batches]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_drawing_batches_leaves_the_global_generators_alone(kind: str) -> None:
+    stream = endless_batches(SOURCES[kind](), 0)
+    evaluation = evaluation_batches(SOURCES[kind](), 0)
+
+    def drawn() -> tuple[float, float, float]:
+        return torch.rand(()).item(), float(np.random.rand()), random.random()  # noqa: NPY002  # the global one is meant
+
+    def reset() -> None:
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)  # noqa: NPY002  # the global one is meant
+
+    reset()
+    expected = [drawn(), drawn()]
+    reset()
+    list(islice(stream, 6))
+    list(islice(iter(evaluation), 2))
+    seen = [drawn()]
+    list(islice(stream, 1))
+    seen.append(drawn())
+    assert seen == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(1, 40), size=st.integers(1, 12), seed=st.integers(0, 2**40))
+def test_an_epoch_in_memory_shows_every_sample_at_most_once_in_full_batches(n: int, size: int, seed: int) -> None:
+    source = ShuffledBatches(n, size, seed, lambda indices: indices)
+    epoch = list(source)
+    shown = torch.cat(epoch).tolist()
+    assert {len(batch) for batch in epoch} == {min(size, n)}
+    assert len(epoch) == len(source) == n // min(size, n)
+    assert len(set(shown)) == len(shown)
+    assert set(shown) <= set(range(n))
+
+
+def test_evaluation_is_the_same_each_time_it_is_iterated() -> None:
+    batches = evaluation_batches(SOURCES["augmenting data loader"](), 0)
+    assert taken(iter(batches), 3) == taken(iter(batches), 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (iter([1]), "one-shot list_iterator"),
+        (torch.ones(3), "single Tensor"),
+        ({"x": 1}, "single dict"),
+        (DataLoader, "the class DataLoader"),
+        (3, "re-iterable of batches or a function of a seed, got int"),
+        (no_seed, "without parameters; write `def train"),
+    ],
+    ids=["iterator", "tensor", "mapping", "class", "number", "no seed"],
+)
+def test_a_source_that_cannot_work_is_refused(source: object, words: str) -> None:
+    with pytest.raises(TaskError, match=words):
+        check_source(source, "train")
+
+
+@pytest.mark.parametrize("source", [[], lambda _seed: [], lambda _seed: iter(())], ids=["list", "function", "iterator"])
+def test_an_empty_epoch_is_an_error_and_no_endless_loop(source: object) -> None:
+    with pytest.raises(TaskError, match=r"`train` must yield at least one batch per epoch"):
+        next(endless_batches(source, 0))
+    with pytest.raises(TaskError, match=r"`evaluate` must yield at least one batch"):
+        list(evaluation_batches(source, 0))
+
+
+def test_a_function_that_returns_no_batches_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"`train\(7\)` must return an iterable of batches, got NoneType"):
+        next(endless_batches(lambda _seed: None, 7))
+
+
+def test_a_batch_moves_with_its_structure() -> None:
+    point = namedtuple("point", ["x", "y"])  # untyped on purpose: users have such batches
+    batch = {"pair": (torch.ones(2), [torch.zeros(1), "text"]), "named": point(torch.ones(1), 3)}
+    moved = move_batch(batch, "meta")
+    assert moved["pair"][0].device.type == moved["pair"][1][0].device.type == moved["named"].x.device.type == "meta"
+    assert moved["pair"][1][1] == "text"
+    assert isinstance(moved["pair"], tuple)
+    assert isinstance(moved["named"], point)
+    assert moved["named"].y == 3
+
+
+def test_a_batch_already_there_is_not_copied() -> None:
+    tensor = torch.ones(2)
+    assert move_batch((tensor,), "cpu")[0] is tensor
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [torch.ones(4, 2), (torch.ones(4), torch.ones(9)), OrderedDict(text="a", x=torch.ones(4)), [[torch.ones(4)]]],
+    ids=["tensor", "pair", "mapping", "nested"],
+)
+def test_the_batch_size_is_the_first_dimension_of_the_first_tensor(batch: object) -> None:
+    assert batch_size_of(batch) == 4
+
+
+def test_a_batch_without_tensors_has_no_size() -> None:
+    with pytest.raises(TaskError, match="at least one tensor, got dict"):
+        batch_size_of({"text": "a"})
+
+
+def test_a_digest_sees_values_dtype_and_shape() -> None:
+    ones = torch.ones(4)
+    others = [ones + 1e-7, ones.double(), ones.reshape(2, 2), ones.bfloat16()]
+    assert len({digest_of_tensors(tensor) for tensor in [ones, *others]}) == 5
+    assert digest_of_tensors(ones) == digest_of_tensors(ones.clone())
+    assert digest_of_batches([(ones, {"y": ones})], 1) == digest_of_batches([(ones, {"y": ones}), (ones,)], 1)
+
+
+def test_neighbouring_seeds_and_epochs_mix_to_different_seeds() -> None:
+    mixed = {mixed_seed(seed, epoch) for seed in range(30) for epoch in range(30)}
+    assert len(mixed) == 900
+    assert all(0 <= value < 2**63 for value in mixed)

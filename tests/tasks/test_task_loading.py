@@ -1,0 +1,200 @@
+"""Finding tasks: built in, in a module, in a file; and one sentence when they cannot be found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.tasks import BUILT_IN, TaskError, load_task
+
+# A user's file as the README shows it: a scikit-learn table, an MLP, ten lines.
+WINE = """
+import torch
+from sklearn.datasets import load_wine
+from torch import nn
+from workbench.tasks import Task
+table = load_wine()
+x = torch.tensor((table.data - table.data.mean(0)) / table.data.std(0), dtype=torch.float32).split(16)
+y = torch.tensor(table.target).split(16)
+task = Task(name="wine", model=lambda: nn.Sequential(nn.Linear(13, 32), nn.ReLU(), nn.Linear(32, 3)),
+            loss=nn.CrossEntropyLoss(), optimizer=lambda named: torch.optim.Adam(named, lr=0.01),
+            train=list(zip(x, y))[::2], evaluate=list(zip(x, y))[1::2], metric="accuracy")
+"""
+
+SMALL = """
+import torch
+from torch import nn
+from workbench.tasks import Task
+from {neighbour} import N_IN
+
+def make():
+    return Task("small", lambda: nn.Linear(N_IN, 2), nn.MSELoss(), lambda named: torch.optim.SGD(named, lr=0.1),
+                [(torch.ones(1, N_IN), torch.ones(1, 2))], [(torch.ones(1, N_IN), torch.ones(1, 2))], "mse")
+
+small = make()
+class Holder:
+    inner = small
+def needs(x): ...
+def fails(): raise RuntimeError("no data\\nhere")
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    # A module name of its own per test: what was imported once stays imported.
+    neighbour = f"neighbour_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{neighbour}.py").write_text("N_IN = 3\n")
+    (tmp_path / "tasks_here.py").write_text(SMALL.format(neighbour=neighbour))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_task_is_found_by_its_name(name: str) -> None:
+    task = load_task(name)
+    assert (task.name, task.spec, task.description) == (name, name, BUILT_IN[name])
+    assert "sha256:" in task.data_hash
+
+
+def test_a_ten_line_task_in_a_file_is_found_and_learns(tmp_path: Path) -> None:
+    (tmp_path / "wine.py").write_text(WINE)
+    task = load_task(str(tmp_path / "wine.py"))
+    model = task.new_model()
+    optimizer = task.new_optimizer(model)
+    for _, batch in zip(range(150), task.batches(0), strict=False):
+        task.compute_loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    metric = task.new_metric()
+    with torch.no_grad():
+        for batch in task.evaluation_batches(0):
+            task.update_metric(metric, model, batch)
+    assert metric.compute() > 0.9
+    assert task.data_digest().startswith("first 8 batches sha256:")
+
+
+@pytest.mark.parametrize("attribute", ["small", "make", "Holder.inner"])
+def test_an_attribute_may_be_a_task_or_a_function_that_returns_one(folder: Path, attribute: str) -> None:
+    task = load_task(f"{folder / 'tasks_here.py'}:{attribute}")
+    assert task.name == "small"
+    assert task.new_model().in_features == 3
+    assert load_task(task.spec).name == "small"
+
+
+def test_a_relative_path_is_looked_for_here_and_then_in_the_folder_given(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    task = load_task("tasks_here.py:small", folder=folder)
+    assert task.spec == f"{(folder / 'tasks_here.py').resolve()}:small"
+    with pytest.raises(TaskError, match=r"task file tasks_here.py is not there; looked at .*elsewhere"):
+        load_task("tasks_here.py:small")
+
+
+def test_a_file_is_one_module_until_it_is_edited(folder: Path) -> None:
+    spec = f"{folder / 'tasks_here.py'}:small"
+    first = load_task(spec)
+    assert load_task(spec).model is first.model
+    text = (folder / "tasks_here.py").read_text()
+    (folder / "tasks_here.py").write_text(text.replace('"small"', '"other"'))  # same length, same second
+    assert load_task(spec).name == "other"
+
+
+def test_a_module_in_the_working_directory_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = folder / f"package_{folder.name.replace('-', '_')}"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "mine.py").write_text((folder / "tasks_here.py").read_text())
+    monkeypatch.chdir(folder)
+    task = load_task(f"{package.name}.mine:small")
+    assert task.spec == f"{package.name}.mine:small"
+    assert task.name == "small"
+
+
+def test_another_process_finds_the_task_by_its_spec(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    spec = load_task(f"{folder / 'tasks_here.py'}:small").spec
+    script = f"from workbench.tasks import load_task; print(load_task({spec!r}).name)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {script}"],
+        cwd=tmp_path_factory.mktemp("somewhere"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "small"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("digits-resnt", "unknown task 'digits-resnt'; did you mean 'digits-resnet'"),
+        ("nonsense", "unknown task 'nonsense'; built in are digits-lenet, digits-resnet, topics-gpt"),
+        ("", "a task must be named by text"),
+        ("no_such_module_here:task", "task module no_such_module_here is not there"),
+        ("workbench.no_such_part:task", "no module named 'workbench.no_such_part'"),
+        ("no/such/file.py", "task file no/such/file.py is not there; looked at /"),
+        ("workbench.tasks.digits:digits_resnt", "has no attribute 'digits_resnt'; did you mean .*:digits_resnet?"),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_so(spec: str, words: str) -> None:
+    with pytest.raises(TaskError, match=words) as caught:
+        load_task(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [
+        ("mak", "has no attribute 'mak'; did you mean .*tasks_here.py:make?"),
+        ("smal", "has no attribute 'smal'; did you mean .*tasks_here.py:small?"),
+        ("", "has no attribute 'task'; did you mean .*tasks_here.py:small?"),
+        ("number", "must be a workbench Task or a function that returns one, got int"),
+        ("needs", r"must be a Task or a function without arguments, got one with \(x\)"),
+        ("fails", r"failed: RuntimeError: no data here \(line 15 of .*tasks_here.py\)"),
+        ("Holder", "must be a workbench Task or a function that returns one, got Holder"),
+    ],
+)
+def test_an_attribute_that_is_no_task_says_so(folder: Path, attribute: str, words: str) -> None:
+    spec = f"{folder / 'tasks_here.py'}" + (f":{attribute}" if attribute else "")
+    with pytest.raises(TaskError, match=words) as caught:
+        load_task(spec)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os\nimport no_such_package\n", r"ModuleNotFoundError: No module named 'no_such_package' \(line 2 of"),
+        ("x = 1\ny = (\n", r"SyntaxError: .* \(line 2 of"),
+        ("def f():\n    return 1 / 0\n\nf()\n", r"ZeroDivisionError: division by zero \(line 2 of"),
+        ("raise SystemExit(3)\n", r"SystemExit: 3 \(line 1 of"),
+        ("from workbench.tasks import Task\n\nTask('a', 3, 3, 3, [], [], 'x')\n", r"`model` must .* \(line 3 of"),
+    ],
+    ids=["missing package", "syntax", "error", "exit", "bad task"],
+)
+def test_a_file_that_fails_says_what_and_where(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(TaskError, match=rf"task file .*broken.py cannot be loaded: .*{words} .*broken.py") as caught:
+        load_task(str(path))
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) not in sys.path
+
+
+def test_a_module_that_fails_says_what_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_module_of_mine.py").write_text("\n\nimport no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    words = r"cannot be imported: ModuleNotFoundError: No module named 'no_such_package' \(line 3 of .*of_mine.py\)"
+    with pytest.raises(TaskError, match=words):
+        load_task("broken_module_of_mine:task")

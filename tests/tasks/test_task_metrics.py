@@ -1,0 +1,170 @@
+"""Metrics: the right number over uneven batches, the right direction, and clear refusals."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sklearn import metrics as oracle
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchmetrics import MeanMetric
+from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
+
+from workbench.tasks import METRIC_NAMES, TaskError
+from workbench.tasks.metrics import metric_rule
+
+CE = nn.CrossEntropyLoss()
+
+
+def measured(metric: Any, loss: Any, outputs: Tensor, targets: Tensor, sizes: tuple[int, ...] = (7, 1, 12)) -> float:
+    accumulator = metric_rule(metric, None, loss).create()
+    for out, y in zip(outputs.split(sizes), targets.split(sizes), strict=True):
+        accumulator.update(out, (out, y))
+    return accumulator.compute()
+
+
+@pytest.fixture
+def classes() -> tuple[Tensor, Tensor]:
+    return torch.randn(20, 4), torch.randint(0, 4, (20,))
+
+
+@pytest.fixture
+def yes_no() -> tuple[Tensor, Tensor]:
+    # Logits of the middle batch of one lie within [0, 1], where torchmetrics alone would take them for probabilities.
+    return torch.cat([torch.randn(7) * 3, torch.tensor([0.4]), torch.randn(12) * 3]), torch.randint(0, 2, (20,))
+
+
+def test_accuracy_counts_samples_not_batches(classes: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = classes
+    expected = oracle.accuracy_score(targets, outputs.argmax(1))
+    assert measured("accuracy", CE, outputs, targets) == pytest.approx(expected)
+
+
+def test_accuracy_of_tokens_leaves_out_the_ignored_ones() -> None:
+    outputs, targets = torch.zeros(2, 3, 4), torch.zeros(2, 4, dtype=torch.long)  # class 0 is predicted everywhere
+    targets[0, 0], targets[1, :2] = 1, -100
+    assert measured("accuracy", CE, outputs, targets, (1, 1)) == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shift"), [(nn.BCEWithLogitsLoss(), 0.0), (nn.BCELoss(), 0.5)], ids=["logits", "probabilities"]
+)
+def test_accuracy_of_one_output_is_cut_where_the_loss_says(loss: nn.Module, shift: float) -> None:
+    outputs = torch.tensor([[-0.2], [0.3], [0.1], [-0.4]]) + shift
+    assert measured("acc", loss, outputs, torch.tensor([0, 1, 0, 0]), (3, 1)) == 0.75
+
+
+@pytest.mark.parametrize("shape", ["[n]", "[n, 1]", "[n, 2]"])
+def test_auroc_of_two_classes_agrees_with_scikit_learn(yes_no: tuple[Tensor, Tensor], shape: str) -> None:
+    logits, targets = yes_no
+    outputs = {"[n]": logits, "[n, 1]": logits[:, None], "[n, 2]": torch.stack([torch.zeros(20), logits], 1)}[shape]
+    loss = CE if shape == "[n, 2]" else nn.BCEWithLogitsLoss()
+    assert measured("auroc", loss, outputs, targets) == pytest.approx(oracle.roc_auc_score(targets, logits))
+
+
+def test_auroc_and_f1_of_many_classes_agree_with_scikit_learn(classes: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = classes
+    auroc = oracle.roc_auc_score(targets, outputs.softmax(1), multi_class="ovr")
+    f1 = oracle.f1_score(targets, outputs.argmax(1), average="macro")
+    assert measured("auc", CE, outputs, targets) == pytest.approx(auroc)
+    assert measured("f1", CE, outputs, targets) == pytest.approx(f1)
+    assert measured("f1", nn.NLLLoss(), outputs.log_softmax(1), targets) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mse", oracle.mean_squared_error),
+        ("rmse", oracle.root_mean_squared_error),
+        ("mae", oracle.mean_absolute_error),
+        ("r2", oracle.r2_score),
+    ],
+)
+def test_regression_metrics_agree_with_scikit_learn(name: str, expected: Any) -> None:
+    targets = torch.randn(20)
+    outputs = targets + 0.3 * torch.randn(20)
+    assert measured(name, nn.MSELoss(), outputs[:, None], targets) == pytest.approx(
+        expected(targets, outputs), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(("name", "unit"), [("loss", 1.0), ("bits_per_byte", math.log(2))])
+def test_the_mean_loss_is_weighted_by_batch_size(name: str, unit: float) -> None:
+    accumulator = metric_rule(name, None, F.cross_entropy).create()
+    assert accumulator.needs == "loss"
+    for loss, size in ((1.0, 3), (5.0, 1)):
+        accumulator.update(torch.tensor(loss), (torch.ones(size), torch.ones(size)))
+    assert accumulator.compute() == pytest.approx(2.0 / unit)
+
+
+@pytest.mark.parametrize("name", METRIC_NAMES)
+def test_a_known_name_knows_its_direction_and_refuses_the_other(name: str) -> None:
+    right = METRIC_NAMES[name]
+    wrong = "minimize" if right == "maximize" else "maximize"
+    assert metric_rule(name, None, CE).higher_is_better == (right == "maximize")
+    assert metric_rule(name, right, CE).name == name
+    with pytest.raises(TaskError, match=rf"`direction` of metric '{name}' is '{right}', got '{wrong}'"):
+        metric_rule(name, wrong, CE)  # type: ignore[arg-type]
+
+
+def test_a_torchmetrics_object_is_copied_for_every_evaluation(classes: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = classes
+    metric = MulticlassF1Score(num_classes=4)
+    expected = oracle.f1_score(targets, outputs.argmax(1), average="macro")
+    assert measured(metric, CE, outputs, targets) == pytest.approx(expected)
+    assert measured(metric, CE, outputs, targets) == pytest.approx(expected)
+    assert metric.update_count == 0
+
+
+def test_a_torchmetrics_class_may_be_named() -> None:
+    rule = metric_rule("BinaryF1Score", None, CE)
+    assert (rule.name, rule.higher_is_better) == ("BinaryF1Score", True)
+
+
+def test_outputs_may_be_an_object_with_logits(classes: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = classes
+    accumulator = metric_rule("accuracy", None, CE).create()
+    accumulator.update(SimpleNamespace(logits=outputs), {"input_ids": outputs, "labels": targets})
+    assert accumulator.compute() == pytest.approx(oracle.accuracy_score(targets, outputs.argmax(1)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "words"),
+    [
+        ("acuracy", None, "did you mean 'accuracy'"),
+        ("MulticlassF1Score", None, "needs arguments .* give the object instead"),
+        (BinaryF1Score, None, r"got the class BinaryF1Score; write BinaryF1Score\("),
+        (MeanMetric(), None, "does not say which direction is better"),
+        (len, None, "or a torchmetrics object, got builtin_function_or_method"),
+        ("accuracy", "up", "`direction` must be 'maximize' or 'minimize', got 'up'"),
+    ],
+    ids=["misspelt", "needs arguments", "class", "no direction", "function", "bad direction"],
+)
+def test_a_metric_that_cannot_work_is_refused(metric: Any, direction: Any, words: str) -> None:
+    with pytest.raises(TaskError, match=words):
+        metric_rule(metric, direction, CE)
+
+
+def test_a_direction_completes_a_metric_without_one() -> None:
+    assert metric_rule(MeanMetric(), "minimize", CE).higher_is_better is False
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auroc", "mse"])
+def test_outputs_that_do_not_fit_the_targets_are_refused(name: str) -> None:
+    with pytest.raises(TaskError, match=rf"metric '{name}' needs outputs .* got \[4, 3\] and \[4, 5\]"):
+        measured(name, CE, torch.ones(4, 3), torch.ones(4, 5), (4,))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auroc", "loss"])
+def test_a_metric_without_batches_is_an_error_and_not_a_number(name: str) -> None:
+    with pytest.raises(TaskError, match="has seen no batch"):
+        metric_rule(name, None, CE).create().compute()
+
+
+def test_targets_that_are_missing_are_asked_for() -> None:
+    with pytest.raises(TaskError, match="evaluation batches must be pairs"):
+        metric_rule("accuracy", None, CE).create().update(torch.ones(2, 2), torch.ones(2, 2))

@@ -1,0 +1,186 @@
+"""Devices: what is chosen, what is refused, and both overflow modes of an NPU on a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from workbench import devices
+
+needs_accelerator = pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
+needs_bare_cpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="says what a machine without one does")
+
+
+class FakeNpuUtils(ModuleType):
+    """The three functions of ``torch_npu.npu.utils`` that we use, with their rule: the flag is sticky until cleared.
+
+    In INF/NAN mode the real functions for the flag raise RuntimeError; so do these.
+    """
+
+    def __init__(self, inf_nan_mode: bool) -> None:
+        super().__init__("torch_npu.npu.utils")
+        self.inf_nan_mode = inf_nan_mode
+        self.flag = False
+
+    def is_support_inf_nan(self) -> bool:
+        return self.inf_nan_mode
+
+    def get_npu_overflow_flag(self) -> bool:
+        self._refuse_in_inf_nan_mode()
+        return self.flag
+
+    def clear_npu_overflow_flag(self) -> None:
+        self._refuse_in_inf_nan_mode()
+        self.flag = False
+
+    def _refuse_in_inf_nan_mode(self) -> None:
+        if self.inf_nan_mode:
+            raise RuntimeError("Unsupported api when soc_version >= Ascend910B1, please use npu_check_overflow")
+
+
+def put_in_place(monkeypatch: pytest.MonkeyPatch, utils: FakeNpuUtils) -> FakeNpuUtils:
+    package, subpackage = ModuleType("torch_npu"), ModuleType("torch_npu.npu")
+    monkeypatch.setitem(sys.modules, "torch_npu", package)
+    monkeypatch.setitem(sys.modules, "torch_npu.npu", subpackage)
+    monkeypatch.setitem(sys.modules, "torch_npu.npu.utils", utils)
+    return utils
+
+
+def test_auto_takes_the_accelerator_if_there_is_one_else_the_cpu() -> None:
+    assert devices.select_device("auto") == (torch.accelerator.current_accelerator() or torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["cpu", "CPU", " cpu ", "cpu:0", torch.device("cpu")])
+def test_the_cpu_is_always_there(name: str | torch.device) -> None:
+    assert devices.select_device(name) == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cpu:1", "npu:97", "cuda:97", "toaster"])
+def test_an_absent_device_is_refused_in_one_sentence_that_lists_what_is_there(name: str) -> None:
+    with pytest.raises(ValueError, match=r"`device` must be present on this machine, got '.*'; .*cpu") as caught:
+        devices.select_device(name)
+    assert "\n" not in str(caught.value)
+
+
+@needs_bare_cpu
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "npu", "mps"])
+def test_an_accelerator_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"got '{name}'; available: auto, cpu"):
+        devices.select_device(name)
+
+
+@pytest.mark.parametrize("name", ["", ":0", "cuda:", "cuda:x", "cuda:-1", "cuda 0"])
+def test_a_name_that_is_none_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"`device` must be 'auto', 'cpu' or an accelerator"):
+        devices.select_device(name)
+
+
+def test_a_device_must_be_named_by_text() -> None:
+    with pytest.raises(TypeError, match=r"`device` must be a name .* got 0"):
+        devices.select_device(0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cuda:3", "cuda"), ("npu", "npu"), (torch.device("cpu"), "cpu")])
+def test_the_type_of_a_device_has_no_index(device: str | torch.device, kind: str) -> None:
+    assert devices.device_type(device) == kind
+
+
+def test_memory_on_a_cpu_follows_what_the_process_holds() -> None:
+    before = devices.memory_bytes("cpu")
+    block = torch.ones(32 * 2**20, dtype=torch.uint8)
+    grown = devices.memory_bytes("cpu") - before
+    assert block.numel() * 0.9 < grown < block.numel() * 1.5
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs a writable Linux /proc")
+def test_peak_memory_remembers_what_was_freed_until_it_is_reset() -> None:
+    devices.reset_peak_memory("cpu")
+    before = devices.memory_bytes("cpu")
+    block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    size = block.numel()
+    del block
+    assert devices.peak_memory_bytes("cpu") >= before + 0.9 * size
+    devices.reset_peak_memory("cpu")
+    assert devices.peak_memory_bytes("cpu") < before + 0.9 * size
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "works"),
+    [
+        ("cpu", torch.bfloat16, True),
+        ("cpu", torch.float16, True),
+        ("cpu", torch.float32, False),
+        ("cpu", torch.float64, False),
+        ("npu", torch.float16, False),
+    ],
+)
+def test_autocast_is_supported_where_torch_says_so(device: str, dtype: torch.dtype, works: bool) -> None:
+    if device == "npu" and torch.accelerator.is_available():
+        pytest.skip("says what a machine without an NPU does")
+    assert devices.autocast_supported(device, dtype) is works
+
+
+def test_asking_about_autocast_leaves_it_off() -> None:
+    devices.autocast_supported("cpu", torch.float16)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_hardware_summary_is_plain_json_and_names_this_machine() -> None:
+    summary = devices.hardware_summary()
+    assert json.loads(json.dumps(summary)) == summary
+    assert summary["torch"] == torch.__version__
+    assert summary["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert summary["cpu"] == devices.device_name("cpu") != ""
+    assert 1 <= summary["cpu_cores_usable"] <= summary["cpu_cores"]
+    assert summary["memory_bytes"] > devices.memory_bytes("cpu")
+    assert (summary["accelerator_count"] > 0) == torch.accelerator.is_available()
+
+
+def test_waiting_for_a_cpu_is_possible_and_does_nothing() -> None:
+    devices.synchronize("cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_an_npu_the_gradients_must_tell(device: str) -> None:
+    devices.begin_overflow_watch(device)
+    assert devices.device_overflow(device) is None
+
+
+def test_an_npu_in_inf_nan_mode_leaves_it_to_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in_place(monkeypatch, FakeNpuUtils(inf_nan_mode=True))
+    devices.begin_overflow_watch("npu:0")  # must not touch the flag: the real function raises in this mode
+    assert devices.device_overflow("npu:0") is None
+
+
+def test_an_npu_in_saturation_mode_tells_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = put_in_place(monkeypatch, FakeNpuUtils(inf_nan_mode=False))
+    utils.flag = True  # left behind by an earlier step
+    devices.begin_overflow_watch("npu")
+    clean = devices.device_overflow("npu")
+    utils.flag = True  # the step overflows
+    overflowed = devices.device_overflow("npu")
+    assert clean is not None
+    assert overflowed is not None
+    assert (clean.item(), overflowed.item()) == (0.0, 1.0)
+    assert clean.dtype == overflowed.dtype == torch.float32
+    found_inf = torch.maximum(torch.zeros(()), overflowed)
+    assert found_inf.item() == 1.0
+
+
+@pytest.mark.gpu
+@needs_accelerator
+def test_an_accelerator_counts_what_was_allocated_on_it() -> None:
+    device = devices.select_device("auto")
+    devices.reset_peak_memory(device)
+    before = devices.memory_bytes(device)
+    block = torch.ones(2**20, device=device)
+    assert devices.memory_bytes(device) - before >= 4 * 2**20
+    del block
+    devices.synchronize(device)
+    assert devices.peak_memory_bytes(device) >= before + 4 * 2**20
+    assert devices.device_name(device)
