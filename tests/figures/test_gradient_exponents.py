@@ -73,6 +73,15 @@ def test_neighbouring_records_are_added_when_there_are_too_many() -> None:
     assert numbers.shares["all groups"][0].tolist() == pytest.approx([100 / 300] * 10)
 
 
+def test_a_long_run_is_read_in_an_even_choice() -> None:
+    steps = [_record(i, 1.0, ExponentCounts("a", 0, (1,))) for i in range(5000)]
+    numbers = gradient_exponents_numbers(steps)
+    assert numbers.n_records == 2000
+    assert numbers.steps.size == 400
+    assert numbers.steps[-1] > 4980
+    assert numbers.shares["all groups"].tolist() == [[1.0] * 400]
+
+
 def test_the_figure_draws_the_band_and_a_menu_of_groups() -> None:
     figure = gradient_exponents_figure(STEPS)
     assert [trace.type for trace in figure.data] == ["heatmap"] * 3 + ["scatter"] * 4

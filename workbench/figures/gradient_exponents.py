@@ -10,8 +10,10 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +42,9 @@ FLOAT16_SUBNORMAL_LOG2: Final = -24.0
 ALL_GROUPS: Final = "all groups"
 
 _MAXIMUM_COLUMNS = 400
+_MAXIMUM_CELLS = 120_000  # of all maps together: about a megabyte on the page
+_FEWEST_COLUMNS = 40
+_MAXIMUM_RECORDS = 2000  # several per column even at most columns
 _QUESTION = "Do the gradients fit into float16 at this loss scale?"
 
 
@@ -60,7 +65,7 @@ class GradientExponentNumbers:
         overflow_limits: ``upper`` at those steps.
         below_share: Share of all finite non-zero elements below ``lower``.
         subnormal_share: Share of them between ``lower`` and ``normal``.
-        n_records: Records that carried histograms.
+        n_records: Records whose histograms were read: all of them, or an even choice of a long run.
     """
 
     steps: npt.NDArray[np.float64]
@@ -82,46 +87,41 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
 
     Args:
         steps: Step table or records; rows without histograms only count for the overflow marks.
-        limit: Most columns; neighbouring records are added up when there are more.
+        limit: Most columns; neighbouring records are added up when there are more. Many groups share a budget of
+            cells, so each map then has fewer columns.
     """
     frame = steps_frame(steps)
     step, scale = column(frame, "step"), column(frame, "loss_scale", 1.0)
     log2_scale = np.log2(scale, out=np.full_like(scale, np.nan), where=np.isfinite(scale) & (scale > 0))
     cells: list[Any] = frame["grad_exponents"].tolist() if "grad_exponents" in frame.columns else []
-    rows = [(i, counts) for i, cell in enumerate(cells) if (counts := _read_cell(cell))]
+    table = _read_cells(cells)
     overflowed = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(log2_scale)))
     overflow = (step[overflowed], FLOAT16_MAXIMUM_LOG2 - log2_scale[overflowed])
-    used = [c for _, counts in rows for c in counts if c.counts]
-    if not used:
+    if not table.counts.size:
         nothing = np.empty(0)
         return GradientExponentNumbers(
             nothing, np.empty(0, np.int64), {}, nothing, nothing, nothing, nothing, *overflow, float("nan"),
-            float("nan"), len(rows)
+            float("nan"), table.rows.size
         )  # fmt: skip
-    low, high = min(c.lowest for c in used), max(c.lowest + len(c.counts) for c in used)
-    exponents = np.arange(low, high)
-    groups = list(dict.fromkeys(c.group for _, counts in rows for c in counts))
-    count = np.zeros((len(groups), high - low, len(rows)))
-    total = np.zeros((len(groups), len(rows)))
-    for j, (_, counts) in enumerate(rows):
-        for c in counts:
-            g = groups.index(c.group)
-            count[g, c.lowest - low : c.lowest - low + len(c.counts), j] += c.counts
-            total[g, j] += sum(c.counts) + c.zeros + c.nonfinite
+    exponents = np.arange(table.exponent.min(), table.exponent.max() + 1)
+    n_groups, n_records = len(table.groups), table.rows.size
+    edges = bin_edges(n_records, min(limit, max(_FEWEST_COLUMNS, _MAXIMUM_CELLS // (exponents.size * (n_groups + 1)))))
+    column_of = np.searchsorted(edges, np.arange(n_records), side="right") - 1
+    shape = (n_groups, exponents.size, edges.size - 1)
+    cell_index = np.ravel_multi_index((table.group, table.exponent - exponents[0], column_of[table.record]), shape)
+    count = np.bincount(cell_index, weights=table.counts, minlength=math.prod(shape)).reshape(shape)
+    total_index = table.total_group * shape[2] + column_of[table.total_record]
+    total = np.bincount(total_index, weights=table.total, minlength=shape[0] * shape[2]).reshape(shape[0], shape[2])
 
-    at = np.array([i for i, _ in rows])
-    scale_at = log2_scale[at]
-    everything = count.sum(axis=0)
-    below, subnormal = _shares_outside(everything, exponents, scale_at)
-    edges = bin_edges(len(rows), limit)
-    middle = [(edges[k] + edges[k + 1] - 1) // 2 for k in range(len(edges) - 1)]
-    count, total = np.add.reduceat(count, edges[:-1], axis=2), np.add.reduceat(total, edges[:-1], axis=1)
+    scale_at = log2_scale[table.rows]
+    below, subnormal = _shares_outside(table.counts, table.exponent, scale_at[table.record])
+    middle = (edges[:-1] + edges[1:] - 1) // 2
     mean_scale = _nan_mean_by_bin(scale_at, edges)
     shares = {ALL_GROUPS: _share(count.sum(axis=0), total.sum(axis=0))}
-    if len(groups) > 1:
-        shares |= {group: _share(count[g], total[g]) for g, group in enumerate(groups)}
+    if n_groups > 1:
+        shares |= {group: _share(count[g], total[g]) for g, group in enumerate(table.groups)}
     return GradientExponentNumbers(
-        steps=step[at][middle],
+        steps=step[table.rows][middle],
         exponents=exponents,
         shares=shares,
         log2_scale=mean_scale,
@@ -132,7 +132,7 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
         overflow_limits=overflow[1],
         below_share=below,
         subnormal_share=subnormal,
-        n_records=len(rows),
+        n_records=n_records,
     )
 
 
@@ -156,7 +156,7 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
         figure.add_heatmap(
             x=numbers.steps,
             y=numbers.exponents + 0.5,  # the cell spans [e, e + 1)
-            z=np.log10(share),
+            z=np.log10(share).astype(np.float32),
             visible=index == 0,
             name=plain(group),
             zmin=-6,
@@ -171,7 +171,7 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
                 "outlinewidth": 0,
                 "len": 0.9,
             },
-            customdata=100 * share,
+            customdata=(100 * share).astype(np.float32),
             hovertemplate="Around step %{x:,}, %{customdata:.3g} % of the elements have a magnitude near "
             "2<sup>%{y:.0f}</sup>.<extra>" + plain(group) + "</extra>",
             hoverongaps=False,
@@ -194,23 +194,58 @@ def _detail(numbers: GradientExponentNumbers) -> str:
     return f"{percent(numbers.subnormal_share)} of the gradient would lose bits; {overflows} overflowed"
 
 
-def _read_cell(cell: Any) -> list[ExponentCounts]:
-    """Read one cell of the grad_exponents column: records, dictionaries read from Parquet or JSON, or nothing."""
-    if cell is None or (isinstance(cell, float) and np.isnan(cell)):
-        return []
-    entries: Sequence[Any] = list(cell)
-    return [
-        entry
-        if isinstance(entry, ExponentCounts)
-        else ExponentCounts(
-            str(entry["group"]),
-            int(entry["lowest"]),
-            tuple(int(n) for n in entry["counts"]),
-            int(entry.get("zeros", 0)),
-            int(entry.get("nonfinite", 0)),
-        )
-        for entry in entries
-    ]
+@dataclass(frozen=True, eq=False)
+class _Histograms:
+    """All histograms of a run as flat arrays: one entry per bin, and one total per histogram."""
+
+    rows: npt.NDArray[np.int64]  # [records] row of the step table
+    groups: list[str]
+    counts: npt.NDArray[np.float64]  # [bins], with exponent, group and record of each
+    exponent: npt.NDArray[np.int64]
+    group: npt.NDArray[np.int64]
+    record: npt.NDArray[np.int64]
+    total: npt.NDArray[np.float64]  # [histograms] all elements, zeros and non-finite ones included
+    total_group: npt.NDArray[np.int64]
+    total_record: npt.NDArray[np.int64]
+
+
+def _read_cells(cells: Sequence[Any]) -> _Histograms:
+    """Read the grad_exponents column; a cell holds records, dictionaries read from Parquet or JSON, or nothing.
+
+    A run of a million steps holds a hundred thousand histograms: an even choice of records is read, its numbers are
+    gathered once, and everything else is done on whole arrays.
+    """
+    groups: dict[str, int] = {}
+    group, record, lowest, length, rest = [], [], [], [], []
+    parts: list[Iterable[int]] = []
+    # pandas writes a missing list as NaN
+    filled = [r for r, cell in enumerate(cells) if cell is not None and not isinstance(cell, float) and len(cell)]
+    rows = thin_marks(np.array(filled, dtype=np.int64), _MAXIMUM_RECORDS)
+    for place, row in enumerate(rows.tolist()):
+        for entry in cells[row]:
+            entry = asdict(entry) if isinstance(entry, ExponentCounts) else entry
+            group.append(groups.setdefault(str(entry["group"]), len(groups)))
+            record.append(place)
+            lowest.append(entry["lowest"])
+            length.append(len(entry["counts"]))
+            rest.append(entry.get("zeros", 0) + entry.get("nonfinite", 0))
+            parts.append(entry["counts"])
+    lengths = np.array(length, dtype=np.int64)
+    flat = np.fromiter(chain.from_iterable(parts), dtype=np.float64, count=int(lengths.sum()))
+    owner = np.repeat(np.arange(lengths.size), lengths)
+    start = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if lengths.size else lengths
+    groups_of, records_of = np.array(group, dtype=np.int64), np.array(record, dtype=np.int64)
+    return _Histograms(
+        rows=rows,
+        groups=list(groups),
+        counts=flat,
+        exponent=np.array(lowest, dtype=np.int64)[owner] + np.arange(flat.size) - start[owner],
+        group=groups_of[owner],
+        record=records_of[owner],
+        total=np.array(rest, dtype=np.float64) + np.bincount(owner, weights=flat, minlength=lengths.size),
+        total_group=groups_of,
+        total_record=records_of,
+    )
 
 
 def _share(count: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -218,19 +253,18 @@ def _share(count: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> np
 
 
 def _shares_outside(
-    count: npt.NDArray[np.float64], exponents: npt.NDArray[np.int64], log2_scale: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.float64], exponent: npt.NDArray[np.int64], log2_scale: npt.NDArray[np.float64]
 ) -> tuple[float, float]:
     """Return the shares of non-zero elements below float16's smallest number, and between it and full precision.
 
     A bin counts as below a limit when its upper end 2**(e+1) does not exceed it. With scales that are powers of two
-    the limits fall on bin ends, so nothing is split.
+    the limits fall on bin ends, so nothing is split. Arguments: one entry per bin ``[bins]``.
     """
     known = np.isfinite(log2_scale)
-    everything = count[:, known].sum()
+    kept, scaled_end = counts[known], exponent[known] + 1 + log2_scale[known]
+    everything = kept.sum()
     if everything == 0:
         return float("nan"), float("nan")
-    scaled_end = exponents[:, None] + 1 + log2_scale[None, known]
-    kept = count[:, known]
     below = kept[scaled_end <= FLOAT16_SUBNORMAL_LOG2].sum()
     subnormal = kept[scaled_end <= FLOAT16_NORMAL_LOG2].sum() - below
     return float(below / everything), float(subnormal / everything)

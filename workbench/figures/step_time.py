@@ -17,7 +17,6 @@ __all__ = ["StepTimeNumbers", "step_time_figure", "step_time_numbers"]
 _QUESTION = "Where does the time of a step go?"
 _PREFIX = "time."
 _USUAL_ORDER = ("data", "forward", "backward", "update", "recording")
-_PATTERNS = ("", "/", "x", ".", "\\", "-", "+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +81,17 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
             x=values,
             orientation="h",
             name=plain(part),
-            marker={
-                "color": GREY if part == "other" else COLORWAY[index % len(COLORWAY)],
-                "pattern": {"shape": _PATTERNS[index % len(_PATTERNS)], "solidity": 0.25},
-            },
+            marker={"color": GREY if part == "other" else COLORWAY[index % len(COLORWAY)], "line": {"width": 0}},
             text=[f"{plain(part)} {compact(value)}" for value in values],
-            textposition="inside",
+            textposition="inside",  # each part says its name, so that colour is not needed to tell them apart
             insidetextanchor="middle",
             hovertemplate="In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.<extra></extra>",
         )
     figure.update_xaxes(title_text="Time per step (ms)", rangemode="tozero")
     figure.update_yaxes(title_text="", autorange="reversed", showgrid=False)
-    figure.update_layout(barmode="stack", showlegend=True, bargap=0.35, margin={"b": 92})
+    figure.update_layout(
+        barmode="stack", showlegend=True, bargap=0.35, margin={"b": 92}, legend={"traceorder": "normal"}
+    )
     return figure
 
 
