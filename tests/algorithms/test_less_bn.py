@@ -512,12 +512,15 @@ def test_execution_order_finds_residual_blocks_that_cannot_be_traced(example: An
 
 
 def test_registration_order_is_used_without_example_inputs() -> None:
-    model = nn.Sequential(
-        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()), UntraceableBlock(4, 4, 1)
-    )
     with pytest.warns(UserWarning, match="registration order is used"):
-        report = reduce_batch_norms_(model)
-    assert report.removed == ("1.bn1",)
+        report = reduce_batch_norms_(untraceable_net())
+    assert report.removed == ("1.bn1", "2.shortcut.1", "2.bn1")
+
+
+def test_a_lazy_norm_stays() -> None:
+    model = ResNet("basic", (1, 2), (4, 6))
+    model.get_submodule("layer2.1").bn1 = nn.LazyBatchNorm2d()
+    assert "layer2.1.bn1" in reduce_batch_norms_(model).kept
 
 
 def test_example_inputs_that_do_not_run_are_reported() -> None:

@@ -28,6 +28,7 @@ BatchNorm of the model, and never more than two in a row go.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import UninitializedParameter
+from torch.nn.parameter import is_lazy
 
 from workbench.algorithms.batch_norm_folding import (
     ChannelAffine,
@@ -221,7 +222,7 @@ def _mark(model: nn.Module, report: LessBNReport) -> None:
 
 
 def _may_go(norm: _BatchNorm) -> bool:
-    if isinstance(norm.weight, UninitializedParameter) or isinstance(norm.running_mean, UninitializedParameter):
+    if any(is_lazy(tensor) for tensor in (norm.weight, norm.running_mean) if tensor is not None):
         return False
     if norm.running_mean is not None or not norm.affine:
         return True
@@ -338,6 +339,9 @@ def _block_norms(pairs: Sequence[_Pair], first_norm: str | None) -> list[_Pair]:
     def parent(pair: _Pair) -> str:
         return pair.norm.rpartition(".")[0]
 
+    # A shortcut may be registered first; the main branch is where most of the pairs are.
+    home = Counter(parent(pair) for pair in pairs).most_common(1)[0][0]
+    pairs = sorted(pairs, key=lambda pair: parent(pair) != home)
     main = [pairs[0]]
     shortcuts: list[_Pair] = []
     for pair in pairs[1:]:
