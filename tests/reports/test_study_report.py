@@ -139,6 +139,9 @@ def test_an_export_is_matched_by_target_confirmed_first_and_never_refuted() -> N
     assert chosen is not None
     assert chosen.label == "sure"
     assert exported_candidate(study, "boost_config.o2.json") is None
+    told = replace(study, chosen={"o1": "fast"})
+    assert exported_candidate(told, "boost_config.o1.json") == study.candidates[0]
+    assert exported_candidate(replace(study, chosen={"o1": "O0"}), "boost_config.o1.json") is None
     named = replace(study, selected={"boost_config.o2.json": candidate(label="named")})
     assert exported_candidate(named, "boost_config.o2.json") == candidate(label="named")
     assert "so O0 itself was exported" in _Page(study_report_html(study)).text

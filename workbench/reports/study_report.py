@@ -90,6 +90,8 @@ class StudyReport:
         freeze_label: Whose schedule it is, for example ``"boost_config.o1.json"``.
         exported: File name -> exported JSON.
         selected: File name -> candidate it was made from; a file that is missing here is matched by its target.
+        chosen: Target (``"o1"``) -> label of what was exported, ``"O0"`` when nothing was left; a target that is
+            missing is matched like a file that is missing in ``selected``.
         hardware: What it ran on.
         versions: Package -> version.
         notes: Sentences a reader should know.
@@ -120,6 +122,7 @@ class StudyReport:
     freeze_label: str = ""
     exported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     selected: Mapping[str, CandidateRecord] = field(default_factory=dict)
+    chosen: Mapping[str, str] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -176,14 +179,18 @@ def study_report_html(study: StudyReport) -> str:
 def exported_candidate(study: StudyReport, name: str) -> CandidateRecord | None:
     """Return the candidate an exported file was made from, or None when no candidate fits.
 
-    Without an entry in ``selected`` this is the best candidate for the target in the file's name that was not
+    Without an entry in ``selected`` or ``chosen`` this is the best candidate for the target in the file's name that was not
     refuted: confirmed before undecided, then the fastest, which is the rule of the export.
     """
     if name in study.selected:
         return study.selected[name]
+    words = name.lower().split(".")
+    labels = {label for target, label in study.chosen.items() if target in words}
     fitting = [
-        c for c in study.candidates if c.target in name.lower().split(".") and c.verdict is not Verdict.REFUTED
-    ]  # fmt: skip
+        c
+        for c in study.candidates
+        if c.target in words and c.verdict is not Verdict.REFUTED and (not labels or c.label in labels)
+    ]
     return max(fitting, key=lambda c: (c.verdict is Verdict.CONFIRMED, c.speedup), default=None)
 
 
