@@ -34,8 +34,12 @@ def classes() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture
 def yes_no() -> tuple[Tensor, Tensor]:
-    # Logits of the middle batch of one lie within [0, 1], where torchmetrics alone would take them for probabilities.
-    return torch.cat([torch.randn(7) * 3, torch.tensor([0.4]), torch.randn(12) * 3]), torch.randint(0, 2, (20,))
+    # The middle batch of one lies within [0, 1], where torchmetrics alone would take it for a probability and rank its
+    # 0.9 above the positive sample's sigmoid(1.0) = 0.73.
+    logits, targets = torch.randn(20) * 3, torch.randint(0, 2, (20,))
+    logits[0], targets[0] = 1.0, 1
+    logits[7], targets[7] = 0.9, 0
+    return logits, targets
 
 
 def test_accuracy_counts_samples_not_batches(classes: tuple[Tensor, Tensor]) -> None:
