@@ -1,0 +1,417 @@
+"""The whole way of a study with a fake in the place of training: resume, kill -9, edits, verdicts, files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from optuna.trial import TrialState
+from sqlalchemy import Engine, event
+
+from workbench.config import BoostConfig
+from workbench.records import TrialRecord, Verdict
+from workbench.tuning import (
+    StudyBusyError,
+    StudyChangedError,
+    StudyError,
+    StudyFailedError,
+    TuneProgress,
+    export_study,
+    read_result,
+    tune,
+)
+from workbench.tuning.experimenter import RunStep, Trained
+from workbench.tuning.storage import default_storage, holding_study
+from workbench.tuning.study_file import StudyFile
+
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Spare the tests the wait for the disk; a killed process loses nothing by it, a power cut would."""
+
+    def hurry(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
+    yield
+    event.remove(Engine, "connect", hurry)
+
+
+def plan_of(trial: TrialRecord) -> str:
+    return BoostConfig.from_dict(trial.config).resolve(trial.level).key()
+
+
+def stored(directory: Path) -> list[optuna.trial.FrozenTrial]:
+    storage = default_storage(directory)
+    name = optuna.get_all_study_names(storage)[0]
+    return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+
+
+def test_a_study_ends_with_two_valid_files_a_table_and_sentences(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s")
+    progress: list[TuneProgress] = []
+    result = tune(directory, make_experimenter=make_fake, on_progress=progress.append)
+    assert [trial.number for trial in result.trials] == list(range(10))
+    assert result.trials[0].level == "O0"
+    assert result.trials[0].relative_step_time == 1.0
+    for target, level in (("o1", "O1"), ("o2", "O2")):
+        config = BoostConfig.from_json(result.exported[target])
+        assert config.boost.mode == "manual"
+        assert config.provenance is not None
+        assert config.provenance["candidate"] == result.chosen[target]
+        chosen = [one for one in result.candidates if one.target == target and one.label == result.chosen[target]]
+        assert config.resolve(level).key() == BoostConfig.from_dict(chosen[0].config).resolve(level).key()
+        assert chosen[0].sentence == config.provenance["sentence"]
+        assert f'boost_level="{level}"' in config.provenance["mindspore"]
+    table = (directory / "result" / "candidates.csv").read_text(encoding="utf-8")
+    assert table.count("\n") == 1 + len(result.candidates)
+    environment = json.loads((directory / "result" / "environment.json").read_text(encoding="utf-8"))
+    assert environment["versions"] == {"fake": "1"}
+    phases = [one.phase for one in progress]
+    assert phases == sorted(phases, key=["search", "confirm", "export"].index)
+    assert all(0.0 <= one.done <= one.total for one in progress)
+    assert progress[-1].done == progress[-1].total
+    assert any("x as fast as O0" in one.best for one in progress)
+
+
+def test_equal_plans_are_trained_once_and_still_count(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s")
+    result = tune(directory, make_experimenter=make_fake)
+    searched = [line.split()[1] for line in calls(directory) if line.startswith("trained") and "trial_" in line]
+    assert len(searched) == len(set(searched))
+    repeated = [trial for trial in result.trials if "same plan as trial" in trial.message]
+    assert repeated  # with a level and two switches among ten trials there are always some
+    assert all(trial.seconds == 0.0 for trial in repeated)
+    assert len(result.trials) == 10
+
+
+def test_a_repeated_plan_is_scored_with_its_own_level_s_drop(tmp_path: Path) -> None:
+    text = STUDY.replace('"O0", "O1", "O2"', '"O1", "O2"').replace('"boost.grad_freeze" = [false, true]', "")
+    text = text.replace('"grad_freeze.freeze_p" = { low = 0.3, high = 0.9 }', '"grad_freeze.freeze_p" = [0.6]')
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
+    by_plan: dict[str, set[tuple[str, float]]] = {}
+    for trial in result.trials[1:]:
+        by_plan.setdefault(plan_of(trial), set()).add((trial.level, round(trial.value, 6)))
+    assert any(len({level for level, _ in seen}) == 2 for seen in by_plan.values())
+    for seen in by_plan.values():
+        assert len(seen) == len({level for level, _ in seen})  # one value per level
+        values = dict(seen)
+        if len(values) == 2:
+            assert values["O2"] < values["O1"]  # a larger allowed drop is reached earlier
+
+
+def test_diverged_trials_are_finite_infeasible_and_never_chosen(tmp_path: Path) -> None:
+    text = STUDY.replace("low = 0.3, high = 0.9", "low = 0.3, high = 0.349").replace(
+        '"boost.grad_freeze" = [false, true]', '"boost.grad_freeze" = [true]'
+    )
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
+    diverged = [trial for trial in result.trials if "NaN" in trial.message]
+    assert diverged
+    for trial in diverged:
+        assert trial.state == "complete"
+        assert math.isfinite(trial.value)
+        assert not trial.feasible
+    for trial in stored(tmp_path / "s"):
+        assert math.isfinite(trial.constraints["metric_deficit"])
+    assert result.chosen == {"o1": "O0", "o2": "O0"}
+    assert result.messages[0] == "o1: O0 is exported: no trial was faster than O0 within the allowed drop of 0.02."
+    assert not any(BoostConfig.from_json(result.exported["o2"]).resolve("O2").in_effect())
+
+
+def test_the_same_command_continues_and_trains_nothing_twice(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s")
+    first = tune(directory, trials=4, make_experimenter=make_fake)
+    before = calls(directory)
+    second = tune(directory, make_experimenter=make_fake)
+    assert second.trials[:4] == first.trials
+    assert len(second.trials) == 10
+    after = calls(directory)
+    tune(directory, make_experimenter=make_fake)
+    assert calls(directory) == after
+    trained = [line for line in after if line.startswith("trained")]
+    assert len(set(trained)) == len(trained)  # no plan and seed was ever trained twice
+    assert after[: len(before)] == before
+
+
+def test_an_interrupted_study_draws_what_it_would_have_drawn_anyway(tmp_path: Path) -> None:
+    whole = tune(write_study(tmp_path / "whole"), make_experimenter=make_fake)
+    parts = write_study(tmp_path / "parts", STUDY.replace("[study]", '[study]\nname = "whole"'))
+    for n_trials in (2, 5, 7, 10):
+        pieces = tune(parts, trials=n_trials, make_experimenter=make_fake)
+    assert [trial.parameters for trial in pieces.trials[:4]] == [trial.parameters for trial in whole.trials[:4]]
+
+
+def test_an_edited_study_is_refused_and_says_what_changed(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, make_experimenter=make_fake)
+    write_study(directory, SHORT.replace("high = 0.9", "high = 0.8") + "# remark\n")
+    with pytest.raises(StudyChangedError) as caught:
+        tune(directory, make_experimenter=make_fake)
+    assert "`space.grad_freeze.freeze_p.high` was 0.9, is 0.8" in str(caught.value)
+    assert "--fresh" in str(caught.value)
+    result = tune(directory, make_experimenter=make_fake, fresh=True)
+    archives = list((directory / "archive").iterdir())
+    assert len(archives) == 1
+    assert {path.name for path in archives[0].iterdir()} >= {"study.db", "result"}
+    assert len(stored(archives[0])) == 4
+    assert len(result.trials) == 4
+
+
+def test_more_trials_are_asked_for_by_an_option_not_by_an_edit(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, make_experimenter=make_fake)
+    write_study(directory, SHORT.replace("n_trials = 4", "n_trials = 5"))
+    with pytest.raises(StudyChangedError, match="extend the study with --trials"):
+        tune(directory, make_experimenter=make_fake)
+    write_study(directory, SHORT)
+    assert len(tune(directory, trials=5, make_experimenter=make_fake).trials) == 5
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, make_experimenter=make_fake)
+
+    def make_other(file: StudyFile, folder: Path) -> FakeExperimenter:
+        other = FakeExperimenter(folder)
+        other.data_hash = "xyz"
+        return other
+
+    with pytest.raises(StudyChangedError, match="data changed"):
+        tune(directory, make_experimenter=make_other)
+
+
+def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, trials=2, make_experimenter=make_fake)
+
+    def interrupt(progress: TuneProgress) -> None:
+        if progress.phase == "search" and progress.done > 2.4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(directory, make_experimenter=make_fake, on_progress=interrupt)
+    states = [trial.state for trial in stored(directory)]
+    assert states.count(TrialState.WAITING) == 1
+    assert TrialState.RUNNING not in states
+    result = tune(directory, make_experimenter=make_fake)
+    assert [trial.state for trial in result.trials].count("complete") + [trial.state for trial in result.trials].count(
+        "pruned"
+    ) == 4
+    assert len(result.trials) == 4
+
+
+class Failing(FakeExperimenter):
+    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+        if config.resolve(level).in_effect():
+            raise RuntimeError("out of memory")
+        return super().train(config, level, **options)
+
+
+def test_trials_that_keep_failing_end_the_study_with_their_message(tmp_path: Path) -> None:
+    text = STUDY.replace('"boost.less_bn" = [false, true]', '"boost.less_bn" = [true]').replace('"O0", ', "")
+    directory = write_study(tmp_path / "s", text)
+    with pytest.raises(StudyFailedError, match="3 trials in a row failed, the last with: RuntimeError: out of memory"):
+        tune(directory, make_experimenter=lambda file, folder: Failing(folder))
+    assert [trial.state for trial in stored(directory)] == [TrialState.COMPLETE] + [TrialState.FAIL] * 3
+    assert len(tune(directory, make_experimenter=make_fake).trials) == 13  # failed trials do not count
+
+
+def test_o0_that_does_not_train_is_a_failure_of_the_work(tmp_path: Path) -> None:
+    class Broken(FakeExperimenter):
+        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+            return Trained(math.nan, (), 0.0, diverged=True, message="the loss became NaN at step 3")
+
+    directory = write_study(tmp_path / "s", SHORT)
+    with pytest.raises(StudyFailedError, match=r"O0 itself does not train, .*: the loss became NaN at step 3"):
+        tune(directory, make_experimenter=lambda file, folder: Broken(folder))
+    assert len(tune(directory, make_experimenter=make_fake).trials) == 4
+
+
+def test_a_study_that_is_being_tuned_is_refused(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    with holding_study(directory), pytest.raises(StudyBusyError, match=f"process {os.getpid()}"):
+        tune(directory, make_experimenter=make_fake)
+
+
+@pytest.mark.parametrize(
+    "options", [{"trials": 0}, {"timeout": 0.0}, {"timeout": math.nan}, {"confirm_seeds": 1}, {"jobs": 0}]
+)
+def test_senseless_arguments_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(StudyError, match="must be"):
+        tune(write_study(tmp_path / "s"), make_experimenter=make_fake, **options)
+
+
+def test_when_time_is_over_verdicts_stay_open_and_say_what_to_do(tmp_path: Path) -> None:
+    class Slow(FakeExperimenter):
+        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+            time.sleep(0.5)
+            return super().train(config, level, **options)
+
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, make_experimenter=lambda file, folder: Slow(folder), timeout=1e-3)
+    assert len(stored(directory)) == 1  # O0 is always run; nothing was begun after it
+    tune(directory, make_experimenter=make_fake, trials=4, confirm_seeds=2, timeout=1000.0)
+    result = tune(directory, make_experimenter=make_fake, confirm_seeds=40, timeout=1e-3)
+    assert {one.n_seeds for one in result.candidates} == {2}
+
+
+def test_only_confirmed_candidates_are_taken_when_asked(tmp_path: Path) -> None:
+    text = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
+    directory = write_study(tmp_path / "s", text)
+    open_result = tune(directory, make_experimenter=make_fake)
+    assert {one.verdict for one in open_result.candidates} == {Verdict.UNDECIDED}
+    assert open_result.chosen["o2"] != "O0"
+    strict = tune(directory, make_experimenter=make_fake, require_confirmed=True)
+    assert strict.chosen == {"o1": "O0", "o2": "O0"}
+    assert "none of 2 candidates is confirmed" in strict.messages[0]
+
+
+def test_pareto_has_two_values_and_prunes_nothing(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", STUDY.replace("time_to_target", "pareto"))
+    result = tune(directory, make_experimenter=make_fake)
+    assert {trial.state for trial in result.trials} == {"complete"}
+    assert all(len(trial.values) == 2 for trial in stored(directory))
+    assert result.chosen["o2"] != "O0"
+
+
+def test_the_state_of_a_study_is_read_without_training(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    with pytest.raises(StudyError, match="has not been started"):
+        read_result(directory)
+    done = tune(directory, make_experimenter=make_fake)
+    before = calls(directory)
+    state = read_result(directory)
+    assert state.trials == done.trials
+    assert state.candidates == done.candidates
+    assert state.chosen == done.chosen
+    again = export_study(directory, tmp_path / "elsewhere")
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {
+        "boost_config.o1.json",
+        "boost_config.o2.json",
+        "candidates.csv",
+        "environment.json",
+    }
+    assert again.chosen == done.chosen
+    assert calls(directory) == before
+
+
+REPLAY = "\n[loss_scale_replay]\nsteps = 30\nmax_underflow_share = 0.01\n"
+
+
+def test_the_loss_scale_policy_is_chosen_once_verified_and_exported(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT + REPLAY)
+    result = tune(directory, make_experimenter=make_fake)
+    policy = result.loss_scale_policy
+    assert policy is not None
+    assert (policy["init"], policy["wasted_share"]) == (2.0**16, 0.0)  # the largest scale that never overflows
+    assert policy["rerun_steps"] == 30
+    assert policy["sentence"] in result.messages
+    for path in result.exported.values():
+        config = BoostConfig.from_json(path)
+        assert config.loss_scale.init == 2.0**16
+        assert config.loss_scale.kind is None  # in float32 it changes nothing; with amp O2 it is ready
+    before = calls(directory)
+    assert sum("loss_scale" in line for line in before) == 4
+    tune(directory, make_experimenter=make_fake)
+    assert calls(directory) == before
+
+
+def test_ctrl_c_in_the_confirmation_loses_no_finished_run(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+
+    def interrupt(progress: TuneProgress) -> None:
+        if progress.phase == "confirm" and progress.done > 3.0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(directory, make_experimenter=make_fake, on_progress=interrupt)
+    finished = [line for line in calls(directory) if line.startswith("trained") and line.endswith(" ")]
+    assert len(finished) == 3
+    tune(directory, make_experimenter=make_fake)
+    trained = [line for line in calls(directory) if line.startswith("trained")]
+    assert len(trained) == len(set(trained))
+
+
+RUN = """
+import sys
+from fake_experimenter import make_slow_fake
+from workbench.tuning import tune
+tune(sys.argv[1], make_experimenter=make_slow_fake)
+"""
+
+
+def start(directory: Path) -> subprocess.Popen[bytes]:
+    here = str(Path(__file__).resolve().parent)
+    environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", RUN, str(directory)], env=environment)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "n_kills", [pytest.param(4, id="a few moments"), pytest.param(20, id="twenty moments", marks=pytest.mark.slow)]
+)
+def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_kills: int) -> None:
+    directory = write_study(tmp_path / "s", STUDY)
+    moments = random.Random(n_kills)
+    finished: dict[int, Any] = {}
+    for _ in range(n_kills):
+        begun = len(calls(directory))
+        process = start(directory)
+        wait_until(lambda begun=begun, process=process: len(calls(directory)) > begun or process.poll() is not None)
+        time.sleep(moments.uniform(0.0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        now = {
+            trial.number: (trial.params, trial.values)
+            for trial in (stored(directory) if (directory / "study.db").exists() else [])
+            if trial.state.is_finished()
+        }
+        assert {number: now[number] for number in finished} == finished
+        finished = now
+    result = tune(directory, make_experimenter=make_slow_fake)
+    trials = stored(directory)
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert [trial.number for trial in trials] == list(range(10))
+    assert {number: (trials[number].params, trials[number].values) for number in finished} == finished
+    assert set(result.exported) == {"o1", "o2"}
+    # Trained to the end twice is only what was killed between its end and its record: at most one run per kill.
+    ended = [line for line in calls(directory) if line.startswith("trained")]
+    assert len(ended) - len(set(ended)) <= n_kills
+
+
+def test_several_processes_share_one_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent))
+    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 8"))
+    result = tune(directory, jobs=2, make_experimenter=make_slow_fake)
+    finished = [trial for trial in result.trials if trial.state in {"complete", "pruned"}]
+    assert len(finished) == 8
+    processes = {trial.user_attrs["process"]["pid"] for trial in stored(directory)}
+    assert len(processes) == 3  # O0 by the first process, the rest by two workers
+
+
+def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:
+    seen: list[float] = []
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, trials=1, make_experimenter=make_fake, on_progress=lambda one: seen.append(one.done))
+    assert 0.5 in seen
+    assert isinstance(RunStep(1, 2, 0.5), RunStep)
