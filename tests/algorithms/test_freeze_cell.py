@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.algorithms.test_grad_freeze import freeze_optimizer_of
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import (
     assert_trajectory,
     build_loss,
     build_network,
-    build_optimizer,
     golden_batch,
     load_initial_weights,
     optimizer_arguments,
@@ -37,18 +37,13 @@ class WithLoss(nn.Module):
 @pytest.mark.parametrize("path", golden_paths("freeze_train_*.npz"), ids=lambda path: path.stem)
 def test_golden_freeze_training_through_cells(path: Path) -> None:
     meta, arrays = load_npz(path)
-    if meta["optimizer_param_groups"] or isinstance(meta["learning_rate"], list):
-        pytest.skip("grouped options and lists of rates are covered by test_grad_freeze.py")
     net = build_network(meta["net"])
     load_initial_weights(net, arrays)
-    optimizer = build_optimizer(meta, net.parameters())
-    loss_scale = optimizer_arguments(meta).get("loss_scale", 1.0)
-    optimizer.register_step_pre_hook(Divide(loss_scale))
-    parameters = dict(net.named_parameters())
-    groups = [[parameters[name] for name in group] for group in meta["group_param_names"]]
-    frozen = FreezeOpt(optimizer, groups, meta["strategy"], state="per_group")
+    frozen = freeze_optimizer_of(meta, net)
+    for index in range(frozen.n_groups):
+        frozen.optimizer_of(index).register_step_pre_hook(Divide(optimizer_arguments(meta).get("loss_scale", 1.0)))
     cells = freeze_cell(False, WithLoss(net, build_loss(meta["loss"])), frozen, meta["sens"], None, False)
-    assert len(cells) == len(groups)
+    assert len(cells) == len(meta["group_param_names"])
     for step in range(len(arrays["x"])):
         index = frozen.begin_step()
         assert index == meta["used_index_per_step"][step]

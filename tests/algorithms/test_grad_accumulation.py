@@ -149,6 +149,17 @@ def test_the_sum_lives_in_grad_and_the_callers_gradients_stay_as_they_are() -> N
         torch.testing.assert_close(parameter.grad, original * 2 / 3)
 
 
+def test_gradients_that_others_left_are_no_part_of_a_window() -> None:
+    net, x, y = quadratic(0)
+    accumulate = GradientAccumulation(2, torch.optim.SGD(net.parameters(), lr=0.1))
+    (net(x) - y).square().mean().backward()  # a probe, say, whose gradients nobody cleared
+    given_ = gradients(net, x, y)
+    accumulate(None, given_)
+    for parameter, gradient in zip(net.parameters(), given_, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, gradient / 2)
+
+
 def test_a_parameter_without_gradient_is_left_alone() -> None:
     net, x, y = quadratic(0)
     accumulate = GradientAccumulation(2, torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.5))

@@ -108,6 +108,12 @@ def test_a_replaced_layer_keeps_its_options_when_names_are_known() -> None:
     assert rebuilt.param_groups[1]["param_names"] == ["1.weight"]
 
 
+def test_left_over_parameters_take_the_options_of_the_first_of_the_richest_groups() -> None:
+    a, b, c, new = (nn.Parameter(torch.zeros(1)) for _ in range(4))
+    origin = [{"params": [a]}, {"params": [b], "lr": 0.5}, {"params": [c], "lr": 0.7}]
+    assert ParameterProcess.generate_group_params([a, new], origin)[-1] == {"params": [new], "lr": 0.5}
+
+
 def test_an_empty_group_is_accepted_by_torch_where_the_reference_fails() -> None:
     first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     groups = ParameterProcess.generate_group_params([second], [{"params": [first], "lr": 1.0}, {"params": [second]}])

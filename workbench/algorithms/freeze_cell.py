@@ -58,7 +58,8 @@ class FreezeTrainCell:
     def __call__(self, *inputs: Any) -> Tensor:
         """Run one micro-batch; update the group when its window is complete.
 
-        Which cell a step calls is the caller's choice: ``cells[optimizer.begin_step()]``, then ``advance()``.
+        A cell does not move on in the strategy: call ``cells[optimizer.begin_step()](*inputs)`` for each micro-batch
+        and ``optimizer.advance()`` after each update.
 
         Args:
             *inputs: Inputs of the network.
@@ -85,7 +86,6 @@ class FreezeTrainCell:
                 self._reduce(self._degree)
             self.optimizer.optimizer_of(self.index).step()
             self.optimizer.zero_grad(set_to_none=True)
-            self.optimizer.count_update(self.index)
         return loss.detach()
 
     def _reduce(self, degree: int) -> None:

@@ -256,15 +256,11 @@ class FreezeOpt(torch.optim.Optimizer):
 
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""
-        self.count_update(self.group_index)
-        steps = self.n_groups if self._strategy is None else len(self._strategy)
-        self._position = (self._position + 1) % steps
-
-    def count_update(self, index: int) -> None:
-        """Count one attempted update of a group without moving on; :meth:`advance` is the usual way."""
-        self._updates[index] += 1
+        self._updates[self.group_index] += 1
         # Schedulers look here for "was the optimizer stepped before me"; engines step active_optimizer, not us.
         self._opt_called = True
+        steps = self.n_groups if self._strategy is None else len(self._strategy)
+        self._position = (self._position + 1) % steps
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update the group of this step, move on in the strategy and freeze for the next step.
