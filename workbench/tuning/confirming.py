@@ -19,7 +19,7 @@ from workbench.config import BoostConfig
 from workbench.experiments.confirmation import Decision, decide, planned_looks, verdict_sentence
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
-from workbench.tuning.objective import plain, read_speed, read_trained
+from workbench.tuning.objective import explicit, plain, read_speed, read_trained
 from workbench.tuning.search_space import all_off
 from workbench.tuning.study_file import StudyFile
 
@@ -219,7 +219,7 @@ class Confirmation:
 
     def _train(self, key: str, config: BoostConfig, level: str, seed: int) -> None:
         trained = self._experimenter.train(
-            config,
+            explicit(config, level),
             level,
             seed=seed,
             steps=self._steps,
@@ -234,7 +234,7 @@ class Confirmation:
             return
         measured = self._experimenter.speed(
             (self._baseline, "O0"),
-            (contender.config, contender.level),
+            (explicit(contender.config, contender.level), contender.level),
             seed=self._file.study.seed + _FIRST_SEED,
             rounds=self._file.speed.rounds,
             steps_per_block=self._file.speed.steps_per_block,

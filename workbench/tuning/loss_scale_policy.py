@@ -38,19 +38,16 @@ def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float)
         max_underflow_share: Share of gradient elements that may underflow on average, in [0, 1].
 
     Returns:
-        The policy with the smallest wasted share; among equals the one with the smallest underflow, then the longest
-        window (it probes, and so overflows, least often beyond the recording), then the smallest initial scale. When
-        every policy lets more underflow than allowed, those with the least are compared.
+        The policy with the smallest wasted share; among equals the one whose error bar promises fewest overflows, then
+        the longest window (it probes, and so overflows, least often beyond the recording), then the largest initial
+        scale (gradients shrink while training goes on, so room below is worth more than room above). When every
+        policy lets more underflow than allowed, those with the least are compared.
     """
-
-    def underflow(outcome: PolicyOutcome) -> float:
-        return 0.0 if math.isnan(outcome.underflow_share) else outcome.underflow_share
-
-    limit = max(max_underflow_share, min(underflow(outcome) for outcome in outcomes))
-    allowed = [outcome for outcome in outcomes if underflow(outcome) <= limit]
+    limit = max(max_underflow_share, min(_or_zero(outcome.underflow_share) for outcome in outcomes))
+    allowed = [outcome for outcome in outcomes if _or_zero(outcome.underflow_share) <= limit]
     return min(
         allowed,
-        key=lambda one: (one.wasted_share, round(underflow(one), 6), -one.window, one.init, one.factor),
+        key=lambda one: (one.wasted_share, _or_zero(one.overflows_high), -one.window, -one.init, one.factor),
     )
 
 
@@ -165,3 +162,8 @@ def _config(file: StudyFile, section: LossScaleReplaySection, init: float, facto
             "loss_scale.window": int(window),
         }
     )
+
+
+def _or_zero(value: float) -> float:
+    """Return the value, or 0 when it was not recorded: what is unknown of all policies decides between none."""
+    return 0.0 if math.isnan(value) else value

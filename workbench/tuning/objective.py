@@ -168,6 +168,11 @@ def score(trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: f
     return Score((value,), deficit, allowed, steps, constraint)
 
 
+def explicit(config: BoostConfig, level: str) -> BoostConfig:
+    """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial."""
+    return config.resolve(level).explicit_config()
+
+
 def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
     """Return the finished trial that is O0, or None while there is none."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -278,7 +283,7 @@ class Objective:
             file = self._file
             speed = self._experimenter.speed(
                 (all_off(self._base), "O0"),
-                (suggestion.config, suggestion.level),
+                (explicit(suggestion.config, suggestion.level), suggestion.level),
                 seed=file.study.seed,
                 rounds=file.speed.rounds,
                 steps_per_block=file.speed.steps_per_block,
@@ -314,11 +319,11 @@ class Objective:
         trial.set_user_attr("repeats", twin.number)
         note = f"same plan as trial {twin.number}, not run again"
         trial.set_user_attr("message", note)
-        if self._file.study.objective != "pareto":
-            for step, deficit in twin.intermediate_values.items():
-                self._report(trial, step, deficit)
         baseline = self._stored_baseline()
         if twin.state == TrialState.PRUNED:
+            # Only here: a repeated complete trial would vote twice in the pruner's median.
+            for step, deficit in twin.intermediate_values.items():
+                self._report(trial, step, deficit)
             self._constrain(trial, self._pruned_constraint(baseline, trained.curve[-1], speed.ratio, level))
             raise optuna.TrialPruned
         return self._finish(trial, trained, speed, baseline, level)
@@ -346,7 +351,7 @@ class Objective:
         self, trial: optuna.Trial, suggestion: Suggestion, on_evaluation: Callable[[int, float], bool] | None
     ) -> Trained:
         return self._experimenter.train(
-            suggestion.config,
+            explicit(suggestion.config, suggestion.level),
             suggestion.level,
             seed=self._file.study.seed,
             steps=self._file.study.budget_steps,
@@ -398,8 +403,3 @@ class Objective:
 
 def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
-
-
-def config_of(stored: dict[str, Any]) -> BoostConfig:
-    """Rebuild a configuration from what a trial stores."""
-    return BoostConfig.from_dict(stored)

@@ -61,7 +61,7 @@ def make_sampler(name: str, options: Mapping[str, Any], *, seed: int, n_trials: 
 def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> BasePruner:
     """Build a pruner; it sees metric deficits, so smaller is better whatever the metric.
 
-    The median waits for four finished trials and a third of the budget: early metrics of boosted runs say little.
+    The median waits for four finished trials and half the budget: boosted runs often begin slowly and catch up.
 
     Args:
         name: One of `PRUNERS`.
@@ -73,7 +73,7 @@ def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> 
     """
     defaults: dict[str, Any] = {}
     if name in {"median", "percentile"}:
-        defaults = {"n_startup_trials": 4, "n_warmup_steps": budget_steps // 3}
+        defaults = {"n_startup_trials": 4, "n_warmup_steps": budget_steps // 2}
     if name == "hyperband":
         defaults = {"max_resource": budget_steps}
     return _built("pruner", PRUNERS, name, options, defaults)  # type: ignore[no-any-return]  # built from a table

@@ -455,9 +455,12 @@ class _Watch:
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
         self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
-        boosted = [one for one in finished if one.feasible and one.number != 0 and one.relative_step_time > 0.0]
-        if boosted:
-            best = min(boosted, key=lambda one: cost(one, self._file.study.objective))
+        baseline = next((one for one in finished if one.number == 0), None)
+        objective = self._file.study.objective
+        limit = math.inf if baseline is None else cost(baseline, objective)
+        better = [one for one in finished if one.feasible and cost(one, objective) < limit]
+        if better:
+            best = min(better, key=lambda one: cost(one, objective))
             self._best = f"trial {best.number}: {1.0 / best.relative_step_time:.2f}x as fast as O0, {best.summary}"
 
     def _tell(self) -> None:
@@ -508,7 +511,7 @@ def _confirm(
                 trial,
                 target,
                 with_policy(BoostConfig.from_dict(trial.config), usable, searched),
-                TARGETS[target],
+                trial.level,
                 allowed[target],
             )
             for trial in ranked
@@ -595,7 +598,7 @@ def _export(
 
 
 def _result(study: optuna.Study, file: StudyFile, directory: Path, candidates: list[CandidateRecord]) -> StudyResult:
-    importance, note = _importance(study)
+    importance, note = _importance(study, file)
     attributes = study.user_attrs
     return StudyResult(
         name=file.study.name,
@@ -615,7 +618,7 @@ def _result(study: optuna.Study, file: StudyFile, directory: Path, candidates: l
     )
 
 
-def _importance(study: optuna.Study) -> tuple[dict[str, float], str]:
+def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
     """Return how much each parameter matters, or nothing and a sentence why."""
     target = None
     if len(study.directions) > 1:
@@ -627,7 +630,8 @@ def _importance(study: optuna.Study) -> tuple[dict[str, float], str]:
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         return {}, f"The importance of the parameters cannot be told from so few trials ({reason})."
-    return {name: float(share) for name, share in found.items() if math.isfinite(share)}, ""
+    settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
+    return {name: float(share) for name, share in found.items() if math.isfinite(share) and name not in settings}, ""
 
 
 def _relative_time(trial: optuna.trial.FrozenTrial) -> float:
