@@ -136,7 +136,7 @@ class AutoBoost:
 
     def network_auto_process_eval(self, network: nn.Module) -> nn.Module:
         """Process a network for evaluation: BatchNorms are reduced as in training, the head stays as it is."""
-        if self.plan.less_bn:
+        if self.plan.less_bn and getattr(network, "less_bn_report", None) is None:  # not processed for training
             self.less_bn_report = reduce_batch_norms_(network, match=self.config.compatibility.less_bn_match)
         setattr(network, _MARK, self.plan)
         return network

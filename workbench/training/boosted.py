@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from workbench.algorithms.grad_accumulation import AccumulationWindow
 from workbench.algorithms.grad_freeze import FreezeOpt
 from workbench.config import Plan
-from workbench.scaling import step_if_finite
+from workbench.scaling import decides_on_device, step_if_finite
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision
@@ -80,6 +80,7 @@ class Boosted:
         self._freeze = optimizer if isinstance(optimizer, FreezeOpt) else None
         self._frozen_groups = self._freeze.begin_step() if self._freeze is not None else 0
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
+        self._never = torch.zeros((), dtype=torch.float32, device=self.device)
         self._loss: Tensor | None = None
 
     @property
@@ -155,9 +156,7 @@ class Boosted:
             overflow = self._end_window()
             if scaling.update_cell is not None:
                 after = after.clone()
-        outcome = StepOutcome(
-            self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate
-        )
+        outcome = StepOutcome(self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate)
         self.step_index += 1
         return outcome
 
@@ -171,11 +170,16 @@ class Boosted:
             scaling.unscale_(gradients, self._found_inf)
         if self.observer is not None:
             self.observer(parameters)
+        optimizer = self._active_optimizer
         if scaling.checks_overflow:
-            step_if_finite(self._active_optimizer, self._found_inf)
+            step_if_finite(optimizer, self._found_inf)
             overflow = scaling.after_window(self._found_inf)
+        elif decides_on_device(optimizer):
+            # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing
+            # makes happen; step_if_finite prepares the buffers.
+            step_if_finite(optimizer, self._never)
         else:
-            self._active_optimizer.step()
+            optimizer.step()
         # Schedulers look at this mark to warn when they run before the first update; an update was attempted.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._freeze is not None:

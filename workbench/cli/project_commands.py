@@ -1,0 +1,44 @@
+"""``workbench init`` and ``workbench doctor``: a folder to start in, and a look at the machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from workbench.cli.output import JsonOption, print_json, print_table, say
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(init)
+    app.command()(doctor)
+
+
+def init(directory: Path = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")) -> None:
+    """Write the studies that come with the package into a folder of your own."""
+    from workbench.templates import copy_templates
+
+    written, kept = copy_templates(directory)
+    for path in written:
+        say(f"wrote {path}")
+    for path in kept:
+        say(f"kept  {path} (it was there already)")
+    say(f"next: workbench tune {directory / 'studies' / 'quickstart'}")
+
+
+def doctor(json: bool = JsonOption) -> None:
+    """Say what this machine offers, and what is missing."""
+    from workbench.doctor import examine
+
+    findings = examine()
+    if json:
+        print_json({"findings": findings, "ok": not any(f.problem for f in findings)})
+    else:
+        rows: list[tuple[Any, ...]] = [("problem" if f.problem else "ok", f.subject, f.text) for f in findings]
+        print_table(("", "what", "found"), rows)
+    if any(f.problem for f in findings):
+        raise typer.Exit(1)

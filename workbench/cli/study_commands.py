@@ -1,0 +1,157 @@
+"""``workbench tune``, ``status`` and ``export``: a study from its question to its answer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from workbench.cli.output import JsonOption, print_json, print_table, say
+from workbench.cli.progress import Bar, progress_bar
+
+if TYPE_CHECKING:
+    from workbench.records import TrialRecord
+    from workbench.tuning import StudyResult, TuneProgress
+
+__all__ = ["register"]
+
+StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
+StorageOption = typer.Option(None, help="Optuna storage URL; without it SQLite beside the study.")
+RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(tune)
+    app.command()(status)
+    app.command()(export)
+
+
+def tune(
+    study: Path = StudyArgument,
+    trials: int = typer.Option(None, min=1, help="Trials of the whole study."),
+    timeout: float = typer.Option(None, min=1, help="Seconds for the whole command."),
+    jobs: int = typer.Option(1, min=1, help="Worker processes that search at the same time."),
+    storage: str = StorageOption,
+    fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and begin anew."),
+    confirm_seeds: int = typer.Option(None, min=2, help="Paired seeds of the confirmation."),
+    require_confirmed: bool = RequireOption,
+    json: bool = JsonOption,
+) -> None:
+    """Run a study, or continue it: search, confirm, export boost_config.json, write the report."""
+    from workbench import facade
+
+    with progress_bar(1, "starting", quiet=json, unit="trial") as bar:
+        try:
+            result = facade.tune(
+                study,
+                trials=trials,
+                timeout=timeout,
+                fresh=fresh,
+                confirm_seeds=confirm_seeds,
+                require_confirmed=require_confirmed,
+                jobs=jobs,
+                storage=storage,
+                on_progress=_show_on(bar),
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted; everything finished is saved, `workbench tune {study}` continues", err=True)
+            raise typer.Exit(130) from None
+    _print_result(result, json=json)
+
+
+def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool = JsonOption) -> None:
+    """Say how far a study is, its best trials and its verdicts."""
+    from workbench.tuning import read_result
+
+    result = read_result(study, storage=storage)
+    if json:
+        print_json(result)
+        return
+    finished = [t for t in result.trials if t.state in ("complete", "pruned")]
+    say(f"{result.name}: {len(finished)} of {result.n_trials} trials finished, objective {result.objective}")
+    states = [t.state for t in result.trials]
+    for state in ("running", "failed", "waiting"):
+        if states.count(state):
+            say(f"  {states.count(state)} {state}")
+    print_table(
+        ("trial", "state", "speed", result.metric_name, "drop", "feasible", "in effect"),
+        [_trial_row(t) for t in sorted(result.trials, key=_by_value)[:10]],
+    )
+    _print_candidates(result)
+    for message in result.messages:
+        say(message)
+
+
+def export(
+    study: Path = StudyArgument,
+    out: Path = typer.Option(None, help="Folder for the files; without it the study's result folder."),
+    require_confirmed: bool = RequireOption,
+    storage: str = StorageOption,
+    json: bool = JsonOption,
+) -> None:
+    """Write a study's boost_config.json files and report again; nothing is trained."""
+    from workbench import facade
+
+    _print_result(facade.export(study, out, require_confirmed=require_confirmed, storage=storage), json=json)
+
+
+def _print_result(result: StudyResult, *, json: bool) -> None:
+    if json:
+        print_json(result)
+        return
+    _print_candidates(result)
+    for message in result.messages:
+        say(message)
+    for target, path in result.exported.items():
+        say(f"{target}: {path} ({result.chosen.get(target, 'O0')})")
+    if result.report is not None:
+        say(f"report: {result.report}")
+    if math.isfinite(result.seconds):
+        say(f"took {result.seconds:.0f} s")
+
+
+def _print_candidates(result: StudyResult) -> None:
+    if not result.candidates:
+        return
+    rows = [
+        (
+            c.target,
+            c.label,
+            f"{c.speedup:.2f} x ({c.speedup_low:.2f} to {c.speedup_high:.2f})",
+            f"{c.drop:.4g}",
+            f"{c.drop_bound:.4g}",
+            c.n_seeds,
+            str(c.verdict),
+            c.summary,
+        )
+        for c in result.candidates
+    ]
+    columns = ("export", "candidate", "speed (95 %)", "drop", "bound", "seeds", "verdict", "in effect")
+    print_table(columns, rows)
+
+
+def _trial_row(trial: TrialRecord) -> tuple[Any, ...]:
+    speed = f"{1 / trial.relative_step_time:.2f} x" if math.isfinite(trial.relative_step_time) else "-"
+    feasible = "yes" if trial.feasible else "no"
+    return trial.number, trial.state, speed, trial.metric, trial.metric_deficit, feasible, trial.summary
+
+
+def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:
+    return not trial.feasible, math.isnan(trial.value), trial.value if math.isfinite(trial.value) else math.inf
+
+
+def _show_on(bar: Bar) -> Any:
+    def show(progress: TuneProgress) -> None:
+        eta = f"ETA {_clock(progress.eta_seconds)}" if math.isfinite(progress.eta_seconds) else ""
+        best = f"best {progress.best}" if progress.best else ""
+        bar.update(progress.done, progress.total, progress.phase, ", ".join(part for part in (eta, best) if part))
+
+    return show
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,332 @@
+"""Run a task under a configuration, record it in a run directory, evaluate it on the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench import devices
+from workbench.config import BoostConfig, Plan
+from workbench.experiments.evaluation import evaluate
+from workbench.experiments.setup import Prepared, prepare
+from workbench.records import Event, EventKind, StepRecord
+from workbench.scaling import ScaleCollapseError, collapsed_at
+from workbench.tasks import Task, move_batch
+from workbench.telemetry import RunRecorder, collect_environment
+from workbench.training import TraceBuffer, training_loop
+
+__all__ = ["RunProgress", "RunResult", "run_task"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """Where a run stands, for progress displays.
+
+    Args:
+        step: Micro-batches done.
+        steps: Micro-batches planned.
+        loss: Last drained loss.
+        metric: Last evaluated metric; NaN before the first evaluation.
+        loss_scale: Last drained loss scale.
+        seconds: Time since the start, seconds.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    metric: float
+    loss_scale: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run gave.
+
+    Args:
+        metric: Final metric in the task's unit; NaN when the run ended early.
+        metric_name: Its name.
+        higher_is_better: Its direction.
+        curve: Pairs (micro-batches done, metric).
+        steps: Micro-batches trained.
+        seconds: Time spent training, evaluation not included, seconds.
+        overflows: Windows whose gradients overflowed.
+        final_loss: Mean loss of the last tenth of the steps.
+        final_loss_scale: Loss scale at the end.
+        diverged: Whether the loss became NaN or inf, or the loss scale collapsed.
+        stopped: Whether somebody asked it to stop.
+        message: One sentence when it did not end as planned.
+        path: Run directory; None when nothing was recorded.
+        plan: What was in effect.
+    """
+
+    metric: float
+    metric_name: str
+    higher_is_better: bool
+    curve: tuple[tuple[int, float], ...]
+    steps: int
+    seconds: float
+    overflows: int
+    final_loss: float
+    final_loss_scale: float
+    diverged: bool
+    stopped: bool
+    message: str
+    path: Path | None
+    plan: Plan
+
+
+def run_task(
+    task: Task,
+    config: BoostConfig,
+    *,
+    level: str = "O0",
+    steps: int,
+    seed: int = 0,
+    device: torch.device | None = None,
+    out: Path | None = None,
+    run_id: str | None = None,
+    evaluate_every: int | None = None,
+    exponents_every: int = 0,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    on_evaluation: Callable[[int, float], bool] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> RunResult:
+    """Train a task for a number of micro-batches.
+
+    Args:
+        task: What is trained.
+        config: Configuration.
+        level: Boost level.
+        steps: Micro-batches.
+        seed: Seed of weights, data order and data split.
+        device: Where to train; None takes the accelerator if there is one.
+        out: Folder in which a run directory is made; None records nothing on disk.
+        run_id: Name of the run directory; None makes one from the time.
+        evaluate_every: Micro-batches between evaluations; None evaluates at the end only.
+        exponents_every: Updates between gradient exponent histograms; 0 never.
+        on_progress: Called at drains and evaluations.
+        on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
+        stop: Asked once per step; True ends the run within that step.
+
+    Returns:
+        The result; a diverged run is a result, not an error.
+    """
+    device = device or devices.select_device("auto")
+    prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
+    run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress)
+    recorder = run.recorder = _open_recorder(out, run_id, task, config, run, level)
+    try:
+        run.train(evaluate_every, on_evaluation, stop)
+    except BaseException as error:
+        run.message = run.message or f"{type(error).__name__}: {error}"
+        if recorder is not None:
+            run.flush()
+            recorder.finish(run.summary() | {"state": "interrupted"})
+        raise
+    if recorder is not None:
+        recorder.finish(run.summary() | {"state": "diverged" if run.diverged else "finished"})
+    return run.result()
+
+
+class _Run:
+    """The state of one run while it goes on."""
+
+    def __init__(
+        self,
+        task: Task,
+        prepared: Prepared,
+        device: torch.device,
+        seed: int,
+        steps: int,
+        exponents_every: int,
+        on_progress: Callable[[RunProgress], None] | None,
+    ) -> None:
+        self.task = task
+        self.boosted, self.plan, self.scheduler = prepared.boosted, prepared.plan, prepared.scheduler
+        self.device, self.seed, self.steps = device, seed, steps
+        self.on_progress = on_progress
+        self.trace = TraceBuffer(self.boosted, exponents_every=exponents_every)
+        self.recorder: RunRecorder | None = None
+        self.curve: list[tuple[int, float]] = []
+        self.losses: list[float] = []
+        self.overflows = 0
+        self.done = 0
+        self.seconds = 0.0
+        self.loss_scale = float(self.boosted.loss_scale.item())
+        self.streak = 0
+        self.diverged = False
+        self.stopped = False
+        self.message = ""
+        self._resumed: float | None = None
+
+    def train(
+        self,
+        evaluate_every: int | None,
+        on_evaluation: Callable[[int, float], bool] | None,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        """Train to the end, or until stopped, pruned or diverged."""
+        loop = training_loop(
+            self.boosted,
+            self.task.compute_loss,
+            (move_batch(batch, self.device) for batch in self.task.batches(self.seed)),
+            steps=self.steps,
+            scheduler=self.scheduler,
+            trace=self.trace,
+            batch_size=self.task.batch_size_of,
+        )
+        ended_early = False
+        self._start_clock()
+        for _ in loop:
+            self.done += 1
+            if self.trace.due():
+                self.flush()
+            if self.diverged:
+                break
+            if stop is not None and stop():
+                self.stopped = ended_early = True
+                self._event(EventKind.STOPPED, f"stopped on request after step {self.done - 1}")
+                break
+            if evaluate_every and self.done % evaluate_every == 0 and self.done < self.steps:
+                self._stop_clock()
+                if self._evaluate(on_evaluation):
+                    ended_early = True
+                    self._event(EventKind.STOPPED, f"ended early after step {self.done - 1}: it would not pay any more")
+                    break
+                self._start_clock()
+        self._stop_clock()
+        self.flush()
+        self.boosted.finish()
+        if not self.diverged and not ended_early:
+            self._evaluate(on_evaluation)
+            self.flush()
+
+    def flush(self) -> None:
+        """Drain the trace to the recorder and act on what it shows."""
+        records, events = self.trace.drain()
+        events = [*events, *self._judge(records)]
+        if self.recorder is not None:
+            self.recorder.write(records, events)
+        for record in records:
+            self.losses.append(record.loss)
+            self.overflows += record.overflow
+            self.loss_scale = record.loss_scale_after
+        diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
+        if diverged is not None and not self.diverged:
+            self.diverged, self.message = True, diverged.message
+        self._report()
+
+    def result(self) -> RunResult:
+        """Return what the run gave."""
+        complete = not self.diverged and bool(self.curve)
+        return RunResult(
+            metric=self.curve[-1][1] if complete else math.nan,
+            metric_name=self.task.metric_name,
+            higher_is_better=self.task.higher_is_better,
+            curve=tuple(self.curve),
+            steps=self.done,
+            seconds=self.seconds,
+            overflows=self.overflows,
+            final_loss=self._final_loss(),
+            final_loss_scale=self.loss_scale,
+            diverged=self.diverged,
+            stopped=self.stopped,
+            message=self.message,
+            path=self.recorder.path if self.recorder is not None else None,
+            plan=self.plan,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the same as plain values for summary.json."""
+        result = self.result()
+        return {
+            "task": self.task.name,
+            "level": self.plan.level,
+            "in_effect": self.plan.summary(),
+            "metric_name": result.metric_name,
+            "metric": result.metric,
+            "curve": [list(point) for point in result.curve],
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "overflows": result.overflows,
+            "final_loss": result.final_loss,
+            "final_loss_scale": result.final_loss_scale,
+            "message": result.message,
+        }
+
+    def _judge(self, records: list[StepRecord]) -> list[Event]:
+        """Look for a scale that collapsed."""
+        scaling = self.boosted.loss_scaling
+        windows = [record for record in records if record.accumulated == self.boosted.window.n_steps]
+        if scaling.collapse_after is None or not scaling.checks_overflow or not windows:
+            return []
+        at, self.streak = collapsed_at(
+            [record.overflow for record in windows],
+            [record.loss_scale_after for record in windows],
+            scaling.minimum,
+            scaling.collapse_after,
+            self.streak,
+        )
+        if at is None or self.diverged:
+            return []
+        step = windows[at].step
+        self.diverged = True
+        self.message = str(ScaleCollapseError(step, self.streak, scaling.minimum))
+        return [Event(step, EventKind.SCALE_COLLAPSE, "", windows[at].loss_scale_after, self.message)]
+
+    def _evaluate(self, on_evaluation: Callable[[int, float], bool] | None) -> bool:
+        value = evaluate(self.task, self.boosted.model, self.device, self.boosted.precision, self.seed)
+        self.curve.append((self.done, value))
+        message = f"{self.task.metric_name} {value:.6g} after {self.done} steps"
+        self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, self.task.metric_name, value, message))
+        self._report()
+        return on_evaluation is not None and on_evaluation(self.done, value)
+
+    def _event(self, kind: EventKind, message: str) -> None:
+        self.message = self.message or message
+        self.trace.emit(Event(self.done - 1, kind, message=message))
+
+    def _report(self) -> None:
+        if self.on_progress is not None:
+            metric = self.curve[-1][1] if self.curve else math.nan
+            loss = self.losses[-1] if self.losses else math.nan
+            self.on_progress(RunProgress(self.done, self.steps, loss, metric, self.loss_scale, self._elapsed()))
+
+    def _final_loss(self) -> float:
+        tail = self.losses[-max(1, len(self.losses) // 10) :]
+        return sum(tail) / len(tail) if tail else math.nan
+
+    def _start_clock(self) -> None:
+        self._resumed = time.perf_counter()
+        self.trace.restart_clock()
+
+    def _stop_clock(self) -> None:
+        if self._resumed is not None:
+            devices.synchronize(self.device)
+            self.seconds += time.perf_counter() - self._resumed
+            self._resumed = None
+
+    def _elapsed(self) -> float:
+        return self.seconds + (time.perf_counter() - self._resumed if self._resumed is not None else 0.0)
+
+
+def _open_recorder(
+    out: Path | None, run_id: str | None, task: Task, config: BoostConfig, run: _Run, level: str
+) -> RunRecorder | None:
+    if out is None:
+        return None
+    environment = collect_environment(
+        device={"type": run.device.type, "name": devices.device_name(run.device), "threads": torch.get_num_threads()},
+        seed=run.seed,
+        data_hash=task.data_digest(),
+        task=task.name,
+        level=level,
+    )
+    return RunRecorder.create(out, config.to_dict(), environment | {"steps": run.steps}, run_id)

@@ -1,0 +1,62 @@
+"""Build everything a run of a task under a configuration needs, in one place and in one order."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from workbench.config import BoostConfig, Plan
+from workbench.optimizers import build_optimizer, change_optimizer_
+from workbench.tasks import Task
+from workbench.training import Boosted, apply
+
+__all__ = ["Prepared", "prepare", "seed_everything"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A boosted model of a task, its plan and its scheduler."""
+
+    boosted: Boosted
+    plan: Plan
+    scheduler: LRScheduler | None
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, numpy's and torch's generators; models, dropout and schedules draw from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
+    """Build model, optimizer, boosting and scheduler.
+
+    Args:
+        task: What is trained.
+        config: Configuration; its ``optimizer`` section replaces the task's own optimizer.
+        level: Boost level.
+        seed: Seed of initial weights, dropout and the freezing schedule.
+        device: Where to train.
+        steps: Micro-batches the schedule is made for; the scheduler counts updates.
+    """
+    seed_everything(seed)
+    model = task.new_model().to(device)
+    model.train()
+    if config.optimizer is not None and config.optimizer.name is not None:
+        optimizer = build_optimizer(config.optimizer, model.named_parameters())
+    else:
+        optimizer = task.new_optimizer(model)
+        if config.optimizer is not None:
+            change_optimizer_(optimizer, config.optimizer)
+    boosted = apply(config, model, optimizer, level=level, seed=seed)
+    updates = max(1, steps // boosted.window.n_steps)
+    scheduler = task.new_scheduler(boosted.optimizer, updates)
+    plan = boosted.plan
+    if plan is None:
+        raise RuntimeError("apply() returned no plan")
+    return Prepared(boosted, plan, scheduler)

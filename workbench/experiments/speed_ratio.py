@@ -1,0 +1,167 @@
+"""How fast is a configuration, as a ratio of step times measured in one process?
+
+Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
+does to the other. A step's cost depends on what it does: with freezing, on how many groups are frozen; with
+accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time
+is weighted by how often the schedule uses it. The ratio is the median over rounds; its interval comes from a
+bootstrap over rounds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+
+from workbench import devices
+from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.config import BoostConfig
+from workbench.experiments.setup import prepare
+from workbench.tasks import Task, move_batch
+
+__all__ = ["SpeedRatio", "bootstrap_median_interval", "measure_speed_ratio"]
+
+_MEASURED_GROUPS = 5
+_DISTINCT_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRatio:
+    """Step time of a candidate relative to a baseline.
+
+    Args:
+        ratio: Candidate step time / baseline step time; smaller is faster.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+        baseline_ms: Median step time of the baseline, milliseconds.
+        candidate_ms: Median step time of the candidate, milliseconds.
+        rounds: Interleaved rounds behind it.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    baseline_ms: float
+    candidate_ms: float
+    rounds: int
+
+
+def measure_speed_ratio(
+    task: Task,
+    baseline: tuple[BoostConfig, str],
+    candidate: tuple[BoostConfig, str],
+    *,
+    device: torch.device | None = None,
+    seed: int = 0,
+    rounds: int = 8,
+    steps_per_block: int = 6,
+    stop: Callable[[], bool] | None = None,
+) -> SpeedRatio:
+    """Measure the ratio of step times by interleaved blocks.
+
+    Args:
+        task: What is trained.
+        baseline: Configuration and level of the base.
+        candidate: Configuration and level in question.
+        device: Where to train; None takes the accelerator if there is one.
+        seed: Seed of weights and data.
+        rounds: Rounds; each visits every kind of step of both sides.
+        steps_per_block: Steps per block at least.
+        stop: Asked between blocks; True ends the measurement after at least two rounds.
+
+    Returns:
+        The ratio with its interval.
+    """
+    device = device or devices.select_device("auto")
+    sides = [_Side(task, *side, device=device, seed=seed, at_least=steps_per_block) for side in (baseline, candidate)]
+    for side in sides:  # warm-up: allocations, lazy initialisation, compilation
+        side.block()
+    times = np.empty((rounds, 2))
+    done = 0
+    for done in range(1, rounds + 1):
+        order = (0, 1) if done % 2 else (1, 0)
+        for index in order:
+            times[done - 1, index] = sides[index].block()
+        if stop is not None and done >= 2 and stop():
+            break
+    times = times[:done]
+    ratios = times[:, 1] / times[:, 0]
+    low, high = bootstrap_median_interval(ratios, seed)
+    base_ms, other_ms = np.median(times, axis=0) * 1e3
+    return SpeedRatio(float(np.median(ratios)), low, high, float(base_ms), float(other_ms), done)
+
+
+def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a median.
+
+    Args:
+        values: Observations, shape ``[n]``, n >= 1.
+        seed: Seed of the resampling.
+        level: Coverage.
+    """
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, len(values), size=(2000, len(values)))
+    medians = np.median(np.asarray(values)[picks], axis=1)
+    tail = (1 - level) / 2
+    return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
+
+
+class _Side:
+    """One of the two: trains in blocks and says what an average step of its schedule costs."""
+
+    def __init__(
+        self, task: Task, config: BoostConfig, level: str, *, device: torch.device, seed: int, at_least: int
+    ) -> None:
+        self.task, self.device, self.at_least = task, device, at_least
+        self.boosted = prepare(task, config, level=level, seed=seed, device=device, steps=10_000).boosted
+        batches = islice(task.batches(seed), _DISTINCT_BATCHES)
+        self.batches = [move_batch(batch, device) for batch in batches]
+        self.position = 0
+        optimizer = self.boosted.optimizer
+        self.frequency: dict[int, float] = {0: 1.0}
+        if isinstance(optimizer, FreezeOpt):
+            counts = Counter(optimizer.strategy)
+            self.frequency = {group: count / len(optimizer.strategy) for group, count in counts.items()}
+        self.groups = _spread(sorted(self.frequency), _MEASURED_GROUPS)
+
+    def block(self) -> float:
+        """Train one block and return the schedule's mean step time, seconds per micro-batch."""
+        by_group: dict[int, list[float]] = {group: [] for group in self.groups}
+        window = self.boosted.window.n_steps
+        passes = max(1, -(-self.at_least // (len(self.groups) * window)))
+        for _ in range(passes):
+            for group in self.groups:
+                by_group[group].append(self._window(group))
+        measured = np.array([np.mean(by_group[group]) for group in self.groups])
+        cost = np.interp(list(self.frequency), self.groups, measured)
+        return float(np.dot(cost, list(self.frequency.values())))
+
+    def _window(self, group: int) -> float:
+        """Train one accumulation window with this freezing group; return seconds per micro-batch."""
+        boosted, task = self.boosted, self.task
+        if isinstance(boosted.optimizer, FreezeOpt):
+            boosted.use_freezing_group(group)
+        devices.synchronize(self.device)
+        began = time.perf_counter()
+        for _ in range(boosted.window.n_steps):
+            batch = self.batches[self.position % len(self.batches)]
+            self.position += 1
+            with boosted.autocast():
+                loss = task.compute_loss(boosted.model, batch)
+            boosted.backward(loss)
+            boosted.step()
+        devices.synchronize(self.device)
+        return (time.perf_counter() - began) / boosted.window.n_steps
+
+
+def _spread(groups: list[int], at_most: int) -> list[int]:
+    """Pick evenly spread groups, the first and the last among them."""
+    if len(groups) <= at_most:
+        return groups
+    picks = np.linspace(0, len(groups) - 1, at_most).round().astype(int)
+    return [groups[i] for i in picks]

@@ -1,0 +1,55 @@
+"""The studies that come with the package, for ``workbench init``.
+
+In a wheel they lie beside this module; in a checkout they are the repository's own folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from workbench.atomic_file import write_bytes_atomically
+
+__all__ = ["copy_templates", "template_files"]
+
+_PACKAGED = Path(__file__).parent / "packaged_templates"
+_CHECKOUT = Path(__file__).parent.parent
+_PATTERNS = ("studies/*/study.toml", "studies/*/README.md", "notebooks/*.ipynb", "notebooks/*.py")
+
+
+def template_files() -> Iterator[tuple[Path, Path]]:
+    """Yield (file, path relative to the folder it goes to), sorted."""
+    root = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+    for pattern in _PATTERNS:
+        for path in sorted(root.glob(pattern)):
+            yield path, path.relative_to(root)
+
+
+def copy_templates(directory: Path) -> tuple[list[Path], list[Path]]:
+    """Write the templates into a folder; what is already there is kept.
+
+    Args:
+        directory: Folder to write into; made when missing.
+
+    Returns:
+        Files written and files kept.
+
+    Raises:
+        FileNotFoundError: When this installation has no templates.
+        NotADirectoryError: When ``directory`` is a file.
+    """
+    files = list(template_files())
+    if not files:
+        raise FileNotFoundError("this installation carries no templates; install boost-workbench again")
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(20, "not a folder; name a folder to write into", str(directory))
+    written, kept = [], []
+    for source, relative in files:
+        target = directory / relative
+        if target.exists():
+            kept.append(target)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(target, source.read_bytes())
+        written.append(target)
+    return written, kept
