@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_experimenter import STUDY, write_study
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuning.fake_experimenter import STUDY, write_study
 from workbench.config import BoostConfig
 from workbench.tuning.errors import StudyError
 from workbench.tuning.study_file import parse_study, read_study

@@ -16,10 +16,10 @@ from typing import Any
 
 import optuna
 import pytest
-from fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
 from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
 from workbench.records import TrialRecord, Verdict
 from workbench.tuning import (
@@ -348,14 +348,14 @@ def test_ctrl_c_in_the_confirmation_loses_no_finished_run(tmp_path: Path) -> Non
 
 RUN = """
 import sys
-from fake_experimenter import make_slow_fake
+from tests.tuning.fake_experimenter import make_slow_fake
 from workbench.tuning import tune
 tune(sys.argv[1], make_experimenter=make_slow_fake)
 """
 
 
 def start(directory: Path) -> subprocess.Popen[bytes]:
-    here = str(Path(__file__).resolve().parent)
+    here = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", RUN, str(directory)], env=environment)
 
@@ -399,8 +399,7 @@ def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_
     assert len(ended) - len(set(ended)) <= n_kills
 
 
-def test_several_processes_share_one_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent))
+def test_several_processes_share_one_study(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 8"))
     result = tune(directory, jobs=2, make_experimenter=make_slow_fake)
     finished = [trial for trial in result.trials if trial.state in {"complete", "pruned"}]

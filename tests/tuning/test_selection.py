@@ -1,0 +1,93 @@
+"""Who competes for an export, who wins it, and what a loss-scale policy may touch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from workbench.config import BoostConfig
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.tuning.selection import choose, competing_trials, with_policy
+
+CURVE = ((50, 0.8), (100, 0.9))
+O0 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})
+
+
+def trial(number: int, freeze_p: float = 0.5, **values: Any) -> TrialRecord:
+    config = BoostConfig.from_dict(
+        {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, "grad_freeze": {"freeze_p": freeze_p}}
+    )
+    known = {
+        "state": "complete",
+        "level": "O1",
+        "config": config.to_dict(),
+        "metric": 0.9,
+        "metric_deficit": 0.0,
+        "relative_step_time": 0.8,
+        "curve": CURVE,
+    }
+    return TrialRecord(number, **{**known, **values})
+
+
+BASELINE = trial(0, level="O0", config=O0.to_dict(), relative_step_time=1.0)
+
+
+def numbers(*trials: TrialRecord, target: str = "o1", objective: str = "speed") -> list[int]:
+    found = competing_trials([BASELINE, *trials], BASELINE, target, 0.02, objective=objective, higher_is_better=True)
+    return [one.number for one in found]
+
+
+def test_the_fastest_within_the_allowed_drop_comes_first() -> None:
+    slow, fast = trial(1, 0.6, relative_step_time=0.9), trial(2, 0.4, relative_step_time=0.7)
+    harmful = trial(3, 0.1, relative_step_time=0.4, metric_deficit=0.03)
+    assert numbers(slow, fast, harmful) == [2, 1]
+
+
+def test_slower_than_o0_pruned_diverged_and_equal_plans_do_not_compete() -> None:
+    assert numbers(trial(1, relative_step_time=1.1)) == []
+    assert numbers(trial(1, state="pruned")) == []
+    assert numbers(trial(1, metric=math.nan, metric_deficit=math.nan)) == []
+    assert numbers(trial(1, config=O0.to_dict(), relative_step_time=0.99)) == []  # noise of O0 itself
+    assert numbers(trial(1), trial(2)) == [1]
+
+
+def test_time_to_target_ranks_by_time_and_counts_from_this_export_s_target() -> None:
+    quick_steps = trial(1, 0.6, relative_step_time=0.6, curve=((90, 0.85), (100, 0.9)))
+    quick_learner = trial(2, 0.4, relative_step_time=0.9, curve=((20, 0.9), (100, 0.9)))
+    assert numbers(quick_steps, quick_learner, objective="time_to_target") == [2, 1]
+    assert numbers(quick_steps, quick_learner, objective="speed") == [1, 2]
+
+
+def test_what_only_level_o2_does_is_no_candidate_for_o1() -> None:
+    # Whatever O2 adds needs several servers, so on one process it is asked for by the mode "auto" and not in effect.
+    auto = BoostConfig.from_dict({"boost": {"mode": "auto"}})
+    at_o1 = trial(1, level="O1", config=auto.to_dict())
+    nothing_at_o1 = trial(2, level="O0", config=auto.to_dict())
+    assert numbers(at_o1) == [1]
+    assert numbers(nothing_at_o1) == []
+
+
+def candidate(number: int, verdict: Verdict) -> CandidateRecord:
+    return CandidateRecord(f"trial {number}", number, "o1", "", {}, 1.2, 1.1, 1.3, 0.0, 0.0, 0.02, 5, verdict, "")
+
+
+def test_the_cheapest_that_is_not_refuted_is_chosen() -> None:
+    refuted, undecided, confirmed = (
+        candidate(1, Verdict.REFUTED),
+        candidate(2, Verdict.UNDECIDED),
+        candidate(3, Verdict.CONFIRMED),
+    )
+    costs = {1: 0.5, 2: 0.6, 3: 0.7}
+    assert choose([refuted, confirmed, undecided], costs) is undecided
+    assert choose([refuted, confirmed, undecided], costs, require_confirmed=True) is confirmed
+    assert choose([refuted], costs) is None
+    assert choose([], {}) is None
+
+
+def test_a_policy_fills_in_only_what_was_not_searched_and_changes_no_float32_plan() -> None:
+    policy = {"init": 1024.0, "factor": 4.0, "window": 50}
+    config = with_policy(O0, policy, ["loss_scale.window"])
+    assert (config.loss_scale.init, config.loss_scale.factor) == (1024.0, 4.0)
+    assert config.loss_scale.window == O0.loss_scale.window
+    assert config.resolve("O1").key() == O0.resolve("O1").key()
+    assert with_policy(O0, None, []) is O0
