@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from workbench.atomic_file import DiskFullError
 from workbench.config import BoostConfig
 from workbench.records import TrialRecord, Verdict
 from workbench.tuning import (
@@ -241,6 +242,34 @@ def test_o0_that_does_not_train_is_a_failure_of_the_work(tmp_path: Path) -> None
     assert len(tune(directory, make_experimenter=make_fake).trials) == 4
 
 
+def test_a_full_disk_is_one_sentence_and_loses_nothing_finished(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    done = tune(directory, trials=2, make_experimenter=make_fake)
+
+    def fill_up(connection: Any, _: Any) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages + 1}")
+
+    event.listen(Engine, "connect", fill_up)
+    try:
+        with pytest.raises(DiskFullError, match="the disk is full"):
+            tune(directory, make_experimenter=make_fake)
+    finally:
+        event.remove(Engine, "connect", fill_up)
+    result = tune(directory, make_experimenter=make_fake)
+    assert result.trials[:2] == done.trials
+    assert len(result.trials) == 4
+
+
+def test_a_fresh_study_whose_task_cannot_be_loaded_archives_nothing(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, make_experimenter=make_fake)
+    with pytest.raises(ValueError, match="fake"):
+        tune(directory, fresh=True)  # the real experimenter knows no task "fake"
+    assert (directory / "study.db").exists()
+    assert not (directory / "archive").exists()
+
+
 def test_a_study_that_is_being_tuned_is_refused(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SHORT)
     with holding_study(directory), pytest.raises(StudyBusyError, match=f"process {os.getpid()}"):
@@ -350,14 +379,15 @@ RUN = """
 import sys
 from tests.tuning.fake_experimenter import make_slow_fake
 from workbench.tuning import tune
-tune(sys.argv[1], make_experimenter=make_slow_fake)
+if __name__ == "__main__":
+    tune(sys.argv[1], make_experimenter=make_slow_fake)
 """
 
 
-def start(directory: Path) -> subprocess.Popen[bytes]:
+def start(directory: Path, code: str = RUN) -> subprocess.Popen[bytes]:
     here = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", RUN, str(directory)], env=environment)
+    return subprocess.Popen([sys.executable, "-c", code, str(directory)], env=environment)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -406,6 +436,18 @@ def test_several_processes_share_one_study(tmp_path: Path) -> None:
     assert len(finished) == 8
     processes = {trial.user_attrs["process"]["pid"] for trial in stored(directory)}
     assert len(processes) == 3  # O0 by the first process, the rest by two workers
+
+
+@pytest.mark.slow
+def test_workers_end_with_the_process_that_started_them_and_leave_nothing_running(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", STUDY)
+    process = start(directory, RUN.replace("make_experimenter", "jobs=2, make_experimenter"))
+    wait_until(lambda: any("trial_0002" in line for line in calls(directory)) or process.poll() is not None)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    result = tune(directory, make_experimenter=make_slow_fake)
+    assert {trial.state for trial in stored(directory)} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert len(result.trials) == 10
 
 
 def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:

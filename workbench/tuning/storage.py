@@ -1,6 +1,6 @@
 """Where a study is kept, and how it survives whatever happens to the process.
 
-By default a SQLite file beside the study. While ``tune`` runs it holds an exclusive lock on ``study.lock``, which the
+By default a SQLite file beside the study. While ``tune`` runs it holds an exclusive lock on ``study.db.lock``, which the
 system releases however the process ends; whoever holds it next knows that every trial still marked RUNNING was
 interrupted, and puts it back into the queue under its own number, with what it had already drawn and measured. So
 after ``kill -9`` no trial stays RUNNING and no number is lost. Trials of other machines on a shared database cannot be
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import math
 import os
@@ -28,9 +29,11 @@ import psutil
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
+from workbench.atomic_file import DiskFullError
 from workbench.records import TrialRecord
-from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError
+from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.tuning.experimenter import Experimenter
 from workbench.tuning.objective import metric_deficit, plain, read_speed, read_trained
 from workbench.tuning.study_file import StudyFile
@@ -46,6 +49,7 @@ __all__ = [
     "mark_process",
     "open_storage",
     "open_study",
+    "plain_storage_errors",
     "put_back",
     "requeue_interrupted",
     "trials_of",
@@ -167,7 +171,7 @@ def holding_study(directory: Path) -> Iterator[None]:
     Raises:
         StudyBusyError: When another process holds it.
     """
-    path = directory / "study.lock"
+    path = directory / "study.db.lock"
     with path.open("a+", encoding="utf-8") as handle:
         try:
             import fcntl
@@ -254,6 +258,25 @@ def beating(storage: RDBStorage, study: optuna.Study, number: int) -> Iterator[N
     finally:
         stop.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def plain_storage_errors() -> Iterator[None]:
+    """Turn what a database driver raises while the study runs into one sentence.
+
+    Raises:
+        DiskFullError: When the disk is full; everything finished before is kept.
+        StudyFailedError: When the database cannot be used for another reason.
+    """
+    try:
+        yield
+    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        if "disk is full" in reason:
+            raise DiskFullError(
+                errno.ENOSPC, "the disk is full, so the study cannot go on; make room and run the same command again"
+            ) from None
+        raise StudyFailedError(f"the study's database cannot be used: {reason}") from None
 
 
 def archive_study(directory: Path) -> Path | None:

@@ -157,7 +157,10 @@ def tune(
     n_trials = file.study.n_trials if trials is None else trials
     limit = timeout if timeout is not None else file.study.timeout_seconds
     deadline = None if limit is None else began + limit
-    with _quiet_optuna(), kept.holding_study(directory):
+    with _quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors():
+        # The task first: a study that cannot run must not archive one that did.
+        experimenter = _experimenter(make_experimenter, file, directory)
+        allowed = file.allowed_drops(experimenter.metric_name)
         messages: list[str] = []
         if fresh:
             if storage is not None:
@@ -167,8 +170,6 @@ def tune(
             archived = kept.archive_study(directory)
             if archived is not None:
                 messages.append(f"The earlier study is archived in {archived}.")
-        experimenter = _experimenter(make_experimenter, file, directory)
-        allowed = file.allowed_drops(experimenter.metric_name)
         database = kept.open_storage(storage or kept.default_storage(directory))
         study = kept.open_study(database, file, experimenter)
         study.set_user_attr("allowed_drops", allowed)
@@ -289,7 +290,10 @@ def search(
         total = n_trials or file.study.n_trials
         watch = _Watch(study, file, total, None, None)
         allowed = file.allowed_drops(experimenter.metric_name)
-        _Search(file, database, study, experimenter, allowed, total, deadline, watch).search()
+        with kept.plain_storage_errors():
+            runner = _Search(file, database, study, experimenter, allowed, total, deadline, watch)
+            runner.baseline()
+            runner.search()
 
 
 class _Search:
@@ -316,10 +320,16 @@ class _Search:
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
 
     def baseline(self) -> None:
-        """Run O0 if it has not been run; whatever else waits comes after it."""
+        """Run O0 if it has not been run, or wait for the process that runs it."""
         self._watch.phase("search")
         while baseline_trial(self._study) is None:
-            self._one()
+            states = {trial.state for trial in self._study.get_trials(deepcopy=False)}
+            if TrialState.WAITING in states:
+                self._one()
+            elif TrialState.RUNNING in states:
+                time.sleep(1.0)
+            else:
+                raise StudyFailedError("the study has no O0 trial any more; start over with --fresh")
 
     def search(self) -> None:
         """Run the other trials."""
@@ -366,7 +376,7 @@ class _Search:
         except (KeyboardInterrupt, SystemExit):
             kept.put_back(self._database, study, trial.number)
             raise
-        except (StudyFailedError, OSError, MemoryError):
+        except (StudyFailedError, OSError):
             # O0 does not train, or the disk is full: no later trial would do better, and this one is worth repeating.
             kept.put_back(self._database, study, trial.number)
             raise
@@ -591,7 +601,8 @@ def _export(
     numbers = {target: None if one is None else one.trial_number for target, one in chosen.items()}
     write_tables(folder, candidates, numbers, environment)
     labels = {target: "O0" if one is None else one.label for target, one in chosen.items()}
-    study.set_user_attr("chosen", labels)
+    if folder == directory / "result":
+        study.set_user_attr("chosen", labels)
     result = _result(study, file, directory, candidates)
     told = [*sentences, *([policy_told] if policy_told else []), *result.messages]
     return replace(result, exported=exported, chosen=labels, messages=told)
