@@ -1,7 +1,7 @@
 """Where a study is kept, and how it survives whatever happens to the process.
 
-By default a SQLite file beside the study. While ``tune`` runs it holds an exclusive lock on ``study.db.lock``, which the
-system releases however the process ends; whoever holds it next knows that every trial still marked RUNNING was
+By default a SQLite file beside the study. While ``tune`` runs it holds an exclusive lock on ``study.db.lock``, which
+the system releases however the process ends; whoever holds it next knows that every trial still marked RUNNING was
 interrupted, and puts it back into the queue under its own number, with what it had already drawn and measured. So
 after ``kill -9`` no trial stays RUNNING and no number is lost. Trials of other machines on a shared database cannot be
 judged that way; their heartbeats are, by Optuna's own rule.
