@@ -264,7 +264,7 @@ def _study_report(result: StudyResult, study: str) -> Any:
         freeze_label=whose,
         exported={path.name: BoostConfig.from_json(path).to_dict() for path in result.exported.values()},
         chosen=result.chosen,
-        hardware=environment.get("device", {}) or {},
+        hardware=_told(environment.get("device", {}) or {}),
         versions=environment.get("versions", {}) or {},
         notes=result.messages,
         commands=[f"workbench tune {study}", f"workbench status {study}", f"workbench export {study} --out DIR"],
@@ -280,16 +280,26 @@ def _recorded_policies(
     if policy is None or "recording" not in policy:
         return None, None, {}, None, str((policy or {}).get("failed", ""))
     recording = read_run(result.directory / str(policy["recording"]))
-    table = pd.DataFrame(policy["policies"])
-    table["recorded"] = False
     name = _policy_name(policy)
-    traces = {}
-    asked = [ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"]))]
+    rule = BoostConfig.from_dict(recording.config).loss_scale
+    recorded = ScalePolicy(init=rule.init, factor=rule.factor, window=rule.window, minimum=rule.minimum)
+    asked = [ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"])), recorded]
     judged = replay_run(recording, asked)
     trace = simulate(judged.thresholds.scale, asked).trace(0).per_step()
     windows = np.searchsorted(judged.thresholds.steps, recording.steps["step"].to_numpy())
-    traces[f"chosen: {name}"] = trace[np.minimum(windows, len(trace) - 1)]
+    traces = {f"chosen: {name}": trace[np.minimum(windows, len(trace) - 1)]}
+    table = pd.concat([pd.DataFrame(policy["policies"]), judged.table.iloc[1:]], ignore_index=True)
+    table["recorded"] = [False] * (len(table) - 1) + [True]
     return recording, table, traces, name, f"{judged.assumption} {policy.get('sentence', '')}".strip()
+
+
+def _told(hardware: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what there is none of, and say memory in GiB."""
+    told = {key.replace("_", " "): value for key, value in hardware.items() if value}
+    return {
+        key.removesuffix(" bytes"): f"{value / 1024**3:.1f} GiB" if key.endswith("bytes") else value
+        for key, value in told.items()
+    }
 
 
 def _policy_name(policy: Mapping[str, Any]) -> str:

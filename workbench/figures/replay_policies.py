@@ -125,10 +125,16 @@ def replay_policies_figure(
             hovertemplate="%{customdata[0]} would have wasted %{x:.3g} % of the steps and lost %{y:.3g} % of the "
             "gradient to underflow.<extra></extra>",
         )
-    figure.update_xaxes(title_text="Wasted steps (%)", rangemode="tozero")
-    figure.update_yaxes(title_text="Gradient lost to underflow (%)", rangemode="tozero")
+    figure.update_xaxes(title_text="Wasted steps (%)", range=_padded(100 * numbers.wasted_share))
+    figure.update_yaxes(title_text="Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     figure.update_layout(showlegend=True, margin={"b": 92})
     return figure
+
+
+def _padded(values: npt.NDArray[np.float64]) -> list[float]:
+    """Return an axis range that begins a little below 0: the best policies lie on 0 and must not be cut in half."""
+    top = max(float(values.max()), 1.0)  # per cent: less would blow up rounding
+    return [-0.06 * top, 1.12 * top]
 
 
 def _answer(numbers: ReplayPoliciesNumbers) -> str:
