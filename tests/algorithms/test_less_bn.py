@@ -380,6 +380,15 @@ def test_norms_before_a_convolution_become_a_channel_affine() -> None:
     assert {name for name, _ in layer.named_parameters()} == {"scale", "shift"}
 
 
+def test_what_stands_in_for_a_frozen_norm_is_frozen() -> None:
+    model = learn_statistics(DenseNet((3, 2), 4, 8), 32)
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
+        norm.requires_grad_(False)
+    report = reduce_batch_norms_(model)
+    for name in report.affine:
+        assert not any(p.requires_grad for p in model.get_submodule(name).parameters())
+
+
 def test_convolution_read_by_someone_else_is_not_changed() -> None:
     class Tapped(nn.Module):
         def __init__(self) -> None:

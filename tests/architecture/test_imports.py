@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 NAMES_ONLY = ("boost", "nn", "rec")  # they define nothing
 
 # Inside algorithms: shared ground that every method may use ...
-SHARED_GROUND = {"parameter_groups", "parameter_process", "parameter_succession"}
+SHARED_GROUND = {"optimizer_hooks", "parameter_groups", "parameter_process", "parameter_succession"}
 # ... the files a method consists of besides its own ...
 PART_OF = {
     "batch_norm_folding": "less_bn",
@@ -89,6 +89,8 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "annotated_types": {"config"},
     "pyarrow": {"telemetry"},
     "pandas": {"telemetry", "experiments", "tuning", "figures", "reports", "facade", "panels"},
+    "sqlalchemy": {"tuning"},
+    "psycopg": {"tuning"},
     "psutil": {"devices", "telemetry", "tuning"},
 }
 

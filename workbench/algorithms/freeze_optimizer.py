@@ -29,6 +29,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.algorithms.parameter_groups import rebuild_optimizer
 
 __all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
@@ -362,20 +363,14 @@ class FreezeOpt(torch.optim.Optimizer):
         own = ("_inner", "_members", "_strategy", "_position", "_updates", "_toggled", "_trained", "_applied")
         kept.update({key: self.__dict__[key] for key in (*own, "_optimizers", "_sources", "_rates")})
         # torch drops hooks when an optimizer is copied; a method that acts through one must survive a copy of ours.
-        kept["_step_hooks"] = [
-            (list(o._optimizer_step_pre_hooks.values()), list(o._optimizer_step_post_hooks.values()))
-            for o in (self._inner, *self._optimizers)
-        ]
+        kept["_step_hooks"] = [step_hooks(optimizer) for optimizer in (self._inner, *self._optimizers)]
         return kept
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         hooks = state.pop("_step_hooks")
         super().__setstate__(state)
-        for optimizer, (before, after) in zip((self._inner, *self._optimizers), hooks, strict=True):
-            for hook in before:
-                optimizer.register_step_pre_hook(hook)
-            for hook in after:
-                optimizer.register_step_post_hook(hook)
+        for optimizer, registered in zip((self._inner, *self._optimizers), hooks, strict=True):
+            register_step_hooks(optimizer, registered)
         self._relink()
 
     def __repr__(self) -> str:

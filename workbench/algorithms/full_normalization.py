@@ -164,6 +164,10 @@ def _from_linear(linear: nn.Linear, *, keep_bias: bool) -> CommonHeadLastFN:
         layer.weight.copy_(linear.weight)
         if layer.bias is not None:
             layer.bias.copy_(linear.bias)
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+    # What the user froze stays frozen, and a head with frozen directions gets no trained factor either.
+    layer.weight.requires_grad_(linear.weight.requires_grad)
+    layer.multiplier.requires_grad_(linear.weight.requires_grad)
     return layer.train(linear.training)
 
 

@@ -198,6 +198,7 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
                 scale, shift = affine_of(norm)
                 dtype = norm.weight.dtype if norm.affine else torch.get_default_dtype()
                 substitute = ChannelAffine(scale.to(dtype), shift.to(dtype))
+                substitute.requires_grad_(not norm.affine or norm.weight.requires_grad)  # frozen stays frozen
                 affine.append(name)
         replace_module_(model, norm, substitute.train(norm.training))
     kept = tuple(name for name in norms if name not in removed)

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
+
 __all__ = [
     "named_trainable_parameters",
     "owning_modules",
@@ -162,9 +164,5 @@ def rebuild_optimizer(
             if parameter in optimizer.state:
                 state = optimizer.state[parameter]
                 rebuilt.state[parameter] = copy.deepcopy(state) if copy_state else state
-    # torch has no public way to list the hooks of an optimizer; both names exist since torch 2.0.
-    for hook in optimizer._optimizer_step_pre_hooks.values():
-        rebuilt.register_step_pre_hook(hook)
-    for hook in optimizer._optimizer_step_post_hooks.values():
-        rebuilt.register_step_post_hook(hook)
+    register_step_hooks(rebuilt, step_hooks(optimizer))
     return rebuilt

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from workbench.algorithms.grad_accumulation import AccumulationWindow
 from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
 from workbench.scaling import decides_on_device, step_if_finite
 from workbench.training.loss_scaling import LossScaling
@@ -243,6 +244,23 @@ class Boosted:
             gradient = state["gradients"].get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()
         self._loss = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
+        parameters = list(dict.fromkeys(_parameters_of(self.model, self.optimizer)))
+        copied = dict(self.__dict__, observer=None)  # a trace watches the original only
+        return {
+            "attributes": copied,
+            "gradients": [(p, p.grad) for p in parameters if p.grad is not None],
+            "hooks": step_hooks(self.optimizer),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickled object."""
+        self.__dict__.update(state["attributes"])
+        for parameter, gradient in state["gradients"]:
+            parameter.grad = gradient
+        register_step_hooks(self.optimizer, state["hooks"])
 
     def __repr__(self) -> str:
         """Name the model and what is in effect."""

@@ -1,0 +1,232 @@
+"""Contracts: the same questions asked of every method in the catalogue.
+
+A method is applied the way a user does it, through a configuration, to a small residual network.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from workbench.algorithms.catalog import METHODS, Method, method
+from workbench.config import BoostConfig
+from workbench.training import Boosted, apply
+
+PACKAGE = Path(__file__).parents[2] / "workbench" / "algorithms"
+ROWS = [pytest.param(row, id=row.name) for row in METHODS]
+N_STEPS = 7
+
+
+class Block(nn.Module):
+    """Residual block: of its BatchNorms LessBN removes the first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1)
+        self.first_bn = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1)
+        self.second_bn = nn.BatchNorm2d(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        branch = self.second_bn(self.second(torch.relu(self.first_bn(self.first(x)))))
+        return torch.relu(x + branch)
+
+
+class ResidualNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.blocks = nn.Sequential(Block(4), Block(4), Block(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def configured(row: Method, optimizer: str = "sgd", frozen: tuple[str, ...] = ()) -> Boosted:
+    """Return a freshly built network and optimizer under one method; always the same bits."""
+    torch.manual_seed(0)
+    net = ResidualNet()
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen or ("-",)))
+    with torch.no_grad():  # a mean that centralization changes: torch's initial weights average out
+        for parameter in net.parameters():
+            parameter.add_(0.05)
+    made: Optimizer = (
+        SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, fused=True)
+        if optimizer == "sgd"
+        else AdamW(net.parameters(), lr=0.01, fused=True)
+    )
+    # Short and often frozen, so that a few steps see every kind of step.
+    short = {"grad_freeze.param_groups": 3, "grad_freeze.freeze_p": 0.5, "grad_freeze.total_steps": 50}
+    config = BoostConfig().with_values({**short, **row.enabled_by, "loss_scale.kind": "dynamic"})
+    return apply(config, net, made)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(6, 1, 5, 5, generator=generator), torch.randint(0, 3, (6,), generator=generator)
+
+
+def train(boosted: Boosted, first: int, last: int) -> list[float]:
+    losses = []
+    for step in range(first, last):
+        x, y = batch(step)
+        loss = nn.functional.cross_entropy(boosted.model(x), y)
+        boosted.backward(loss)
+        losses.append(float(boosted.step().loss))
+    return losses
+
+
+def weights(boosted: Boosted) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in boosted.model.state_dict().items()}
+
+
+def assert_same_bits(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_rows_are_listed_in_the_order_in_which_they_act() -> None:
+    from workbench.training.order import PROCESSING_ORDER
+
+    acting = [name for name, _ in PROCESSING_ORDER]
+    named = [row.name for row in METHODS if row.name in acting]
+    assert named == sorted(named, key=acting.index)
+    assert len({row.name for row in METHODS}) == len(METHODS)
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(KeyError, match=r"no method is called 'grad_freez'; there are less_bn, .*grad_freeze"):
+        method("grad_freez")
+
+
+def test_every_card_belongs_to_a_method() -> None:
+    assert {path.stem for path in (PACKAGE / "cards").glob("*.md")} == {row.name for row in METHODS}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_module_test_and_builder_bear_the_name(row: Method) -> None:
+    assert (PACKAGE / f"{row.name}.py").is_file()
+    assert (Path(__file__).parent / f"test_{row.name}.py").is_file()
+    assert row.builder.startswith(f"workbench.algorithms.{row.name}:")
+    assert callable(row.load_builder())
+    assert method(row.name) is row
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_it_has_a_config_section_and_a_switch(row: Method) -> None:
+    config = BoostConfig()
+    assert row.section in config.to_dict() or hasattr(config, row.section)
+    before = config.with_values({row.switch: False}).to_dict()
+    after = config.with_values({row.switch: True}).to_dict()
+    assert before != after
+    assert row.enabled_by[row.switch] is True
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_its_values_put_it_and_no_other_switch_into_effect(row: Method) -> None:
+    plan = BoostConfig().with_values(row.enabled_by).resolve("O0")
+    switch = row.switch.rpartition(".")[2] if row.switch.startswith("boost.") else row.section
+    assert [name for name, on in plan.requested.items() if on] == [switch]
+    assert not plan.dropped
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_it_has_a_card_and_a_paper(row: Method) -> None:
+    card = row.card()
+    assert card.startswith("# ")
+    for part in ("**What it does.**", "**When it helps.**", "**Usual values.**", "**Source.**"):
+        assert part in card
+    assert "annot be combined with" in card
+    identifier = row.paper.rpartition(", ")[2]
+    assert identifier.startswith(("arXiv:", "doi:"))
+    assert identifier in card, "card and catalogue name the same paper"
+    assert row.summary.endswith(".")
+    assert len(row.summary) <= 120
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_it_runs_steps_and_learns_something(row: Method, optimizer: str) -> None:
+    boosted = configured(row, optimizer)
+    before = {name: p.detach().clone() for name, p in boosted.model.named_parameters()}
+    losses = train(boosted, 0, N_STEPS)
+    assert all(0 < loss < 100 for loss in losses)
+    boosted.finish()
+    unchanged = [name for name, p in boosted.model.named_parameters() if torch.equal(p, before[name])]
+    # The bias of a convolution before a BatchNorm has no gradient in exact arithmetic; everything else must move.
+    assert [name for name in unchanged if not name.endswith(("first.bias", "second.bias"))] == []
+    assert all(p.requires_grad for p in boosted.model.parameters())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_it_changes_what_training_does(row: Method) -> None:
+    plain = Method(**{**vars(row), "enabled_by": {"boost.mode": "disable_all"}})
+    mine, other = configured(row), configured(plain)
+    train(mine, 0, N_STEPS)
+    train(other, 0, N_STEPS)
+    x, _ = batch(99)
+    assert not torch.equal(mine.model(x), other.model(x))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("copied_after", [0, 4])
+def test_it_survives_deepcopy(row: Method, copied_after: int) -> None:
+    boosted = configured(row)
+    train(boosted, 0, copied_after)
+    twin = copy.deepcopy(boosted)
+    at_copy = weights(twin)
+    train(boosted, copied_after, N_STEPS)
+    assert_same_bits(weights(twin), at_copy)  # the original's training does not reach the copy
+    train(twin, copied_after, N_STEPS)
+    assert_same_bits(weights(twin), weights(boosted))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_it_resumes_exactly(row: Method, optimizer: str, stop: int) -> None:
+    whole = configured(row, optimizer)
+    train(whole, 0, stop)
+    buffer = io.BytesIO()
+    torch.save(whole.state_dict(), buffer)
+    losses = train(whole, stop, N_STEPS)
+
+    buffer.seek(0)
+    resumed = configured(row, optimizer)
+    resumed.load_state_dict(torch.load(buffer, weights_only=False))
+    assert train(resumed, stop, N_STEPS) == losses
+    assert_same_bits(weights(resumed), weights(whole))
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("frozen", [("stem", "blocks.0"), ("blocks.1.first",), ("head",)], ids="-".join)
+def test_it_leaves_parameters_alone_that_the_user_froze(row: Method, frozen: tuple[str, ...]) -> None:
+    boosted = configured(row, frozen=frozen)
+    before = {name: p.detach().clone() for name, p in boosted.model.named_parameters() if name.startswith(frozen)}
+    assert before
+    train(boosted, 0, N_STEPS)
+    boosted.finish()
+    after: dict[str, Any] = dict(boosted.model.named_parameters())
+    for name, value in before.items():
+        assert not after[name].requires_grad, name
+        assert torch.equal(after[name], value), name
+    assert any(p.requires_grad for p in after.values())
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_shallow_copy_acts_once_per_step(row: Method) -> None:
+    wanted, boosted = configured(row), configured(row)
+    same = copy.copy(boosted)  # shares model and optimizer
+    train(wanted, 0, 3)
+    train(boosted, 0, 3)
+    assert_same_bits(weights(same), weights(wanted))
