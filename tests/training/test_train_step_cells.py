@@ -181,7 +181,7 @@ def test_golden_autoboost_end_to_end(path: Path) -> None:
     net = build_network(meta["net"])
     config = {**meta["config"], "compatibility": "mindspore-2.7"}
     optimizer = build_optimizer({"learning_rate": meta["learning_rate"], **_optimizer_meta(meta)}, net.parameters())
-    np.random.seed(meta["np_seed"])
+    np.random.seed(meta["np_seed"])  # noqa: NPY002  # the reference draws from the global generator
     with _warnings_of_plan(meta):
         boost = AutoBoost(meta["level"], config)
     network, optimizer = boost.network_auto_process_train(WithLossCell(net, build_loss(meta["loss"])), optimizer)
@@ -241,7 +241,8 @@ def test_plain_cell_returns_the_loss_before_the_update() -> None:
 def test_gradients_handed_over_are_accumulated_like_a_backward_pass() -> None:
     net, twin = nn.Linear(3, 2), nn.Linear(3, 2)
     twin.load_state_dict(net.state_dict())
-    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 2}}
+    accumulation = {"grad_accumulation_step": 2}
+    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": accumulation}
     cells = []
     for module in (net, twin):
         network, optimizer = AutoBoost("O0", config).network_auto_process_train(

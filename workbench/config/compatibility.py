@@ -47,7 +47,7 @@ class CompatibilityConfig(Section):
     loss_scale_reciprocal: Literal["exact", "flushed"] = described(
         "exact",
         "Reciprocal of the loss scale",
-        "exact, or flushed: beyond a scale of 2^126 its reciprocal is denormal and counts as 0: weight gradients vanish.",
+        "exact, or flushed: beyond a scale of 2^126 its reciprocal is denormal and counts as 0, so gradients vanish.",
     )
     adasum_servers: Literal["device_number", "eight"] = described(
         "device_number", "AdaSum servers", "Ranks per server: common.device_number, or eight whatever it says."

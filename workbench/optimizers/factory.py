@@ -33,7 +33,7 @@ def build_optimizer(config: OptimizerConfig, named_parameters: Iterable[tuple[st
     options = config.hyper_parameters()
     if "fused" in inspect.signature(kind).parameters:
         options["fused"] = True
-    return kind(list(named_parameters), **options)  # type: ignore[call-arg]  # options differ by class
+    return kind(list(named_parameters), **options)
 
 
 def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:

@@ -273,7 +273,7 @@ class TraceBuffer:
         return events
 
     def _modules(self, nonfinite: Tensor) -> str:
-        """Name the modules with non-finite gradients, last registered first: the backward pass met them in that order."""
+        """Name the modules with non-finite gradients, last registered first: the backward pass met them so."""
         names = list(self._names.values())
         hit = [self._module_of[names[i]] for i in torch.nonzero(nonfinite).flatten().tolist()]
         return ", ".join(dict.fromkeys(reversed(hit)))

@@ -270,7 +270,8 @@ def _scaling_from(
         _check_shape(scale_sense)
         return LossScaling(scale_sense, drop_overflow_update=True, device=device, reciprocal=reciprocal)
     if isinstance(scale_sense, nn.Module) and hasattr(scale_sense, "get_loss_scale"):
-        initial = float(scale_sense.get_loss_scale())
+        cell: Any = scale_sense  # the user's own cell may be any module with this method
+        initial = float(cell.get_loss_scale())
         minimum = float(getattr(scale_sense, "minimum", initial))
         return LossScaling(
             initial, scale_sense, drop_overflow_update=True, device=device, minimum=minimum, reciprocal=reciprocal
