@@ -246,7 +246,7 @@ class TraceBuffer:
         step, before, after = record.step, record.loss_scale, record.loss_scale_after
         if record.overflow:
             subject = self._modules(nonfinite) if nonfinite is not None else ""
-            who = subject or "a gradient"
+            who = _shortened(subject) or "a gradient"
             events.append(
                 Event(
                     step,
@@ -277,6 +277,13 @@ class TraceBuffer:
         names = list(self._names.values())
         hit = [self._module_of[names[i]] for i in torch.nonzero(nonfinite).flatten().tolist()]
         return ", ".join(dict.fromkeys(reversed(hit)))
+
+
+def _shortened(subject: str, at_most: int = 3) -> str:
+    """Return the first names of a list of modules; the event's subject holds them all."""
+    names = subject.split(", ")
+    rest = len(names) - at_most
+    return ", ".join(names[:at_most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _underflow_share(exponents: tuple[ExponentCounts, ...], scale: float) -> float:
