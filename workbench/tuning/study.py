@@ -465,13 +465,28 @@ class _Watch:
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
         self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
-        baseline = next((one for one in finished if one.number == 0), None)
-        objective = self._file.study.objective
-        limit = math.inf if baseline is None else cost(baseline, objective)
-        better = [one for one in finished if one.feasible and cost(one, objective) < limit]
-        if better:
-            best = min(better, key=lambda one: cost(one, objective))
-            self._best = f"trial {best.number}: {1.0 / best.relative_step_time:.2f}x as fast as O0, {best.summary}"
+        self._best = self._best_of(records)
+
+    def _best_of(self, records: list[TrialRecord]) -> str:
+        """Say who leads the export with the smaller allowed drop, or else the other."""
+        baseline = baseline_trial(self._study)
+        if baseline is None:
+            return ""
+        attributes = self._study.user_attrs
+        reference = next(one for one in records if one.number == baseline.number)
+        for target in TARGETS:
+            ranked = competing_trials(
+                records,
+                reference,
+                target,
+                attributes["allowed_drops"][target],
+                objective=self._file.study.objective,
+                higher_is_better=bool(attributes["higher_is_better"]),
+            )
+            if ranked:
+                best = ranked[0]
+                return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f}x per step, {best.summary}"
+        return ""
 
     def _tell(self) -> None:
         if self._on_progress is None:
