@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +17,7 @@ from workbench.experiments.run import RunProgress, run_task
 from workbench.experiments.speed_ratio import SpeedRatio, measure_speed_ratio
 from workbench.tasks import Task
 
-__all__ = ["Comparison", "ComparedSide", "Side", "compare_configs"]
+__all__ = ["ComparedSide", "Comparison", "Side", "compare_configs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +83,22 @@ class Comparison:
         for side in self.sides[1:]:
             if side.drop is None or side.speed is None:
                 continue
-            speed = 1 / side.speed.ratio
-            faster = f"{speed:.2f} x the speed of {base} (95 % interval {1 / side.speed.high:.2f} to {1 / side.speed.low:.2f})"
-            if not side.drop.n_pairs:
+            speed, low, high = 1 / side.speed.ratio, 1 / side.speed.high, 1 / side.speed.low
+            faster = f"{speed:.2f} x the speed of {base} (95 % interval {low:.2f} to {high:.2f})"
+            pairs = side.drop.n_pairs
+            if not pairs:
                 told.append(f"{side.label}: {faster}; no seed gave a metric on both sides.")
                 continue
-            direction = "lower" if self.higher_is_better == (side.drop.mean > 0) else "higher"
-            drop = f"{self.metric} {abs(side.drop.mean):.4g} {direction} on average over {side.drop.n_pairs} seeds"
-            bound = (
-                f"one-sided 95 % bound of the loss {side.drop.upper:.4g}"
-                if side.drop.n_pairs > 1
-                else "one seed bounds nothing"
-            )
-            told.append(f"{side.label}: {faster}, {drop} ({bound}).")
+            if side.drop.mean == 0:
+                change = f"{self.metric} equal on average"
+            else:
+                direction = "lower" if self.higher_is_better == (side.drop.mean > 0) else "higher"
+                change = f"{self.metric} {abs(side.drop.mean):.4g} {direction} on average"
+            if pairs == 1:
+                seeds = "1 seed (one seed bounds nothing)"
+            else:
+                seeds = f"{pairs} seeds (one-sided 95 % bound of the loss {side.drop.upper:.4g})"
+            told.append(f"{side.label}: {faster}, {change} over {seeds}.")
         return told
 
 
@@ -134,7 +139,6 @@ def compare_configs(
     summaries = [""] * len(sides)
     for seed in seeds:  # seed by seed, so that an interruption leaves whole pairs behind
         for i, side in enumerate(sides):
-            label = f"{side.label}, seed {seed}"
             result = run_task(
                 task,
                 side.config,
@@ -143,14 +147,14 @@ def compare_configs(
                 seed=seed,
                 device=device,
                 out=out,
-                on_progress=None if on_progress is None else lambda progress, label=label: on_progress(label, progress),
+                on_progress=None if on_progress is None else partial(on_progress, f"{side.label}, seed {seed}"),
             )
             metrics[i].append(result.metric)
             paths[i].append(result.path)
             summaries[i] = result.plan.summary()
     compared = [ComparedSide(sides[0].label, summaries[0], tuple(metrics[0]), None, None, tuple(paths[0]))]
     for i, side in enumerate(sides[1:], start=1):
-        pairs = [(a, b) for a, b in zip(metrics[0], metrics[i], strict=True) if a == a and b == b]
+        pairs = [(a, b) for a, b in zip(metrics[0], metrics[i], strict=True) if math.isfinite(a) and math.isfinite(b)]
         drops = paired_drop_bounds(paired_drops(pairs, higher_is_better=task.higher_is_better))
         base = (sides[0].config, sides[0].level)
         speed = measure_speed_ratio(task, base, (side.config, side.level), device=device, seed=seeds[0])

@@ -1,4 +1,4 @@
-"""Evaluate a model on a task: the metric over the whole evaluation set."""
+"""Evaluate a model on a task: the metric over the whole evaluation set, leaving no trace on training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = ["evaluate"]
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
     """Return the task's metric over its evaluation batches, in the metric's own unit.
 
-    The model is put into evaluation mode and back into the mode it was in.
+    Every module is put into evaluation mode and back into the mode it was in, and random generators are put back, so
+    that training goes on as if it had not been evaluated.
 
     Args:
         task: What is trained.
@@ -24,12 +25,14 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
         seed: Seed of the data split.
     """
     metric = task.new_metric()
-    was_training = model.training
+    was_training = [module for module in model.modules() if module.training]
+    on_device = [] if device.type == "cpu" else [device]
     model.eval()
     try:
-        with torch.no_grad(), precision.autocast():
+        with torch.random.fork_rng(on_device, device_type=device.type), torch.no_grad(), precision.autocast():
             for batch in task.evaluation_batches(seed):
                 task.update_metric(metric, model, move_batch(batch, device))
     finally:
-        model.train(was_training)
+        for module in was_training:
+            module.training = True
     return float(metric.compute())

@@ -1,7 +1,12 @@
-"""Run a task under a configuration, record it in a run directory, evaluate it on the way."""
+"""Run a task under a configuration, record it in a run directory, evaluate it on the way.
+
+What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
+a step that was measured.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -50,7 +55,7 @@ class RunResult:
     """What a run gave.
 
     Args:
-        metric: Final metric in the task's unit; NaN when the run ended early.
+        metric: Metric of the last evaluation in the task's unit; NaN when the run diverged or was never evaluated.
         metric_name: Its name.
         higher_is_better: Its direction.
         curve: Pairs (micro-batches done, metric).
@@ -59,9 +64,9 @@ class RunResult:
         overflows: Windows whose gradients overflowed.
         final_loss: Mean loss of the last tenth of the steps.
         final_loss_scale: Loss scale at the end.
-        diverged: Whether the loss became NaN or inf, or the loss scale collapsed.
+        diverged: Whether the loss or the metric became NaN or inf, or the loss scale collapsed.
         stopped: Whether somebody asked it to stop.
-        message: One sentence when it did not end as planned.
+        message: One sentence when it did not end as planned (diverged, stopped, ended early).
         path: Run directory; None when nothing was recorded.
         plan: What was in effect.
     """
@@ -117,21 +122,25 @@ def run_task(
 
     Returns:
         The result; a diverged run is a result, not an error.
+
+    Raises:
+        ValueError: If ``steps`` or ``evaluate_every`` is not at least 1.
+        TelemetryError: If the run directory cannot be written.
     """
+    _check_count("steps", steps)
+    if evaluate_every is not None:
+        _check_count("evaluate_every", evaluate_every)
     device = device or devices.select_device("auto")
     prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
     run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress)
-    recorder = run.recorder = _open_recorder(out, run_id, task, config, run, level)
+    run.recorder = _open_recorder(out, run_id, task, config, run, level)
     try:
         run.train(evaluate_every, on_evaluation, stop)
+        if run.recorder is not None:
+            run.recorder.finish(run.summary())
     except BaseException as error:
-        run.message = run.message or f"{type(error).__name__}: {error}"
-        if recorder is not None:
-            run.flush()
-            recorder.finish(run.summary() | {"state": "interrupted"})
+        run.interrupt(error)
         raise
-    if recorder is not None:
-        recorder.finish(run.summary() | {"state": "diverged" if run.diverged else "finished"})
     return run.result()
 
 
@@ -154,6 +163,8 @@ class _Run:
         self.on_progress = on_progress
         self.trace = TraceBuffer(self.boosted, exponents_every=exponents_every)
         self.recorder: RunRecorder | None = None
+        self._records: list[StepRecord] = []  # drained, not yet on the disk
+        self._events: list[Event] = []
         self.curve: list[tuple[int, float]] = []
         self.losses: list[float] = []
         self.overflows = 0
@@ -163,6 +174,7 @@ class _Run:
         self.streak = 0
         self.diverged = False
         self.stopped = False
+        self.ended_early = False
         self.message = ""
         self._resumed: float | None = None
 
@@ -182,7 +194,6 @@ class _Run:
             trace=self.trace,
             batch_size=self.task.batch_size_of,
         )
-        ended_early = False
         self._start_clock()
         for _ in loop:
             self.done += 1
@@ -191,29 +202,54 @@ class _Run:
             if self.diverged:
                 break
             if stop is not None and stop():
-                self.stopped = ended_early = True
-                self._event(EventKind.STOPPED, f"stopped on request after step {self.done - 1}")
+                self.stopped = True
+                self._end(f"stopped on request after {self.done} steps")
                 break
             if evaluate_every and self.done % evaluate_every == 0 and self.done < self.steps:
                 self._stop_clock()
+                self.flush()  # a loss that is NaN by now is no model to evaluate
+                if self.diverged:
+                    break
                 if self._evaluate(on_evaluation):
-                    ended_early = True
-                    self._event(EventKind.STOPPED, f"ended early after step {self.done - 1}: it would not pay any more")
+                    self.ended_early = True
+                    self._end(f"ended early after {self.done} steps: its metric does not keep up")
+                    break
+                if self.diverged:
                     break
                 self._start_clock()
         self._stop_clock()
         self.flush()
         self.boosted.finish()
-        if not self.diverged and not ended_early:
+        if not (self.diverged or self.stopped or self.ended_early):
             self._evaluate(on_evaluation)
             self.flush()
 
     def flush(self) -> None:
-        """Drain the trace to the recorder and act on what it shows."""
+        """Drain the trace to the recorder, act on what it shows, and report."""
+        self._drain()
+        self._write()
+        self._report()
+
+    def interrupt(self, error: BaseException) -> None:
+        """Close the record of a run that an exception ends; never raises, so that the exception is what is seen."""
+        if self.recorder is None:
+            return
+        self._stop_clock_quietly()
+        with contextlib.suppress(Exception):  # a device that failed has nothing more to give
+            self._drain()
+        self.message = f"{type(error).__name__}: {error}"
+        try:
+            self._write()
+            self.recorder.finish(self.summary() | {"state": "interrupted"})
+        except Exception as failure:  # the disk may be full: what is on it stays, and the user should know
+            error.add_note(f"the end of the run could not be recorded in {self.recorder.path}: {failure}")
+            with contextlib.suppress(Exception):
+                self.recorder.close()
+
+    def _drain(self) -> None:
         records, events = self.trace.drain()
-        events = [*events, *self._judge(records)]
-        if self.recorder is not None:
-            self.recorder.write(records, events)
+        self._records += records
+        self._events += [*events, *self._judge(records)]
         for record in records:
             self.losses.append(record.loss)
             self.overflows += record.overflow
@@ -221,7 +257,11 @@ class _Run:
         diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
         if diverged is not None and not self.diverged:
             self.diverged, self.message = True, diverged.message
-        self._report()
+
+    def _write(self) -> None:
+        if self.recorder is not None:
+            self.recorder.write(self._records, self._events)
+        self._records, self._events = [], []
 
     def result(self) -> RunResult:
         """Return what the run gave."""
@@ -247,6 +287,7 @@ class _Run:
         """Return the same as plain values for summary.json."""
         result = self.result()
         return {
+            "state": self._state(),
             "task": self.task.name,
             "level": self.plan.level,
             "in_effect": self.plan.summary(),
@@ -283,15 +324,27 @@ class _Run:
 
     def _evaluate(self, on_evaluation: Callable[[int, float], bool] | None) -> bool:
         value = evaluate(self.task, self.boosted.model, self.device, self.boosted.precision, self.seed)
+        if not math.isfinite(value):
+            self.diverged = True
+            self.message = f"{self.task.metric_name} is {value:g} after {self.done} steps; training diverged"
+            self.trace.emit(Event(self.done - 1, EventKind.DIVERGED, self.task.metric_name, value, self.message))
+            return False
         self.curve.append((self.done, value))
         message = f"{self.task.metric_name} {value:.6g} after {self.done} steps"
         self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, self.task.metric_name, value, message))
         self._report()
         return on_evaluation is not None and on_evaluation(self.done, value)
 
-    def _event(self, kind: EventKind, message: str) -> None:
-        self.message = self.message or message
-        self.trace.emit(Event(self.done - 1, kind, message=message))
+    def _end(self, message: str) -> None:
+        self.message = message
+        self.trace.emit(Event(self.done - 1, EventKind.STOPPED, message=message))
+
+    def _state(self) -> str:
+        if self.diverged:
+            return "diverged"
+        if self.stopped:
+            return "stopped"
+        return "ended early" if self.ended_early else "finished"
 
     def _report(self) -> None:
         if self.on_progress is not None:
@@ -313,6 +366,10 @@ class _Run:
             self.seconds += time.perf_counter() - self._resumed
             self._resumed = None
 
+    def _stop_clock_quietly(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stop_clock()
+
     def _elapsed(self) -> float:
         return self.seconds + (time.perf_counter() - self._resumed if self._resumed is not None else 0.0)
 
@@ -330,3 +387,8 @@ def _open_recorder(
         level=level,
     )
     return RunRecorder.create(out, config.to_dict(), environment | {"steps": run.steps}, run_id)
+
+
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}` must be a whole number of micro-batches, 1 or more, got {value!r}")

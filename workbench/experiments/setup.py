@@ -29,7 +29,7 @@ class Prepared:
 def seed_everything(seed: int) -> None:
     """Seed Python's, numpy's and torch's generators; models, dropout and schedules draw from them."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # models of the user's may draw from the global generator
     torch.manual_seed(seed)
 
 

@@ -76,7 +76,13 @@ def measure_speed_ratio(
 
     Returns:
         The ratio with its interval.
+
+    Raises:
+        ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
     """
+    for name, value in (("rounds", rounds), ("steps_per_block", steps_per_block)):
+        if not value >= 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     device = device or devices.select_device("auto")
     sides = [_Side(task, *side, device=device, seed=seed, at_least=steps_per_block) for side in (baseline, candidate)]
     for side in sides:  # warm-up: allocations, lazy initialisation, compilation
@@ -125,8 +131,8 @@ class _Side:
         optimizer = self.boosted.optimizer
         self.frequency: dict[int, float] = {0: 1.0}
         if isinstance(optimizer, FreezeOpt):
-            counts = Counter(optimizer.strategy)
-            self.frequency = {group: count / len(optimizer.strategy) for group, count in counts.items()}
+            strategy = optimizer.strategy or range(optimizer.n_groups)  # without a strategy the groups take turns
+            self.frequency = {group: count / len(strategy) for group, count in Counter(strategy).items()}
         self.groups = _spread(sorted(self.frequency), _MEASURED_GROUPS)
 
     def block(self) -> float:

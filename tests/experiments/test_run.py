@@ -1,0 +1,401 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.experiments.small_tasks import BATCH_SIZE, Net, small_task
+from workbench.config import BoostConfig
+from workbench.experiments.evaluation import evaluate
+from workbench.experiments.run import RunProgress, RunResult, run_task
+from workbench.experiments.setup import prepare
+from workbench.records import EventKind
+from workbench.tasks import Task
+from workbench.telemetry import RunRecorder, TelemetryError, read_run
+from workbench.training.precision import Precision
+from workbench.training.trace_buffer import TraceBuffer
+
+CPU = torch.device("cpu")
+DYNAMIC = {"loss_scale": {"kind": "dynamic", "init": 8.0, "window": 4, "collapse_after": 3}}
+
+
+def run(task: Task, config: dict[str, Any] | None = None, **options: Any) -> RunResult:
+    options = {"steps": 12, "device": CPU} | options
+    return run_task(task, BoostConfig.from_dict(config or {}), **options)
+
+
+@pytest.fixture
+def drain_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the host see every step at once, as if a second passed between two of them."""
+    monkeypatch.setattr(TraceBuffer, "due", lambda self: True)
+
+
+def test_a_run_that_ends_as_planned_gives_metric_curve_and_counts() -> None:
+    result = run(small_task(), steps=30, evaluate_every=10)
+    assert [step for step, _ in result.curve] == [10, 20, 30]
+    assert result.metric == result.curve[-1][1] > 0.6
+    assert (result.metric_name, result.higher_is_better) == ("accuracy", True)
+    assert (result.steps, result.overflows, result.final_loss_scale) == (30, 0, 1.0)
+    assert (result.diverged, result.stopped, result.message, result.path) == (False, False, "", None)
+    assert 0 < result.seconds < 60
+    assert result.plan.level == "O0"
+
+
+def test_final_loss_is_the_mean_of_the_last_tenth(tmp_path: Path) -> None:
+    result = run(small_task(), steps=20, out=tmp_path)
+    assert result.path is not None
+    losses = read_run(result.path).steps["loss"]
+    assert result.final_loss == pytest.approx(losses.iloc[-2:].mean())
+
+
+def test_a_run_directory_holds_config_environment_steps_events_and_summary(tmp_path: Path) -> None:
+    config = {"loss_scale": {"kind": "dynamic", "init": 16.0, "window": 3}}
+    result = run(small_task(), config, seed=3, steps=8, evaluate_every=4, exponents_every=2, out=tmp_path, run_id="one")
+    assert result.path == tmp_path / "one"
+    written = read_run(result.path)
+    assert written.finished
+    assert BoostConfig.from_dict(written.config) == BoostConfig.from_dict(config)
+    environment = written.environment
+    assert (environment["seed"], environment["task"], environment["level"]) == (3, "small", "O0")
+    assert (environment["data_hash"], environment["steps"]) == ("points 1", 8)
+    assert environment["device"]["type"] == "cpu"
+    steps = written.steps
+    assert steps["step"].tolist() == list(range(8))
+    assert (steps["samples"] == BATCH_SIZE).all()
+    assert steps["grad_norm"].notna().all()
+    assert [len(histograms) > 0 for histograms in steps["grad_exponents"]] == [True, False] * 4
+    assert steps["underflow_share"].notna().tolist() == [True, False] * 4
+    kinds = written.events["kind"].tolist()
+    assert kinds.count(EventKind.EVALUATION) == 2
+    assert kinds.count(EventKind.SCALE_UP) == 2
+    evaluations = written.events[written.events["kind"] == EventKind.EVALUATION]
+    assert [tuple(row) for row in evaluations[["step", "value"]].to_numpy()] == [(s - 1, v) for s, v in result.curve]
+    summary = written.summary
+    assert summary["state"] == "finished"
+    assert summary["metric"] == result.metric
+    assert summary["curve"] == [list(point) for point in result.curve]
+    assert summary["recorded"]["steps"] == 8
+
+
+def test_an_overflow_event_names_the_modules_that_went_non_finite(tmp_path: Path) -> None:
+    class Poisoned(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backwards = 0
+            self.head.bias.register_hook(self._poison)
+
+        def _poison(self, gradient: torch.Tensor) -> torch.Tensor:
+            self.backwards += 1
+            return gradient * torch.inf if self.backwards == 3 else gradient
+
+    result = run(small_task(model=Poisoned), DYNAMIC, steps=5, out=tmp_path)
+    assert result.path is not None
+    assert result.overflows == 1
+    events = read_run(result.path).events
+    overflow = events[events["kind"] == EventKind.OVERFLOW]
+    assert overflow[["step", "subject"]].to_numpy().tolist() == [[2, "head"]]
+
+
+def test_a_loss_that_turns_nan_ends_the_run_at_the_next_drain(tmp_path: Path, drain_every_step: None) -> None:
+    result = run(small_task(poison_from=4), steps=1000, out=tmp_path)
+    assert result.diverged
+    assert result.steps == 5
+    assert "step 4" in result.message
+    assert "diverged" in result.message
+    assert math.isnan(result.metric)
+    assert result.path is not None
+    written = read_run(result.path)
+    assert written.summary["state"] == "diverged"
+    assert len(written.steps) == 5
+    diverged = written.events[written.events["kind"] == EventKind.DIVERGED]
+    assert diverged["step"].tolist() == [4]
+
+
+def test_a_diverged_model_is_not_shown_to_the_pruner() -> None:
+    shown: list[tuple[int, float]] = []
+
+    def judge(step: int, value: float) -> bool:
+        shown.append((step, value))
+        return False
+
+    result = run(small_task(poison_from=6), steps=1000, evaluate_every=4, on_evaluation=judge)
+    assert result.diverged
+    assert [step for step, _ in shown] == [4]
+    assert result.steps == 8
+
+
+def test_a_metric_that_is_nan_is_a_divergence(tmp_path: Path) -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if self.training else super().forward(x) * torch.nan
+
+    result = run(small_task(model=Broken, metric="loss"), steps=4, out=tmp_path)
+    assert result.diverged
+    assert "after 4 steps; training diverged" in result.message
+    assert result.curve == ()
+    assert result.path is not None
+    written = read_run(result.path)
+    assert written.summary["state"] == "diverged"
+    assert written.events["kind"].tolist() == [EventKind.DIVERGED]
+
+
+def test_stop_ends_the_run_within_one_step(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) == 7
+
+    result = run(small_task(), steps=1000, stop=stop, out=tmp_path)
+    assert result.stopped
+    assert not result.diverged
+    assert result.steps == 7
+    assert result.message == "stopped on request after 7 steps"
+    assert math.isnan(result.metric)
+    assert result.path is not None
+    written = read_run(result.path)
+    assert len(written.steps) == 7
+    assert written.events["kind"].tolist() == [EventKind.STOPPED]
+    assert written.summary["state"] == "stopped"
+
+
+def test_a_pruner_ends_the_run_at_an_evaluation_and_its_curve_stays(tmp_path: Path) -> None:
+    result = run(small_task(), steps=1000, evaluate_every=5, on_evaluation=lambda step, _: step == 15, out=tmp_path)
+    assert [step for step, _ in result.curve] == [5, 10, 15]
+    assert result.steps == 15
+    assert result.metric == result.curve[-1][1]
+    assert not result.stopped
+    assert not result.diverged
+    assert "ended early after 15 steps" in result.message
+    assert result.path is not None
+    written = read_run(result.path)
+    assert written.summary["state"] == "ended early"
+    assert len(written.steps) == 15
+
+
+def test_a_collapsed_scale_says_what_to_change(tmp_path: Path, drain_every_step: None) -> None:
+    result = run(small_task(poison_from=2, poison=math.inf), DYNAMIC, steps=1000, out=tmp_path)
+    assert result.diverged
+    # From 8 the scale falls to its floor 1 in three overflows (steps 2 to 4) that already ends there: two more follow.
+    assert result.steps == 7
+    assert result.final_loss_scale == 1.0
+    assert "the loss scale collapsed: at step 6" in result.message
+    assert "overflowed 3 times in a row" in result.message
+    assert "lower the learning rate" in result.message
+    assert result.path is not None
+    events = read_run(result.path).events
+    assert events[events["kind"] == EventKind.SCALE_COLLAPSE][["step", "value"]].to_numpy().tolist() == [[6, 1.0]]
+
+
+def test_overflows_that_end_before_the_limit_are_no_collapse() -> None:
+    result = run(small_task(poison_from=8, poison=math.inf), DYNAMIC, steps=12)
+    assert not result.diverged
+    assert result.overflows == 4
+
+
+def test_collapse_counts_over_drains_and_by_windows(drain_every_step: None) -> None:
+    config = DYNAMIC | {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+    }
+    result = run(small_task(poison_from=0, poison=math.inf), config, steps=1000)
+    assert result.diverged
+    assert result.steps == 10  # three windows to the floor, the last of them counts; two more
+    assert result.overflows == 5
+
+
+def test_an_exception_in_the_task_is_passed_on_and_its_steps_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="the user's task"):
+        run(small_task(fail_at=6), out=tmp_path, run_id="broken")
+    written = read_run(tmp_path / "broken")
+    assert written.finished
+    assert written.summary["state"] == "interrupted"
+    assert written.summary["message"] == "ZeroDivisionError: the loss of the user's task failed"
+    assert written.steps["step"].tolist() == list(range(6))
+    assert not (tmp_path / "broken" / "writer.lock").exists()
+
+
+def test_an_interrupt_from_a_progress_display_keeps_every_step(tmp_path: Path, drain_every_step: None) -> None:
+    def interrupt(progress: RunProgress) -> None:
+        if progress.step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(small_task(), out=tmp_path, run_id="interrupted", on_progress=interrupt)
+    written = read_run(tmp_path / "interrupted")
+    assert written.steps["step"].tolist() == list(range(5))
+    assert written.summary["state"] == "interrupted"
+
+
+def test_steps_that_could_not_be_written_are_written_later(
+    tmp_path: Path, drain_every_step: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = RunRecorder.write, []
+
+    def full_once(self: RunRecorder, records: Any, events: Any = ()) -> None:
+        calls.append(len(list(records)))
+        if len(calls) == 4:
+            raise TelemetryError("no space left on the disk")
+        write(self, records, events)
+
+    monkeypatch.setattr(RunRecorder, "write", full_once)
+    with pytest.raises(TelemetryError, match="no space left"):
+        run(small_task(), out=tmp_path, run_id="full")
+    written = read_run(tmp_path / "full")
+    assert written.steps["step"].tolist() == [0, 1, 2, 3]
+    assert written.summary["state"] == "interrupted"
+
+
+def test_a_disk_that_stays_full_does_not_hide_the_first_error(
+    tmp_path: Path, drain_every_step: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = RunRecorder.write, []
+
+    def full(self: RunRecorder, records: Any, events: Any = ()) -> None:
+        calls.append(1)
+        if len(calls) > 3:
+            raise TelemetryError("no space left on the disk")
+        write(self, records, events)
+
+    monkeypatch.setattr(RunRecorder, "write", full)
+    with pytest.raises(TelemetryError, match="no space left") as caught:
+        run(small_task(), out=tmp_path, run_id="full")
+    assert any("could not be recorded" in note for note in caught.value.__notes__)
+    written = read_run(tmp_path / "full")
+    assert written.steps["step"].tolist() == [0, 1, 2]
+    assert not written.finished
+    assert not (tmp_path / "full" / "writer.lock").exists()
+
+
+BFLOAT16 = DYNAMIC | {"amp": {"level": "O2", "dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize("config", [{}, BFLOAT16], ids=["float32", "bfloat16"])
+def test_the_same_seed_gives_the_same_bits(tmp_path: Path, config: dict[str, Any]) -> None:
+    results = [
+        run(small_task(), config, seed=5, evaluate_every=5, out=tmp_path, run_id="a", exponents_every=3),
+        run(small_task(), config, seed=5, out=tmp_path, run_id="b"),  # evaluating on the way changes nothing
+        run(small_task(), config, seed=5),  # nor does recording
+    ]
+    first, second = (read_run(tmp_path / name).steps for name in ("a", "b"))
+    for column in ("loss", "grad_norm", "grad_amax", "learning_rate", "loss_scale"):
+        assert first[column].tolist() == second[column].tolist(), column
+    assert results[0].final_loss == results[1].final_loss == results[2].final_loss
+    assert results[0].metric == results[1].metric == results[2].metric
+    assert run(small_task(), config, seed=6).final_loss != results[0].final_loss
+
+
+def test_accumulation_counts_micro_batches(tmp_path: Path) -> None:
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 4},
+    }
+    result = run(small_task(), config, steps=12, evaluate_every=6, out=tmp_path)
+    assert result.steps == 12
+    assert [step for step, _ in result.curve] == [6, 12]
+    assert result.path is not None
+    steps = read_run(result.path).steps
+    assert steps["accumulated"].tolist() == [1, 2, 3, 4] * 3
+    assert steps["grad_norm"].notna().tolist() == [False, False, False, True] * 3
+
+
+def test_progress_is_told_at_drains_and_evaluations(drain_every_step: None) -> None:
+    told: list[RunProgress] = []
+    run(small_task(), steps=6, evaluate_every=3, on_progress=told.append)
+    assert {progress.step for progress in told} == set(range(1, 7))
+    assert all(progress.steps == 6 and progress.loss_scale == 1.0 for progress in told)
+    assert all(math.isfinite(progress.loss) for progress in told)
+    assert math.isnan(told[0].metric)
+    assert math.isfinite(told[-1].metric)
+    seconds = [progress.seconds for progress in told]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("option", ["steps", "evaluate_every"])
+@pytest.mark.parametrize("value", [0, -3, 2.5, True])
+def test_counts_that_are_no_counts_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"`{option}` must be a whole number of micro-batches, 1 or more"):
+        run(small_task(), **{option: value})
+
+
+def test_a_config_that_cannot_run_leaves_no_run_directory(tmp_path: Path) -> None:
+    config = {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": {"pca_mat_path": "basis.npy"}}
+    with pytest.raises(RuntimeError, match="cannot train with it yet"):
+        run(small_task(), config, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_evaluation_leaves_no_trace_on_training() -> None:
+    class Frozen(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 0 * torch.rand(())  # a model that draws even when it is evaluated
+
+    task = small_task(model=Frozen)
+    net = task.new_model()
+    net.train()
+    net.get_submodule("norm").eval()  # the user keeps the statistics of a pretrained layer
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    random = torch.get_rng_state()
+    value = evaluate(task, net, CPU, Precision("O0", "float16", "cpu"), seed=2)
+    assert 0 <= value <= 1
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [name for name, module in net.named_modules() if not module.training] == ["norm"]
+    assert all(torch.equal(before[name], after) for name, after in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_evaluation_takes_the_split_of_the_seed() -> None:
+    seeds: list[int] = []
+    base = small_task()
+
+    def split(seed: int) -> Any:
+        seeds.append(seed)
+        return base.evaluate(seed)
+
+    task = Task("split", Net, nn.CrossEntropyLoss(), base.optimizer, base.train, split, "accuracy", data_hash="points")
+    run(task, steps=4, seed=7, evaluate_every=2)
+    assert set(seeds) == {7}
+
+
+def test_a_model_is_put_back_when_the_metric_fails() -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.training:
+                raise ValueError("no evaluation today")
+            return super().forward(x)
+
+    net = Broken()
+    with pytest.raises(ValueError, match="no evaluation today"):
+        evaluate(small_task(model=Broken), net, CPU, Precision("O0", "float16", "cpu"))
+    assert all(module.training for module in net.modules())
+
+
+def test_schedulers_count_updates_not_micro_batches() -> None:
+    totals: list[int] = []
+    base = small_task()
+
+    def schedule(optimizer: torch.optim.Optimizer, total: int) -> Any:
+        totals.append(total)
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.5, total_iters=total)
+
+    task = Task(
+        "scheduled", Net, base.loss, base.optimizer, base.train, base.evaluate, "accuracy", schedule, data_hash="points"
+    )
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 3},
+    }
+    prepare(task, BoostConfig.from_dict(config), level="O0", seed=0, device=CPU, steps=12)
+    assert totals == [4]
+
+
+def test_the_summary_is_plain_json(tmp_path: Path) -> None:
+    result = run(small_task(), steps=3, out=tmp_path)
+    assert result.path is not None
+    text = (result.path / "summary.json").read_text(encoding="utf-8")
+    assert json.loads(text)["in_effect"] == result.plan.summary()
