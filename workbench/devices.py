@@ -39,6 +39,7 @@ __all__ = [
     "reset_peak_memory",
     "select_device",
     "synchronize",
+    "use_threads",
 ]
 
 
@@ -75,6 +76,15 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
     if index and int(index) >= torch.accelerator.device_count():
         raise ValueError(f"`device` must be present on this machine, got {name!r}; available: auto, {present}")
     return torch.device(wanted)
+
+
+def use_threads(number: int) -> None:
+    """Let CPU operations of this process use so many threads.
+
+    Args:
+        number: Threads, at least 1.
+    """
+    torch.set_num_threads(number)
 
 
 def device_type(device: str | torch.device) -> str:

@@ -137,17 +137,20 @@ class TaskExperimenter:
     Args:
         task: Task as named on the command line.
         device: Device name, or ``"auto"``.
-        runs: Folder of the run directories.
+        runs: Folder of the run directories; tasks in files may be named relative to the folder it lies in.
+        threads: CPU threads of this process; None leaves them as they are.
 
     Raises:
         ValueError: When the task or the device does not exist.
     """
 
-    def __init__(self, task: str, device: str, runs: Path) -> None:
+    def __init__(self, task: str, device: str, runs: Path, threads: int | None = None) -> None:
         from workbench import devices
         from workbench.tasks import load_task
 
-        self._task = load_task(task)
+        if threads is not None:
+            devices.use_threads(threads)
+        self._task = load_task(task, folder=runs.parent)
         self._device = devices.select_device(device)
         self._runs = runs
 
@@ -164,7 +167,7 @@ class TaskExperimenter:
     @property
     def data_hash(self) -> str:
         """Hash of the training data; empty when unknown."""
-        return str(self._task.data_hash)
+        return str(self._task.data_digest())
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""

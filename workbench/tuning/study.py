@@ -694,7 +694,7 @@ def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
 def _experimenter(make: MakeExperimenter | None, file: StudyFile, directory: Path) -> Experimenter:
     if make is not None:
         return make(file, directory)
-    return TaskExperimenter(file.study.task, file.study.device, directory / "runs")
+    return TaskExperimenter(file.study.task, file.study.device, directory / "runs", file.study.threads)
 
 
 def _trial_seed(file: StudyFile, number: int) -> int:

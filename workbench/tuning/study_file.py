@@ -55,6 +55,8 @@ class StudySection(_Part):
         timeout_seconds: Time of one ``tune`` command for everything; None means no limit.
         objective: What is minimised.
         device: Where to train.
+        threads: CPU threads of a training process; None leaves it to torch, which takes all cores. Small networks
+            train fastest, and speed is measured best, with one.
     """
 
     name: str = ""
@@ -66,6 +68,7 @@ class StudySection(_Part):
     timeout_seconds: float | None = Field(None, gt=0)
     objective: Literal["time_to_target", "speed", "pareto"] = "time_to_target"
     device: str = "auto"
+    threads: int | None = Field(None, ge=1)
 
 
 class AllowedDrop(_Part):
