@@ -98,7 +98,12 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         return values
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy; unlike pydantic's own, an update is validated like new values."""
+        """Return a copy; unlike pydantic's own, an update is validated like new values.
+
+        Args:
+            update: Field name -> new value.
+            deep: Whether nested values are copied, too.
+        """
         copy = super().model_copy(deep=deep)
         if not update:
             return copy

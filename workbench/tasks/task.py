@@ -107,14 +107,22 @@ class Task:
         return self._metric_rule.higher_is_better
 
     def new_model(self) -> nn.Module:
-        """Return a fresh model; its weights come from torch's global generator."""
+        """Return a fresh model; its weights come from torch's global generator.
+
+        Raises:
+            TaskError: When ``model()`` returns no module.
+        """
         model = self.model()
         if not isinstance(model, nn.Module):
             raise TaskError(f"task {self.name!r}: `model()` must return an nn.Module, got {type(model).__name__}")
         return model
 
     def new_optimizer(self, model: nn.Module) -> Optimizer:
-        """Return the task's own optimizer for this model."""
+        """Return the task's own optimizer for this model.
+
+        Raises:
+            TaskError: When ``optimizer(named_parameters)`` returns no torch optimizer.
+        """
         optimizer = self.optimizer(model.named_parameters())
         if not isinstance(optimizer, Optimizer):
             raise TaskError(
@@ -124,7 +132,15 @@ class Task:
         return optimizer
 
     def new_scheduler(self, optimizer: Optimizer, total_steps: int) -> Any:
-        """Return the task's scheduler for a run of ``total_steps``, or None when it has none."""
+        """Return the task's scheduler, or None when it has none.
+
+        Args:
+            optimizer: The optimizer whose rates it sets.
+            total_steps: Updates of the whole run.
+
+        Raises:
+            TaskError: When what the task returns has no ``step()``.
+        """
         if self.scheduler is None:
             return None
         scheduler = self.scheduler(optimizer, total_steps)
@@ -144,6 +160,9 @@ class Task:
         Args:
             seed: Seed of split and order, >= 0.
             start: Number of batches already used, >= 0.
+
+        Raises:
+            TaskError: When one of them is negative or no whole number.
         """
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise TaskError(f"`start` must be a number of batches, 0 or more, got {start!r}")
@@ -155,6 +174,10 @@ class Task:
 
     def compute_loss(self, model: Callable[..., Any], batch: Any) -> Tensor:
         """Return the scalar loss of one batch.
+
+        Args:
+            model: The model, or anything called like it.
+            batch: What the data source yields.
 
         Raises:
             TaskError: When the batch is no pair though the loss is a criterion, or the loss is no scalar tensor.
@@ -173,7 +196,12 @@ class Task:
         return loss
 
     def predict(self, model: Callable[..., Any], batch: Any) -> Any:
-        """Return the model's outputs for one batch: ``model(x)`` for pairs, ``model(**batch)`` for mappings."""
+        """Return the model's outputs for one batch.
+
+        Args:
+            model: The model, or anything called like it.
+            batch: A pair (``model(x)``), a mapping (``model(**batch)``), or anything else (``model(batch)``).
+        """
         if isinstance(batch, Mapping):
             return model(**batch)
         return model(batch[0] if isinstance(batch, list | tuple) else batch)
@@ -187,7 +215,13 @@ class Task:
         return self._metric_rule.create()
 
     def update_metric(self, metric: MetricAccumulator, model: Callable[..., Any], batch: Any) -> None:
-        """Run the model on one evaluation batch and add what the metric needs: outputs, or the loss."""
+        """Run the model on one evaluation batch and add what the metric needs: outputs, or the loss.
+
+        Args:
+            metric: What :meth:`new_metric` returned.
+            model: The model, or anything called like it.
+            batch: What the evaluation data yields.
+        """
         if metric.needs == "loss":
             metric.update(self.compute_loss(model, batch), batch)
         else:

@@ -75,8 +75,9 @@ class AutoBoost:
     Example:
         >>> from torch import nn
         >>> from torch.optim import SGD
-        >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> boost = AutoBoost("O1", {"less_bn": {"fn_flag": False}, "grad_freeze": {"param_groups": 2}}, seed=0)
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> only_freezing = {"boost": {"mode": "manual", "less_bn": False}, "grad_freeze": {"param_groups": 2}}
+        >>> boost = AutoBoost("O1", only_freezing, seed=0)
         >>> network, optimizer = boost.network_auto_process_train(network, SGD(network.parameters(), lr=0.1))
         >>> type(optimizer).__name__
         'FreezeOpt'

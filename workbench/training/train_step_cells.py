@@ -42,7 +42,12 @@ class WithLossCell(nn.Module):
         self.loss_fn = loss_fn
 
     def forward(self, data: Tensor, label: Tensor) -> Tensor:
-        """Return the loss of one batch, shape ``()``."""
+        """Return the loss of one batch, shape ``()``.
+
+        Args:
+            data: Inputs of the backbone.
+            label: What the criterion compares the backbone's output with.
+        """
         loss: Tensor = self.loss_fn(self.backbone(data), label)
         return loss
 
