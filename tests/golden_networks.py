@@ -74,6 +74,7 @@ def build_optimizer(meta: Mapping[str, Any], params: Iterable[Any], **overrides:
         return torch.optim.SGD(params, **(arguments | overrides))
     if name == "adam":
         # The recorded Adam does not correct eps for the bias; with eps = 1e-8 the difference is far below 1e-4.
+        arguments["betas"] = (arguments.pop("beta1", 0.9), arguments.pop("beta2", 0.999))
         return torch.optim.Adam(params, **(arguments | overrides))
     raise ValueError(f"golden files use Momentum, SGD and Adam, got {meta['optimizer']!r}")
 

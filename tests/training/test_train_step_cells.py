@@ -47,7 +47,8 @@ def ids(path: Path) -> str:
 def scale_sense_from(manager: dict[str, Any]) -> nn.Module | Tensor:
     kind = manager["kind"]
     if kind == "DynamicLossScaleUpdateCell":
-        return DynamicLossScaleUpdateCell(manager["init"], manager["factor"], manager["window"])
+        # The recorded scale has no ceiling; it grows to inf.
+        return DynamicLossScaleUpdateCell(manager["init"], manager["factor"], manager["window"], growth_ceiling="none")
     if kind.startswith("Fixed"):
         value = next(v for k, v in manager.items() if k != "kind")
         return FixedLossScaleUpdateCell(value)

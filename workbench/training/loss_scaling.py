@@ -13,6 +13,8 @@ from workbench.scaling import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCe
 
 __all__ = ["LossScaling"]
 
+UNFLUSHED_ELEMENTS = 8  # the largest tensor that upstream multiplies with a denormal factor exactly
+
 
 class LossScaling:
     """Hold the loss scale on the device and move it by its rule, without host synchronisation.
@@ -25,7 +27,8 @@ class LossScaling:
         collapse_after: Consecutive overflows at the floor after which training is given up; None never.
         minimum: The floor, for collapse detection.
         reciprocal: ``"exact"``, or ``"flushed"`` for the reference's arithmetic (MindSpore 2.7 on a CPU), which treats
-            denormal factors as 0: beyond a scale of 2**126 the gradients of weights vanish.
+            denormal factors as 0 for tensors of more than eight elements: beyond a scale of 2**126 their gradients
+            vanish.
     """
 
     def __init__(
@@ -107,11 +110,11 @@ class LossScaling:
         if self.reciprocal == "exact":
             unscale_and_check_(gradients, inverse, found_inf)
             return
-        # As upstream: its CPU kernel for tensors of two or more axes treats a denormal factor as 0, the one for
-        # vectors does not (golden with_loss_scale_scale_too_large).
+        # As upstream (measured in eager mode with 1 to 2560 elements and one or two axes): only the number of elements
+        # decides whether its CPU multiplication treats a denormal factor as 0.
         flushed = torch.where(inverse < torch.finfo(torch.float32).tiny, torch.zeros_like(inverse), inverse)
-        unscale_and_check_([g for g in gradients if g.ndim < 2], inverse, found_inf)
-        unscale_and_check_([g for g in gradients if g.ndim >= 2], flushed, found_inf)
+        unscale_and_check_([g for g in gradients if g.numel() <= UNFLUSHED_ELEMENTS], inverse, found_inf)
+        unscale_and_check_([g for g in gradients if g.numel() > UNFLUSHED_ELEMENTS], flushed, found_inf)
 
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale from a tensor with one element."""
