@@ -7,14 +7,18 @@ Exit codes: 0 done, 1 the work failed, 2 the input is wrong (one sentence on std
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 
 import typer
 
 from workbench.cli import config_commands, project_commands, run_commands, study_commands
-from workbench.cli.failures import exit_code_of, sentence_of
+from workbench.cli.failures import INTERRUPTED, Interrupted, report
 
 __all__ = ["app", "main"]
+
+_TRACEBACK = "--traceback"
 
 app = typer.Typer(
     name="workbench",
@@ -29,16 +33,44 @@ config_commands.register(app)
 project_commands.register(app)
 
 
-def main() -> None:
-    """Run the command line and turn every failure into one sentence and an exit code."""
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from workbench import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    traceback: bool = typer.Option(  # main() acts on it, wherever it stands; here it is explained
+        False, _TRACEBACK, help="With any command: show where an error came from (or set WORKBENCH_TRACEBACK=1)."
+    ),
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
+    ),
+) -> None:
+    """Find the fastest training configuration that keeps the accuracy you ask for."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and turn every failure into one sentence and an exit code.
+
+    Args:
+        arguments: What stands after ``workbench``; None takes it from the process.
+
+    Raises:
+        SystemExit: Always, with the exit code.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    traceback = os.environ.get("WORKBENCH_TRACEBACK", "") not in {"", "0"}
+    if _TRACEBACK in given:
+        given = [argument for argument in given if argument != _TRACEBACK]
+        traceback = True
     try:
-        app()
-    except KeyboardInterrupt:
-        typer.echo("interrupted; what was finished is saved", err=True)
-        sys.exit(130)
-    except Exception as error:
-        code = exit_code_of(error)
-        if code is None:  # a bug of ours or of the task's: the traceback is the message
-            raise
-        typer.echo(f"workbench: {sentence_of(error)}", err=True)
-        sys.exit(code)
+        code = app(args=given, prog_name="workbench", standalone_mode=False)
+        if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
+            raise Interrupted("interrupted; what was finished before is saved")
+    except (Exception, KeyboardInterrupt) as error:
+        sys.exit(report(error, traceback=traceback))
+    sys.exit(code if isinstance(code, int) else 0)

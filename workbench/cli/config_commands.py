@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from workbench.cli.output import JsonOption, print_json, say
 
 __all__ = ["register"]
+
+FileArgument = typer.Argument(..., metavar="FILE", help="A boost_config.json.")
 
 
 def register(app: typer.Typer) -> None:
@@ -18,9 +22,9 @@ def register(app: typer.Typer) -> None:
 
 
 def validate(
-    file: Path = typer.Argument(..., help="A boost_config.json."),
-    level: str = typer.Option("O1", help="Boost level for modes auto and enable_all."),
-    world_size: int = typer.Option(1, min=1, help="Ranks that train together."),
+    file: Path = FileArgument,
+    level: str = typer.Option("O1", metavar="LEVEL", help="Boost level O0, O1 or O2 to read it at."),
+    world_size: int = typer.Option(1, metavar="N", min=1, help="Ranks that train together."),
     json: bool = JsonOption,
 ) -> None:
     """Check a boost_config.json and say what it switches on."""
@@ -43,9 +47,8 @@ def validate(
     say(f"{file}: valid; at level {level} it means: {plan.summary()}")
     for dropped in plan.dropped:
         say(f"  not in effect: {dropped.reason}")
-    verdict = (config.provenance or {}).get("verdict")
-    if verdict:
-        say(f"  provenance: {verdict}")
+    for line in _provenance(config.provenance or {}):
+        say(f"  {line}")
 
 
 def schema() -> None:
@@ -53,3 +56,14 @@ def schema() -> None:
     from workbench.config import BoostConfig
 
     print_json(BoostConfig.json_schema())
+
+
+def _provenance(told: Mapping[str, Any]) -> list[str]:
+    """Return where an exported configuration comes from and how far it is confirmed; nothing for other files."""
+    if not told.get("study"):
+        return []
+    lines = [f"from study {told['study']} on task {told.get('task', '?')}: {told.get('candidate', '?')}"]
+    verdict, sentence = str(told.get("verdict", "")), str(told.get("sentence", ""))
+    if verdict and verdict != "O0":
+        lines.append(f"verdict: {verdict}")
+    return [*lines, sentence] if sentence else lines

@@ -1,46 +1,212 @@
-"""Which failures are the user's input, which are the work's, and how each is said in one sentence."""
+"""Which failures are the user's input, which are the work's, and how each is said in one sentence.
+
+Three kinds of error reach the top:
+
+* errors of this package, raised on purpose and already one sentence;
+* errors of the system (no such file, no space), which need the name of the file;
+* whatever a task's own code raises. Its author needs the name of the task, the part that failed, the exception and
+  the line of their file; the whole traceback only on request.
+
+What is none of these is a bug of ours, and is called one.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
+import os
+import sys
+import sysconfig
+import traceback as python_traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
-__all__ = ["exit_code_of", "sentence_of"]
+import typer
+
+from workbench.atomic_file import DISK_FULL_CODES
+
+__all__ = ["FAILED", "INTERRUPTED", "WRONG_INPUT", "Interrupted", "exit_code_of", "report", "sentence_of"]
+
+FAILED = 1
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
+
+_STEP = "a training step"
+
+# Where this package calls into a task, and what the author of the task calls that place.
+_PARTS = {
+    ("workbench.experiments.evaluation", "evaluate"): "the evaluation",
+    ("workbench.tasks.task", "new_model"): "model()",
+    ("workbench.tasks.task", "new_optimizer"): "optimizer()",
+    ("workbench.tasks.task", "new_scheduler"): "scheduler()",
+    ("workbench.tasks.task", "batches"): "the training data",
+    ("workbench.tasks.task", "evaluation_batches"): "the evaluation data",
+    ("workbench.tasks.task", "data_digest"): "the data",
+    ("workbench.tasks.batches", "endless_batches"): "the training data",
+    ("workbench.tasks.task", "compute_loss"): _STEP,
+    ("workbench.training.loop", "training_loop"): _STEP,
+    ("workbench.training.boosted", "backward"): _STEP,
+    ("workbench.training.boosted", "step"): _STEP,
+}
 
 
-def exit_code_of(error: BaseException) -> int | None:
-    """Return 2 for wrong input, 1 for work that failed, None for a failure nobody foresaw.
+class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
+    """The user pressed Ctrl-C; the message says what is saved and which command continues."""
+
+
+def report(error: BaseException, *, traceback: bool = False) -> int:
+    """Say on stderr what went wrong.
+
+    Args:
+        error: What ended the command.
+        traceback: Print Python's traceback first.
+
+    Returns:
+        The exit code.
+    """
+    if isinstance(error, BrokenPipeError):
+        # `workbench schema | head`: whoever read has seen enough. Python would complain again when it flushes at the
+        # end, so stdout goes nowhere from here on (Python documentation, "Note on SIGPIPE").
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    if traceback and not isinstance(error, Interrupted):
+        python_traceback.print_exception(error)
+    sentence = sentence_of(error)
+    if exit_code_of(error) == FAILED and not traceback and not _is_system(error) and not _is_ours(error):
+        sentence += "; --traceback shows the whole way there"
+    if sentence:
+        typer.echo(sentence if isinstance(error, Interrupted) else f"workbench: {sentence}", err=True)
+    return exit_code_of(error)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return 2 for wrong input, 130 for Ctrl-C, 1 for everything else.
 
     Every error of this package for wrong input is a ``ValueError``; ``TypeError`` and the like are bugs.
     """
-    if isinstance(error, OSError):
-        not_there = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
-        return 2 if isinstance(error, not_there) else 1
-    if _is_ours(error):
-        return 2 if isinstance(error, ValueError) else 1
-    return None
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        return INTERRUPTED
+    if _is_usage(error) or isinstance(error, _NOT_THERE):
+        return WRONG_INPUT
+    return WRONG_INPUT if _is_ours(error) and isinstance(error, ValueError) else FAILED
 
 
 def sentence_of(error: BaseException) -> str:
     """Return the error as one line."""
-    if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
-        hint = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""
-        return f"{where}{error.strerror}{hint}"
-    return " ".join(str(error).split())
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return " ".join(f"{_told(error)}{notes}".split())
+
+
+def _told(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; what was finished before is saved"
+    if _is_usage(error):
+        return _usage_sentence(error)
+    if _is_ours(error):
+        return str(error) or type(error).__name__
+    task, part, line = _place_in_task(error)
+    what = _system_sentence(error) if _is_system(error) else f"{type(error).__name__}: {error}".rstrip(": ")
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        what += " (make the task's batches smaller; accumulation over several of them keeps the update the same)"
+    if part:
+        return f"task {task!r}: {part} failed: {what}{line}"
+    if _is_system(error):
+        return what + line
+    where = line or _last_line(error)
+    return f"unexpected error, probably a bug of the workbench: {what}{where}"
+
+
+def _is_usage(error: BaseException) -> bool:
+    # Typer brings its own copy of click in some versions and imports click in others; both call it the same.
+    return hasattr(error, "format_message") and getattr(error, "exit_code", None) == WRONG_INPUT
+
+
+def _usage_sentence(error: BaseException) -> str:
+    said = str(error.format_message()).strip()  # type: ignore[attr-defined]  # _is_usage looked
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" or context is None:
+        return said  # nothing, when typer has printed the help already
+    said = said.removeprefix("Invalid value: ")
+    said = said[:1].lower() + said[1:].rstrip(".")
+    return f"{said}; see `{context.command_path} --help`"
+
+
+def _is_system(error: BaseException) -> bool:
+    return isinstance(error, OSError) and bool(error.strerror)
+
+
+def _system_sentence(error: BaseException) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.errno in DISK_FULL_CODES:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"no space left on the disk{where}; free some and run the same command again, what is finished is kept"
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return f"{error.filename or 'a file'}: may not be written or read here ({str(error.strerror).lower()})"
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
 
 
 def _is_ours(error: BaseException) -> bool:
     """Return whether the error was raised by this package on purpose, in a sentence for a person."""
-    return type(error).__module__.split(".")[0] == "workbench" or _raised_here(error)
-
-
-def _raised_here(error: BaseException) -> bool:
-    """Return whether a plain ValueError or RuntimeError comes out of this package's own code."""
+    if _is_usage(error) or isinstance(error, Interrupted):
+        return True
+    if type(error).__module__.split(".")[0] == "workbench":
+        return True
     if type(error) not in (ValueError, RuntimeError):
         return False
-    trace = error.__traceback__
-    last = None
-    while trace is not None:
-        last, trace = trace, trace.tb_next
-    module = last.tb_frame.f_globals.get("__name__", "") if last is not None else ""
-    return module.split(".")[0] == "workbench"
+    frames = _frames(error)
+    return bool(frames) and _is_package_file(frames[-1][0].f_code.co_filename)
+
+
+def _place_in_task(error: BaseException) -> tuple[str, str, str]:
+    """Return task name, part of the task and ``" (line 7 of file.py)"``; empty where the traceback does not tell."""
+    part = name = line = ""
+    for frame, number in _frames(error):
+        module = frame.f_globals.get("__name__", "")
+        found = _PARTS.get((module, frame.f_code.co_name), "")
+        if found and not (found == _STEP and part):  # the innermost place, but an evaluation computes losses too
+            part = found
+        if module.startswith("workbench."):
+            name = name or _task_name(frame)
+        if _is_users_file(frame.f_code.co_filename):
+            line = f" (line {number} of {frame.f_code.co_filename})"
+    return name or "?", part, line
+
+
+def _task_name(frame: FrameType) -> str:
+    """Return the name of the task that a frame of ours is at work on."""
+    values: tuple[Any, ...] = (frame.f_locals.get("task"), frame.f_locals.get("self"))
+    return next((str(value.name) for value in values if hasattr(value, "compute_loss")), "")
+
+
+def _last_line(error: BaseException) -> str:
+    frames = _frames(error)
+    if not frames:
+        return ""
+    frame, number = frames[-1]
+    return f" (line {number} of {frame.f_code.co_filename})"
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    return list(python_traceback.walk_tb(error.__traceback__))
+
+
+@functools.cache
+def _library_folders() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    return tuple({Path(paths[key]).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def _is_package_file(filename: str) -> bool:
+    return Path(__file__).parent.parent in Path(filename).parents
+
+
+@functools.cache
+def _is_users_file(filename: str) -> bool:
+    if filename.startswith("<") or _is_package_file(filename):
+        return False
+    path = Path(filename).resolve()
+    return path.suffix == ".py" and not any(folder in path.parents for folder in _library_folders())

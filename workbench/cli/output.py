@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import typer
 
-__all__ = ["JsonOption", "plain", "print_json", "print_table", "say"]
+__all__ = ["JsonOption", "only_result_on_stdout", "plain", "print_json", "print_table", "quoted", "say"]
 
-_PIPE_WIDTH = 200
+_ENDLESS = 10_000  # characters; wider than any table
+_LAST_COLUMN_WIDTH = 24
 
 JsonOption = typer.Option(False, "--json", help="Print one JSON object on stdout and nothing else there.")
 
@@ -24,27 +28,77 @@ def say(text: str) -> None:
     typer.echo(text)
 
 
+@contextmanager
+def only_result_on_stdout(active: bool) -> Iterator[None]:
+    """Send to stderr whatever is printed to stdout while the block runs: by tasks, libraries and worker processes.
+
+    Args:
+        active: Whether to do it (``--json``); else nothing changes.
+    """
+    if not active:
+        yield
+        return
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # not a file, as in notebooks and tests
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(descriptor)
+    os.dup2(sys.stderr.fileno(), descriptor)  # below Python, so that workers and C libraries follow
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, descriptor)
+        os.close(kept)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str | None = None) -> None:
-    """Print a table with numbers aligned to the right."""
+    """Print a table with numbers aligned to the right.
+
+    On a terminal the last column is wrapped to what is left of the width. Where that is too little, each row becomes
+    a paragraph of ``column: value`` lines: nothing is ever cut off. Into a file or a pipe nothing is wrapped.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     cells = [[_cell(value) for value in row] for row in rows]
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i, column in enumerate(columns):
         numeric = bool(cells) and all(_is_number(row[i]) for row in cells)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=i < len(columns) - 1)
+        last = i == len(columns) - 1
+        widest = max([len(column), *(len(row[i]) for row in cells)])
+        table.add_column(
+            column,
+            justify="right" if numeric else "left",
+            no_wrap=not last,
+            min_width=min(widest, _LAST_COLUMN_WIDTH) if last else None,
+        )
     for row in cells:
-        table.add_row(*row)
-    # Into a file or a pipe nothing is folded; on a terminal the last column takes what is left.
-    console = Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
-    console.print(table, highlight=False)
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False)
+    if not sys.stdout.isatty():
+        console = Console(width=_ENDLESS, highlight=False)
+    elif console.measure(table).minimum > console.width:
+        say("\n\n".join(_paragraph(columns, row) for row in cells))
+        return
+    with console.capture() as captured:
+        console.print(table)
+    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def print_json(value: Any) -> None:
     """Print one JSON object; NaN and infinities become null, as JSON has none."""
     typer.echo(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def quoted(argument: object) -> str:
+    """Return an argument as it must be typed into a shell."""
+    return shlex.quote(str(argument))
 
 
 def plain(value: Any) -> Any:
@@ -57,6 +111,8 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -68,6 +124,11 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "-" if math.isnan(value) else f"{value:.5g}"
     return "-" if value is None else str(value)
+
+
+def _paragraph(columns: Sequence[str], row: Sequence[str]) -> str:
+    width = max(len(column) for column in columns)
+    return "\n".join(f"{column:{width}}  {value}".rstrip() for column, value in zip(columns, row, strict=True))
 
 
 def _is_number(text: str) -> bool:

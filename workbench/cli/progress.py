@@ -1,67 +1,140 @@
-"""Progress bars: done of total, ETA and what matters now, on stderr and only where somebody looks."""
+"""Progress on stderr: done of total, time left and what matters now.
+
+On a terminal this is a bar that moves. Into a file or a pipe (a batch system's log) it is a line now and then, since a
+thousand carriage returns are no log.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Bar", "progress_bar"]
+__all__ = ["Bar", "clock", "progress_bar"]
+
+_BAR_SECONDS = 0.1
+_LINE_SECONDS = 10.0
+_FORMAT = "{desc} |{bar:20}| {n:.0f}/{total:.0f} [{elapsed}<{left}{postfix}]"
 
 
 class Bar:
-    """A tqdm bar that is set to absolute positions.
+    """Progress that is set to absolute positions.
 
     Args:
-        bar: The tqdm object.
+        total: Units in all.
+        text: What is being done.
     """
 
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
+    def __init__(self, total: float, text: str) -> None:
+        self._total = total
+        self._done = 0.0
+        self._text = text
+        self._note = ""
+        self._eta = math.nan
+        self._began = self._shown = time.monotonic()
+        self._pending = False
+        self._bar = _terminal_bar(total, text) if sys.stderr.isatty() else None
 
-    def update(self, done: float, total: float | None = None, text: str = "", note: str = "") -> None:
-        """Move the bar.
+    def update(
+        self, done: float, total: float | None = None, text: str = "", note: str = "", eta: float = math.nan
+    ) -> None:
+        """Move on.
 
         Args:
             done: Units done.
             total: Units in all, when it changed.
             text: What is being done, before the bar.
             note: Current best or latest values, after the bar.
+            eta: Time left, seconds; NaN estimates it from the units done so far.
         """
-        if total is not None:
-            self._bar.total = total
-        if text:
-            self._bar.set_description_str(text, refresh=False)
-        if note:
-            self._bar.set_postfix_str(note, refresh=False)
-        self._bar.n = done
+        new_text = bool(text) and text != self._text
+        self._done, self._note, self._eta = done, note, eta
+        self._total = self._total if total is None else total
+        self._text = text or self._text
+        self._pending = True
+        every = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
+        if new_text or time.monotonic() - self._shown >= every:
+            self._show()
+
+    def close(self, *, keep: bool) -> None:
+        """End the display.
+
+        Args:
+            keep: Leave the last state on the screen; without, a message that follows stands alone.
+        """
+        if self._bar is not None:
+            if keep:
+                self._show()
+            self._bar.leave = keep
+            self._bar.close()
+        elif keep and self._pending:
+            self._show()
+
+    def _show(self) -> None:
+        self._pending = False
+        self._shown = time.monotonic()
+        if self._bar is None:
+            left = self._eta if math.isfinite(self._eta) else self._estimate()
+            told = [f"{self._text}: {self._done:.0f} of {self._total:.0f}"]
+            told += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
+            told += [self._note] if self._note else []
+            print(", ".join(told), file=sys.stderr, flush=True)
+            return
+        self._bar.total, self._bar.n, self._bar.eta = self._total, self._done, self._eta
+        self._bar.set_description_str(self._text, refresh=False)
+        self._bar.set_postfix_str(self._note, refresh=False)
         self._bar.refresh()
+
+    def _estimate(self) -> float:
+        if not 0 < self._done <= self._total:
+            return math.nan
+        return (time.monotonic() - self._began) * (self._total - self._done) / self._done
 
 
 @contextmanager
-def progress_bar(total: float, text: str, *, quiet: bool = False, unit: str = "step") -> Iterator[Bar]:
-    """Show a bar while the block runs.
+def progress_bar(total: float, text: str) -> Iterator[Bar]:
+    """Show progress while the block runs; when it fails, the bar makes room for the message.
 
     Args:
         total: Units in all.
         text: What is being done.
-        quiet: Show nothing (``--json``).
-        unit: Name of a unit.
     """
+    bar = Bar(total, text)
+    try:
+        yield bar
+    except BaseException:
+        bar.close(keep=False)
+        raise
+    bar.close(keep=True)
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as ``m:ss`` or ``h:mm:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _terminal_bar(total: float, text: str) -> Any:
     from tqdm import tqdm
 
-    bar = tqdm(
-        total=total,
-        desc=text,
-        unit=unit,
-        file=sys.stderr,
-        disable=quiet,
-        dynamic_ncols=True,
-        mininterval=0.2,
-        bar_format="{desc} |{bar:20}| {n:.0f}/{total:.0f} [{elapsed}<{remaining}] {postfix}",
+    class TerminalBar(tqdm):  # type: ignore[misc]  # tqdm ships no types
+        """A tqdm bar whose remaining time may come from somebody who knows better."""
+
+        eta = math.nan
+
+        @property
+        def format_dict(self) -> dict[str, Any]:
+            told: dict[str, Any] = super().format_dict
+            n, total, elapsed = told["n"], told["total"], told["elapsed"]
+            left = self.eta
+            if not math.isfinite(left) and n and total:
+                left = elapsed * (total - n) / n
+            return told | {"left": clock(left) if math.isfinite(left) else "?"}
+
+    return TerminalBar(
+        total=total, desc=text, file=sys.stderr, dynamic_ncols=True, miniters=math.inf, bar_format=_FORMAT
     )
-    try:
-        yield Bar(bar)
-    finally:
-        bar.close()

@@ -7,9 +7,11 @@ from typing import Any
 
 import typer
 
-from workbench.cli.output import JsonOption, print_json, print_table, say
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 
 __all__ = ["register"]
+
+DirectoryArgument = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def init(directory: Path = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")) -> None:
+def init(directory: Path = DirectoryArgument) -> None:
     """Write the studies that come with the package into a folder of your own."""
     from workbench.templates import copy_templates
 
@@ -27,14 +29,15 @@ def init(directory: Path = typer.Argument(..., metavar="DIR", help="Folder to wr
         say(f"wrote {path}")
     for path in kept:
         say(f"kept  {path} (it was there already)")
-    say(f"next: workbench tune {directory / 'studies' / 'quickstart'}")
+    say(f"next: workbench tune {quoted(directory / 'studies' / 'quickstart')}")
 
 
 def doctor(json: bool = JsonOption) -> None:
     """Say what this machine offers, and what is missing."""
-    from workbench.doctor import examine
+    with only_result_on_stdout(json):
+        from workbench.doctor import examine
 
-    findings = examine()
+        findings = examine()
     if json:
         print_json({"findings": findings, "ok": not any(f.problem for f in findings)})
     else:

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from workbench.cli.output import JsonOption, print_json, print_table, say
+from workbench.cli.failures import Interrupted
+from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 from workbench.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from workbench.experiments.run import RunProgress
+    import pandas as pd
+
+    from workbench.experiments.run import RunProgress, RunResult
 
 __all__ = ["register"]
 
-DeviceOption = typer.Option("auto", help="auto, cpu, cuda or npu.")
-TaskOption = typer.Option(..., "--task", help="Built-in task, package.module:attribute or path/to/file.py:attribute.")
+DeviceOption = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda (cuda:1) or npu.")
+TaskOption = typer.Option(
+    ..., "--task", metavar="TASK", help="Built-in task, package.module:attribute or path/to/file.py:attribute."
+)
+ConfigOption = typer.Option(None, metavar="FILE", help="A boost_config.json.")
+ConfigsArgument = typer.Argument(
+    ..., metavar="FILE...", help="Configurations; the first is the base. One alone is compared with O0."
+)
+RunFolderOption = typer.Option(Path("runs"), metavar="DIR", help="Folder in which the run directory is made.")
+OptionalFolderOption = typer.Option(
+    None, metavar="DIR", help="Folder for run directories; without it nothing is recorded."
+)
+RunArgument = typer.Argument(..., metavar="RUN", help="A run directory.")
+InitOption = typer.Option(
+    None, metavar="X", help="Initial scale to judge; may be repeated. Default: 2^8, 2^10, ..., 2^24."
+)
+FactorOption = typer.Option(None, metavar="X", help="Factor to judge, greater than 1; may be repeated. Default: 2.")
+WindowOption = typer.Option(
+    None, metavar="N", help="Growth window to judge, updates; may be repeated. Default: 100 and 1000."
+)
+RunsArgument = typer.Argument(Path("runs"), metavar="[FOLDER]", help="Folder of run directories, or of studies.")
 
 runs_app = typer.Typer(help="List and tidy recorded runs.", no_args_is_help=True)
 
@@ -32,22 +56,25 @@ def register(app: typer.Typer) -> None:
 
 def train(
     task: str = TaskOption,
-    level: str = typer.Option(None, help="Boost level: O0, O1 or O2 (default O0, or O1 with --config)."),
-    config: Path = typer.Option(None, help="A boost_config.json."),
-    steps: int = typer.Option(300, min=1, help="Micro-batches."),
-    seed: int = typer.Option(0, min=0, help="Seed of weights, data order and split."),
+    level: str = typer.Option(
+        None, metavar="LEVEL", help="Boost level O0, O1 or O2. Default: O0, or O1 with --config.", show_default=False
+    ),
+    config: Path = ConfigOption,
+    steps: int = typer.Option(300, metavar="N", min=1, help="Micro-batches."),
+    seed: int = typer.Option(0, metavar="N", min=0, help="Seed of weights, data order and split."),
     device: str = DeviceOption,
-    out: Path = typer.Option(Path("runs"), help="Folder for the run directory."),
-    evaluate_every: int = typer.Option(None, min=1, help="Micro-batches between evaluations (default: a tenth)."),
+    out: Path = RunFolderOption,
+    evaluate_every: int = typer.Option(
+        None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of --steps."
+    ),
     json: bool = JsonOption,
 ) -> None:
     """Train a task once, record every step, and say how it went."""
-    from workbench import facade
-
-    with progress_bar(steps, task, quiet=json) as bar:
+    with only_result_on_stdout(json), progress_bar(steps, f"loading {task}") as bar, stop_on_ctrl_c() as stop:
+        from workbench import facade
 
         def show(progress: RunProgress) -> None:
-            bar.update(progress.step, note=_note(progress))
+            bar.update(progress.step, text=task, note=_note(progress))
 
         result = facade.train(
             task,
@@ -59,50 +86,51 @@ def train(
             out=out,
             evaluate_every=evaluate_every or max(1, steps // 10),
             on_progress=show,
+            stop=stop,
         )
     if json:
         print_json({**_without_plan(result), "in_effect": result.plan.summary()})
     else:
-        say(f"in effect: {result.plan.summary()}")
-        for dropped in result.plan.dropped:
-            say(f"  not in effect: {dropped.reason}")
-        if result.diverged:
-            say(f"the run ended early: {result.message}")
-        else:
-            speed = result.seconds / max(result.steps, 1) * 1e3
-            say(f"{result.metric_name} {result.metric:.5g} after {result.steps} steps, {speed:.1f} ms per step")
-        if result.overflows:
-            say(
-                f"{result.overflows} updates were skipped for overflow; the loss scale ended at {result.final_loss_scale:g}"
-            )
-        say(f"recorded in {result.path}")
+        _tell_run(result)
+    if result.stopped:
+        raise Interrupted(
+            f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and the same command trains "
+            "anew from the start"
+        )
     if result.diverged:
+        typer.echo(
+            f"workbench: the run ended after {result.steps} steps: {result.message}; a lower learning rate or loss "
+            "scale may help",
+            err=True,
+        )
         raise typer.Exit(1)
 
 
 def compare(
-    configs: list[Path] = typer.Argument(
-        ..., help="Configurations; the first is the base (one alone is compared with O0)."
-    ),
+    configs: list[Path] = ConfigsArgument,
     task: str = TaskOption,
-    seeds: int = typer.Option(5, min=1, help="Paired seeds."),
-    steps: int = typer.Option(300, min=1, help="Micro-batches per run."),
+    seeds: int = typer.Option(5, metavar="N", min=1, help="Paired seeds."),
+    steps: int = typer.Option(300, metavar="N", min=1, help="Micro-batches per run."),
     device: str = DeviceOption,
-    out: Path = typer.Option(None, help="Folder for run directories; nothing is recorded without it."),
+    out: Path = OptionalFolderOption,
     json: bool = JsonOption,
 ) -> None:
     """Compare configurations on a task: metric paired over seeds, speed interleaved in one process."""
-    from workbench import facade
-
+    kept = f"the runs so far are recorded in {out}" if out is not None else "nothing was recorded, as --out asks for"
     n_sides = len(configs) + (len(configs) == 1)
-    with progress_bar(seeds * n_sides * steps, "compare", quiet=json) as bar:
-        done = {"runs": 0, "label": ""}
+    with (
+        only_result_on_stdout(json),
+        progress_bar(seeds * n_sides * steps, f"loading {task}") as bar,
+        saying_on_ctrl_c(f"interrupted; {kept}, and the same command compares anew from the start"),
+    ):
+        from workbench import facade
+
+        labels: list[str] = []  # of the runs begun so far
 
         def show(label: str, progress: RunProgress) -> None:
-            if label != done["label"]:
-                done["runs"] += bool(done["label"])
-                done["label"] = label
-            bar.update(done["runs"] * steps + progress.step, text=label, note=_note(progress))
+            if label not in labels[-1:]:
+                labels.append(label)
+            bar.update((len(labels) - 1) * steps + progress.step, text=label, note=_note(progress))
 
         comparison = facade.compare(
             task, list(configs), seeds=range(seeds), steps=steps, device=device, out=out, on_progress=show
@@ -117,18 +145,20 @@ def compare(
         speed = f"{1 / side.speed.ratio:.3f} x" if side.speed is not None else "1 x"
         drop = side.drop.mean if side.drop is not None else math.nan
         bound = side.drop.upper if side.drop is not None else math.nan
-        rows.append((side.label, side.summary, speed, mean, drop, bound))
-    print_table(("configuration", "in effect", "speed", comparison.metric, "drop", "drop bound (95 %)"), rows)
+        rows.append((side.label, speed, mean, drop, bound, side.summary))
+    print_table(("configuration", "speed", comparison.metric, "drop", "bound (95 %)", "in effect"), rows)
     for sentence in comparison.sentences():
         say(sentence)
+    if all(not math.isfinite(metric) for side in comparison.sides for metric in side.metrics):
+        raise typer.Exit(1)
 
 
 def replay(
-    run: Path = typer.Argument(..., help="A run directory."),
-    init: list[float] = typer.Option(None, help="Initial scales to judge; repeat for several."),
-    factor: list[float] = typer.Option(None, help="Factors to judge."),
-    window: list[int] = typer.Option(None, help="Growth windows to judge, steps."),
-    minimum: float = typer.Option(1.0, help="Floor of the scale."),
+    run: Path = RunArgument,
+    init: list[float] = InitOption,
+    factor: list[float] = FactorOption,
+    window: list[int] = WindowOption,
+    minimum: float = typer.Option(1.0, metavar="X", help="Floor of the scale."),
     json: bool = JsonOption,
 ) -> None:
     """Say, without training, what other loss-scale policies would have done to a recorded run."""
@@ -158,7 +188,7 @@ def replay(
             "-" if math.isnan(row.underflow_share) else f"{100 * row.underflow_share:.3f} %",
             f"{row.final_scale:g}",
         )
-        for row in table.itertuples()
+        for row in _rows(table)
     ]
     say(f"{run}: {result.windows} updates recorded, {result.recorded_overflows} of them overflowed")
     print_table(("init", "factor", "window", "overflows (range)", "wasted", "underflow", "final scale"), rows)
@@ -169,9 +199,10 @@ def replay(
 
 @runs_app.command("list")
 def list_recorded(
-    root: Path = typer.Argument(Path("runs"), help="Folder of run directories."), json: bool = JsonOption
+    root: Path = RunsArgument,
+    json: bool = JsonOption,
 ) -> None:
-    """List the runs of a folder."""
+    """List the runs of a folder, the newest first."""
     from workbench.telemetry import list_runs
 
     frame = list_runs(root)
@@ -193,24 +224,26 @@ def list_recorded(
             f"{row.size_bytes / 1024:.0f} KiB",
             "yes" if row.finished else "no",
         )
-        for row in frame.itertuples()
+        for row in _rows(frame)
     ]
     print_table(("run", "started (UTC)", "task", "level", "steps", "metric", "overflows", "size", "finished"), rows)
 
 
 @runs_app.command("prune")
 def prune_recorded(
-    root: Path = typer.Argument(Path("runs"), help="Folder of run directories."),
-    keep: int = typer.Option(None, min=0, help="Keep this many of the newest."),
-    older_than_days: float = typer.Option(None, min=0, help="Remove those older than this."),
-    dry_run: bool = typer.Option(False, help="Only say what would be removed."),
+    root: Path = RunsArgument,
+    keep: int = typer.Option(None, metavar="N", min=0, help="Keep this many of the newest."),
+    older_than_days: float = typer.Option(
+        None, metavar="DAYS", min=0, help="Remove only those that have not changed for this long."
+    ),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Only say what would be removed."),
     json: bool = JsonOption,
 ) -> None:
     """Remove old runs; runs that are still being written are left alone."""
     from workbench.telemetry import prune_runs
 
     if keep is None and older_than_days is None:
-        raise typer.BadParameter("say what to remove: --keep N, --older-than-days D, or both")
+        raise typer.BadParameter("say what may go: --keep N, --older-than-days DAYS, or both")
     removed = prune_runs(root, keep=keep, older_than_days=older_than_days, dry_run=dry_run)
     if json:
         print_json({"removed": removed, "dry_run": dry_run})
@@ -218,6 +251,29 @@ def prune_recorded(
     for path in removed:
         say(f"{'would remove' if dry_run else 'removed'} {path}")
     say(f"{len(removed)} run{'s' if len(removed) != 1 else ''} {'would be ' if dry_run else ''}removed")
+
+
+def _tell_run(result: RunResult) -> None:
+    say(f"in effect: {result.plan.summary()}")
+    for dropped in result.plan.dropped:
+        say(f"  not in effect: {dropped.reason}")
+    speed = result.seconds / max(result.steps, 1) * 1e3
+    if math.isfinite(result.metric):
+        say(f"{result.metric_name} {result.metric:.5g} after {result.steps} steps, {speed:.1f} ms per step")
+    if result.overflows:
+        one = result.overflows == 1
+        say(
+            f"{result.overflows} update{'' if one else 's'} skipped because gradients overflowed; the loss scale ended "
+            f"at {result.final_loss_scale:g}"
+        )
+    say(f"recorded in {result.path}")
+    if result.overflows:
+        say(f"other loss-scale policies, judged on this run: workbench replay {quoted(result.path)}")
+
+
+def _rows(frame: pd.DataFrame) -> Iterator[Any]:
+    # Named tuples of columns that no checker can know.
+    yield from frame.itertuples()
 
 
 def _note(progress: RunProgress) -> str:

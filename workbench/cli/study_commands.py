@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from workbench.cli.output import JsonOption, print_json, print_table, say
-from workbench.cli.progress import Bar, progress_bar
+from workbench.cli.interrupts import saying_on_ctrl_c
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
+from workbench.cli.progress import Bar, clock, progress_bar
 
 if TYPE_CHECKING:
     from workbench.records import TrialRecord
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_SHOWN_TRIALS = 10
+
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
-StorageOption = typer.Option(None, help="Optuna storage URL; without it SQLite beside the study.")
+StorageOption = typer.Option(None, metavar="URL", help="Optuna storage URL; without it SQLite beside the study.")
+OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 
 
@@ -31,34 +35,36 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     study: Path = StudyArgument,
-    trials: int = typer.Option(None, min=1, help="Trials of the whole study."),
-    timeout: float = typer.Option(None, min=1, help="Seconds for the whole command."),
-    jobs: int = typer.Option(1, min=1, help="Worker processes that search at the same time."),
+    trials: int = typer.Option(
+        None, metavar="N", min=1, help="Trials of the whole study, those already finished included."
+    ),
+    timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for the whole command."),
+    jobs: int = typer.Option(1, metavar="N", min=1, help="Worker processes that search at the same time."),
     storage: str = StorageOption,
     fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and begin anew."),
-    confirm_seeds: int = typer.Option(None, min=2, help="Paired seeds of the confirmation."),
+    confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,
 ) -> None:
     """Run a study, or continue it: search, confirm, export boost_config.json, write the report."""
-    from workbench import facade
+    with (
+        only_result_on_stdout(json),
+        progress_bar(1, "loading the study") as bar,
+        saying_on_ctrl_c(f"interrupted; everything finished is saved, `workbench tune {quoted(study)}` continues"),
+    ):
+        from workbench import facade
 
-    with progress_bar(1, "starting", quiet=json, unit="trial") as bar:
-        try:
-            result = facade.tune(
-                study,
-                trials=trials,
-                timeout=timeout,
-                fresh=fresh,
-                confirm_seeds=confirm_seeds,
-                require_confirmed=require_confirmed,
-                jobs=jobs,
-                storage=storage,
-                on_progress=_show_on(bar),
-            )
-        except KeyboardInterrupt:
-            typer.echo(f"interrupted; everything finished is saved, `workbench tune {study}` continues", err=True)
-            raise typer.Exit(130) from None
+        result = facade.tune(
+            study,
+            trials=trials,
+            timeout=timeout,
+            fresh=fresh,
+            confirm_seeds=confirm_seeds,
+            require_confirmed=require_confirmed,
+            jobs=jobs,
+            storage=storage,
+            on_progress=_show_on(bar),
+        )
     _print_result(result, json=json)
 
 
@@ -76,26 +82,36 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     for state in ("running", "failed", "waiting"):
         if states.count(state):
             say(f"  {states.count(state)} {state}")
+    best = sorted(result.trials, key=_by_value)[:_SHOWN_TRIALS]
+    if len(best) < len(result.trials):
+        say(f"  the best {len(best)} of {len(result.trials)}:")
     print_table(
-        ("trial", "state", "speed", result.metric_name, "drop", "feasible", "in effect"),
-        [_trial_row(t) for t in sorted(result.trials, key=_by_value)[:10]],
+        ("trial", "state", "speed", result.metric_name, "drop", "feasible", "in effect"), [_trial_row(t) for t in best]
     )
+    for trial in result.trials:
+        if trial.state == "failed" and trial.message:
+            say(f"trial {trial.number} failed: {trial.message}")
     _print_candidates(result)
     for message in result.messages:
         say(message)
+    _print_files(result, "exported")
+    if len(finished) < result.n_trials or not result.exported:
+        say(f"next: workbench tune {quoted(study)}")
 
 
 def export(
     study: Path = StudyArgument,
-    out: Path = typer.Option(None, help="Folder for the files; without it the study's result folder."),
+    out: Path = OutOption,
     require_confirmed: bool = RequireOption,
     storage: str = StorageOption,
     json: bool = JsonOption,
 ) -> None:
     """Write a study's boost_config.json files and report again; nothing is trained."""
-    from workbench import facade
+    with only_result_on_stdout(json):
+        from workbench import facade
 
-    _print_result(facade.export(study, out, require_confirmed=require_confirmed, storage=storage), json=json)
+        result = facade.export(study, out, require_confirmed=require_confirmed, storage=storage)
+    _print_result(result, json=json)
 
 
 def _print_result(result: StudyResult, *, json: bool) -> None:
@@ -105,12 +121,16 @@ def _print_result(result: StudyResult, *, json: bool) -> None:
     _print_candidates(result)
     for message in result.messages:
         say(message)
-    for target, path in result.exported.items():
-        say(f"{target}: {path} ({result.chosen.get(target, 'O0')})")
-    if result.report is not None:
-        say(f"report: {result.report}")
+    _print_files(result, "wrote")
     if math.isfinite(result.seconds):
-        say(f"took {result.seconds:.0f} s")
+        say(f"took {clock(result.seconds)}")
+
+
+def _print_files(result: StudyResult, verb: str) -> None:
+    for target, path in result.exported.items():
+        say(f"{verb} {path} ({target}: {result.chosen.get(target, 'O0')})")
+    if result.report is not None:
+        say(f"{verb} {result.report}")
 
 
 def _print_candidates(result: StudyResult) -> None:
@@ -145,13 +165,7 @@ def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:
 
 def _show_on(bar: Bar) -> Any:
     def show(progress: TuneProgress) -> None:
-        eta = f"ETA {_clock(progress.eta_seconds)}" if math.isfinite(progress.eta_seconds) else ""
         best = f"best {progress.best}" if progress.best else ""
-        bar.update(progress.done, progress.total, progress.phase, ", ".join(part for part in (eta, best) if part))
+        bar.update(progress.done, progress.total, progress.phase, best, progress.eta_seconds)
 
     return show
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"

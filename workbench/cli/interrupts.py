@@ -1,0 +1,56 @@
+"""Ctrl-C in the middle of work: end at a good moment, and say what is kept and what continues."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from workbench.cli.failures import Interrupted
+
+__all__ = ["saying_on_ctrl_c", "stop_on_ctrl_c"]
+
+
+@contextmanager
+def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was pressed; a second Ctrl-C raises ``KeyboardInterrupt``.
+
+    The work asks the function once per step and ends by itself, with everything recorded. In a thread, which gets no
+    signals, it stays False.
+    """
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+        print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def saying_on_ctrl_c(sentence: str) -> Iterator[None]:
+    """Turn Ctrl-C into a sentence.
+
+    Args:
+        sentence: What is saved, and which command continues.
+
+    Raises:
+        Interrupted: When Ctrl-C was pressed.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(sentence) from None
