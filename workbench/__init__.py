@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workbench.config import BoostConfig
     from workbench.facade import compare, export, replay, train, tune
     from workbench.tasks import Task
-    from workbench.training import apply
+    from workbench.training.apply import apply
 
 
 def __getattr__(name: str) -> Any:
