@@ -104,7 +104,7 @@ def build_replacement_net(name: str, weights: Mapping[str, Tensor]) -> nn.Module
     net: nn.Module
     if all(key.startswith("fc") for key in shapes):
         ordered = [shapes[f"fc{i + 1}"] for i in range(len(shapes))]
-        net = build_network({"kind": "MLP", "dims": [ordered[0][1], *(shape[0] for shape in ordered)]})
+        net = build_network({"kind": "MLP", "dims": [ordered[0][1], *(shape[0] for shape in ordered)]}, torch.float32)
         if not bias:
             for index in range(len(shapes)):
                 setattr(net, f"fc{index + 1}", linear_of(ordered[index], bias))

@@ -62,7 +62,7 @@ def scale_sense_from(manager: dict[str, Any]) -> nn.Module | Tensor:
 @pytest.mark.parametrize("path", golden_paths("with_loss_scale_*.npz"), ids=ids)
 def test_golden_training_with_loss_scale(path: Path, is_fused: bool) -> None:
     meta, arrays = load_npz(path)
-    net = build_network(meta["net"])
+    net = build_network(meta["net"], torch.float32)  # overflow is a matter of float32
     load_initial_weights(net, arrays)
     optimizer = build_optimizer(meta, net.parameters(), **({"fused": True} if is_fused else {}))
     network = WithLossCell(net, build_loss(meta["loss"]))
@@ -74,10 +74,10 @@ def test_golden_training_with_loss_scale(path: Path, is_fused: bool) -> None:
         assert float(cell.scale_sense) == arrays["scale_before"][step]
         before = {name: p.detach().clone() for name, p in net.named_parameters()}
         if is_fused:
-            loss, overflow, scale = cell(*golden_batch(arrays, step))
+            loss, overflow, scale = cell(*golden_batch(arrays, step, torch.float32))
         else:
             with pytest.warns(NonFusedOptimizerWarning) if step == 0 else _quiet():
-                loss, overflow, scale = cell(*golden_batch(arrays, step))
+                loss, overflow, scale = cell(*golden_batch(arrays, step, torch.float32))
         if step not in meta["nan_input_steps"]:  # the recorded ReLU maps NaN to 0, torch's hands it on
             np.testing.assert_allclose(float(loss), arrays["losses"][step], rtol=1e-4, atol=1e-5)
         assert bool(overflow) == bool(arrays["overflow"][step])
