@@ -43,6 +43,7 @@ __all__ = [
     "archive_study",
     "beating",
     "changed_values",
+    "counted_trials",
     "default_storage",
     "find_study",
     "holding_study",
@@ -56,7 +57,14 @@ __all__ = [
 ]
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-"""States that count as a trial of the study's ``n_trials``."""
+"""States of a trial that has run to an end."""
+
+
+def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
+    begun = study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
+    return [trial for trial in begun if "repeats" not in trial.user_attrs]
+
 
 _HEARTBEAT_SECONDS = 30
 _GRACE_SECONDS = 180

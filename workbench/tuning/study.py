@@ -1,7 +1,7 @@
 """The whole way of a study: search, loss-scale policy, confirmation, export.
 
     trial 0 = O0
-    while fewer than n_trials are finished and time is left:   draw, measure speed, train, score
+    while fewer than n_trials plans have run and time is left:   draw, measure speed, train, score
     record one float16 run, replay the policies, verify the best        (when the study asks for it)
     for the best of each export: train it and O0 over fresh seeds until the verdict is in
     take the best that is not refuted, else O0; write the files
@@ -46,6 +46,7 @@ __all__ = ["StudyResult", "TuneProgress", "export_study", "read_result", "search
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 
 _FAILURES_IN_A_ROW = 3
+_REPEATS_PER_TRIAL = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,8 +346,11 @@ class _Search:
         self._watch.trial_finished()
 
     def _wanted(self) -> bool:
-        states = (*kept.FINISHED, TrialState.RUNNING)
-        return len(self._study.get_trials(deepcopy=False, states=states)) < self._n_trials
+        counted = kept.counted_trials(self._study)
+        begun = self._study.get_trials(deepcopy=False, states=(*kept.FINISHED, TrialState.RUNNING))
+        # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
+        repeats = len(begun) - len(counted)
+        return len(counted) < self._n_trials and repeats < _REPEATS_PER_TRIAL * self._n_trials
 
     def _one(self) -> bool:
         """Run one trial; return whether it finished."""
@@ -392,8 +396,7 @@ class _Search:
 
     def _is_surplus(self, number: int) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""
-        states = (*kept.FINISHED, TrialState.RUNNING)
-        others = [one for one in self._study.get_trials(deepcopy=False, states=states) if one.number != number]
+        others = [one for one in kept.counted_trials(self._study) if one.number != number]
         earlier = [one for one in others if one.state in kept.FINISHED or one.number < number]
         return len(earlier) >= self._n_trials
 
@@ -461,7 +464,8 @@ class _Watch:
         if self._on_progress is None:
             return
         records = kept.trials_of(self._study)
-        finished = [record for record in records if record.state in {"complete", "pruned"}]
+        counted = {trial.number for trial in kept.counted_trials(self._study)}
+        finished = [one for one in records if one.state in {"complete", "pruned"} and one.number in counted]
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
         self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0

@@ -51,7 +51,7 @@ class StudySection(_Part):
         seed: Seed of the search (>= 0); confirmation uses others.
         budget_steps: Micro-batches of one trial.
         evaluate_every: Micro-batches between two evaluations; None means a tenth of the budget.
-        n_trials: Finished trials of the whole study, O0 included.
+        n_trials: Finished trials of the whole study, O0 included; a repeat of an equal plan does not count.
         timeout_seconds: Time of one ``tune`` command for everything; None means no limit.
         objective: What is minimised.
         device: Where to train.
