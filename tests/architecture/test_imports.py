@@ -41,8 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "facade": METHODS | STEP | {"experiments", "tuning", "figures", "reports"},
     "templates": set(),
     "doctor": STEP,
-    "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
-    "cli": STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates", "doctor", "panels"},
+    "panels": METHODS | STEP | {"", "experiments", "tuning", "figures", "reports", "facade", "templates"},
+    "cli": STEP | {"", "experiments", "tuning", "figures", "reports", "facade", "templates", "doctor", "panels"},
     # The reference's names, defined elsewhere.
     "boost": {"algorithms", "training"},
     "nn": {"optimizers", "scaling", "training"},
