@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "facade": METHODS | STEP | {"experiments", "tuning", "figures", "reports"},
     "templates": set(),
     "doctor": STEP,
-    "panels": METHODS | STEP | {"", "experiments", "tuning", "figures", "reports", "facade", "templates"},
+    "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
     "cli": STEP | {"", "experiments", "tuning", "figures", "reports", "facade", "templates", "doctor", "panels"},
     # The reference's names, defined elsewhere.
     "boost": {"algorithms", "training"},
