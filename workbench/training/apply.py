@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, Plan
 from workbench.training.auto_boost import AutoBoost, read_config
 from workbench.training.boosted import Boosted
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.precision import Precision, cast_model_
+from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["apply"]
 
@@ -32,7 +34,9 @@ def apply(
     """Process a model and its optimizer by a configuration and return what a training loop calls.
 
     The model is changed in place (BatchNorms removed, head replaced, weights cast, as configured). Use
-    ``boosted.model`` and ``boosted.optimizer`` from here on; a learning-rate scheduler belongs on the latter.
+    ``boosted.model`` and ``boosted.optimizer`` from here on; a learning-rate scheduler belongs on the latter. A model
+    under ``torch.compile`` stays compiled: one graph per freezing group. For several ranks call
+    ``boosted.distribute()`` afterwards.
 
     Args:
         config: Configuration, dictionary, or path of a ``boost_config.json``.
@@ -50,6 +54,7 @@ def apply(
     Raises:
         ConfigError: When the configuration is not valid.
         TypeError: When the model is no module or the optimizer no optimizer.
+        RuntimeError: When the model is a DistributedDataParallel that would not notice what is done to it.
 
     Example:
         >>> from torch import nn, randn
@@ -69,12 +74,14 @@ def apply(
     settings = read_config(config)
     ranks = _world_size() if world_size is None else world_size
     boost = AutoBoost(level, settings, world_size=ranks, seed=seed)
-    model, optimizer = boost.network_auto_process_train(model, optimizer, example_inputs=example_inputs)
+    inner = unwrapped(model)
+    _refuse_unaware_wrapper(model, boost.plan)
+    _, optimizer = boost.network_auto_process_train(inner, optimizer, example_inputs=example_inputs)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     precision = Precision(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
-    cast_model_(model, precision)
+    cast_model_(inner, precision)
     steps = settings.grad_accumulation.grad_accumulation_step if boost.plan.grad_accumulation else 1
     return Boosted(
         model,
@@ -90,3 +97,19 @@ def _world_size() -> int:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size()
     return 1
+
+
+def _refuse_unaware_wrapper(model: nn.Module, plan: Plan) -> None:
+    wrapper = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
+    if wrapper is None:
+        return
+    instead = "apply() to the plain model first and call boosted.distribute() then"
+    if plan.less_bn:
+        raise RuntimeError(
+            f"LessBN replaces modules, and a DistributedDataParallel that exists already would not notice; {instead}"
+        )
+    if plan.grad_freeze and not wrapper.find_unused_parameters:
+        raise RuntimeError(
+            "with gradient freezing DistributedDataParallel needs find_unused_parameters=True, or it waits for the "
+            f"gradients of frozen parameters; pass it, or {instead}"
+        )

@@ -15,16 +15,18 @@ In pseudocode (``order.py`` gives the reasons for the order)::
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.algorithms.grad_accumulation import AccumulationWindow
-from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.algorithms.grad_freeze import FreezeOpt, allow_one_graph_per_group
 from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
 from workbench.scaling import decides_on_device, step_if_finite
@@ -77,12 +79,14 @@ class Boosted:
         self.precision = precision or Precision("O0", "float16", self.device.type)
         self.window = AccumulationWindow(accumulation_steps)
         self.observer: GradientObserver | None = None
+        self.graph_observer: Callable[[Tensor], None] | None = None
         self.step_index = 0
         self._freeze = optimizer if isinstance(optimizer, FreezeOpt) else None
         self._frozen_groups = self._freeze.begin_step() if self._freeze is not None else 0
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
         self._never = torch.zeros((), dtype=torch.float32, device=self.device)
         self._loss: Tensor | None = None
+        self._room_for_graphs = self._freeze is None
 
     @property
     def frozen_groups(self) -> int:
@@ -109,7 +113,8 @@ class Boosted:
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
-        self._loss = loss.detach()
+        if self.graph_observer is not None:
+            self.graph_observer(loss)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
         if self.window.n_steps > 1:
@@ -118,6 +123,7 @@ class Boosted:
             scaled = scaled * self.loss_scaling.scale.reshape(loss.shape)
         if scaled.requires_grad:
             scaled.backward()  # type: ignore[no-untyped-call]
+        self._loss = loss.detach()  # last: a backward pass that failed may be tried again
 
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Take gradients computed elsewhere in place of ``backward``; they add up in ``.grad``, divided by the window.
@@ -144,6 +150,8 @@ class Boosted:
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
         loss, self._loss = self._loss, None
+        if not self._room_for_graphs:
+            self._make_room_for_graphs()
         scaling = self.loss_scaling
         rate = float(self.optimizer.param_groups[0]["lr"])
         frozen = self._frozen_groups
@@ -192,7 +200,39 @@ class Boosted:
 
     @property
     def _active_optimizer(self) -> Optimizer:
-        return self._freeze.active_optimizer if self._freeze is not None else self.optimizer
+        # Not `active_optimizer`: a group chosen by `use_freezing_group` need not be the schedule's.
+        return self._freeze.optimizer_of(self._frozen_groups) if self._freeze is not None else self.optimizer
+
+    def _make_room_for_graphs(self) -> None:
+        """Raise torch.compile's limit once it is in use; it is loaded lazily, and importing it here takes a second."""
+        if self._freeze is not None and "torch._dynamo" in sys.modules:
+            allow_one_graph_per_group(self._freeze.n_groups)
+            self._room_for_graphs = True
+
+    def distribute(self, **options: Any) -> DistributedDataParallel:
+        """Wrap the model in DistributedDataParallel, between ``apply`` and the first step.
+
+        DistributedDataParallel looks once, when it is made, which parameters there are and which require gradients, so
+        it has to come after ``apply``, which may replace modules, and must see parameters that are frozen at first.
+
+        Args:
+            options: For DistributedDataParallel; ``find_unused_parameters`` is True when freezing is in effect.
+
+        Returns:
+            The new ``model``.
+
+        Raises:
+            RuntimeError: If torch.distributed has not been initialised.
+        """
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            raise RuntimeError("distribute() needs a process group; call torch.distributed.init_process_group() first")
+        if self._freeze is None:
+            self.model = wrapped = DistributedDataParallel(self.model, **options)
+            return wrapped
+        with self._freeze.unfreeze_all():
+            wrapped = DistributedDataParallel(self.model, **{"find_unused_parameters": True, **options})
+        self.model = wrapped
+        return wrapped
 
     def use_freezing_group(self, index: int) -> None:
         """Freeze for a given group in the coming step, whatever the schedule says (measurements do this).
@@ -248,7 +288,7 @@ class Boosted:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
         parameters = list(dict.fromkeys(_parameters_of(self.model, self.optimizer)))
-        copied = dict(self.__dict__, observer=None)  # a trace watches the original only
+        copied = dict(self.__dict__, observer=None, graph_observer=None)  # a trace watches the original only
         return {
             "attributes": copied,
             "gradients": [(p, p.grad) for p in parameters if p.grad is not None],

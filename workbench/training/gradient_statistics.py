@@ -24,7 +24,8 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
         gradients: At least one dense floating-point tensor.
     """
     dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-    norms = torch.stack([n.float() for n in torch._foreach_norm(dense, 2.0)])
+    # In float32: the norm of a float16 tensor with finite elements may exceed float16.
+    norms = torch.stack(torch._foreach_norm(dense, 2.0, torch.float32))
     # max and -max(-g) instead of the inf norm: on a CPU that one is ten times slower (torch 2.13).
     upper = torch.stack([m.float() for m in torch._foreach_max(dense)])
     lower = torch.stack([m.float() for m in torch._foreach_max(torch._foreach_neg(dense))])

@@ -13,7 +13,7 @@ Notebook, panel, objective and command are consumers of one stream, and each may
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ def training_loop(
     scheduler: LRScheduler | None = None,
     schedule: Literal["attempted", "applied"] = "attempted",
     trace: TraceBuffer | None = None,
-    batch_size: Callable[[Any], int] = len,
+    batch_size: Callable[[Any], int] | None = None,
 ) -> Iterator[StepOutcome]:
     """Train and yield one outcome per micro-batch.
 
@@ -48,12 +48,13 @@ def training_loop(
         scheduler: Learning-rate scheduler on ``boosted.optimizer``, stepped at window ends.
         schedule: ``"attempted"`` steps it after skipped updates, too; ``"applied"`` waits for the device to know.
         trace: Where steps are recorded; its ``drain`` is the consumer's to call.
-        batch_size: Number of samples in a batch.
+        batch_size: Number of samples in a batch; None takes the length of its first tensor.
 
     Yields:
         The outcome of each micro-batch; its tensors stay on the device.
     """
     model = boosted.model
+    count = batch_size or _samples
     stream = iter(batches) if steps is None else islice(batches, steps)
     while True:
         began = time.perf_counter()
@@ -79,5 +80,12 @@ def training_loop(
                 "time.backward": (backed - forwarded) * 1e3,
                 "time.update": (updated - backed) * 1e3,
             }
-            trace.record(outcome, batch_size(batch), columns)
+            trace.record(outcome, count(batch), columns)
         yield outcome
+
+
+def _samples(batch: Any) -> int:
+    """Return the length of the first tensor in a batch: ``len`` of a pair (x, y) would be 2."""
+    while isinstance(batch, (list, tuple, Mapping)) and len(batch):
+        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
+    return len(batch) if isinstance(batch, Tensor) and batch.ndim else 0

@@ -19,6 +19,7 @@ from workbench import devices
 from workbench.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.scaling import exponent_table, underflow_share
 from workbench.training.boosted import Boosted
+from workbench.training.float16_gradients import float16_gradient_parameters
 from workbench.training.gradient_statistics import (
     EXPONENT_BINS,
     exponent_counts,
@@ -26,11 +27,13 @@ from workbench.training.gradient_statistics import (
     tensor_norms_and_maxima,
 )
 from workbench.training.outcome import StepOutcome
+from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["TraceBuffer"]
 
-_LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX = range(6)
-_N_COLUMNS = 6
+_LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX = range(7)
+_N_COLUMNS = 7
+_HALF_COLUMN = "amp.float16_grad_amax"
 
 
 @dataclass(slots=True)
@@ -71,17 +74,21 @@ class TraceBuffer:
         self.capacity = capacity
         self.max_seconds = max_seconds
         self._events: list[Event] = []
-        self._names = {id(p): name for name, p in boosted.model.named_parameters()}
+        model = unwrapped(boosted.model)  # names as the user knows them
+        self._names = {id(p): name for name, p in model.named_parameters()}
         self._module_of = {name: name.rpartition(".")[0] or name for name in self._names.values()}
-        self._index = {id(p): i for i, (_, p) in enumerate(boosted.model.named_parameters())}
-        self._group_of = group_by_module(boosted.model)
+        self._index = {id(p): i for i, (_, p) in enumerate(model.named_parameters())}
+        self._group_of = group_by_module(model)
         self._groups = list(dict.fromkeys(self._group_of.values()))
         device = boosted.device
+        self._nan = torch.full((), math.nan, device=device)
         self._columns = torch.zeros(capacity, _N_COLUMNS, device=device)
         self._nonfinite = torch.zeros(capacity, max(len(self._names), 1), dtype=torch.bool, device=device)
-        self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
         self._pending_exponents: Tensor | None = None
-        self._positions: dict[tuple[int, ...], Tensor] = {}
+        self._positions: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._float16: set[int] = set()
+        self._graphs_seen: set[int] = set()
         self._rows: list[_HostRow] = []
         self._updates = 0
         self._began = time.perf_counter()
@@ -90,6 +97,8 @@ class TraceBuffer:
         self._was_at_floor = False
         if gradients:
             boosted.observer = self._observe
+            if boosted.precision.level == "O2" and boosted.precision.dtype == "float16":
+                boosted.graph_observer = self._look_at_graph
 
     def emit(self, event: Event) -> None:
         """Take an event from a method below (``EventSink``); it is handed out with the next drain."""
@@ -113,9 +122,9 @@ class TraceBuffer:
         row = len(self._rows)
         if row == 0:
             self._oldest = now
-        norm, amax = self._nan, self._nan
+        norm = amax = half_amax = self._nan
         if self._gradient_row is not None:
-            norm, amax, nonfinite, positions = self._gradient_row
+            norm, amax, half_amax, nonfinite, positions = self._gradient_row
             self._nonfinite[row].zero_()
             self._nonfinite[row].index_copy_(0, positions, nonfinite)
             self._gradient_row = None
@@ -127,6 +136,7 @@ class TraceBuffer:
                 outcome.overflow.float().reshape(()),
                 norm,
                 amax,
+                half_amax,
             ]
         )
         exponents, self._pending_exponents = self._pending_exponents, None
@@ -155,24 +165,31 @@ class TraceBuffer:
             Step records in order, and the events of these steps: overflows with the leaf modules whose gradients went
             non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
         """
-        n = len(self._rows)
+        n, emitted = len(self._rows), len(self._events)
         values = self._columns[:n].cpu().tolist()
         nonfinite = self._nonfinite[:n].cpu() if any(row[_OVERFLOW] for row in values) else None
         records, events = [], list(self._events)
-        self._events.clear()
         for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
             record = self._record(host, row)
             records.append(record)
             flags = nonfinite[i] if nonfinite is not None else None
             events.extend(self._events_of(record, flags))
-        self._rows.clear()
+        # Cleared last and together, so that an interrupt on the way here loses nothing.
+        self._rows, self._events = [], self._events[emitted:]
         return records, sorted(events, key=lambda event: event.step)
 
     # -- on the device ------------------------------------------------------------------------------------------------
 
-    @property
-    def _nan(self) -> Tensor:
-        return torch.full((), math.nan, device=self.boosted.device)
+    def _look_at_graph(self, loss: Tensor) -> None:
+        """Note which parameters get float16 gradients; once per freezing group, whose graphs differ."""
+        group = self.boosted.frozen_groups
+        if group in self._graphs_seen:
+            return
+        self._graphs_seen.add(group)
+        found = {id(p) for p in float16_gradient_parameters(loss)} - self._float16
+        if found:
+            self._float16 |= found
+            self._positions.clear()
 
     def _observe(self, parameters: list[nn.Parameter]) -> None:
         """Look at the unscaled gradients of one window, before the update."""
@@ -182,13 +199,16 @@ class TraceBuffer:
             return
         norms, maxima = tensor_norms_and_maxima(gradients)
         finite = norms.isfinite()
-        amax = torch.where(finite, maxima, torch.zeros_like(maxima)).max()
+        finite_maxima = torch.where(finite, maxima, torch.zeros_like(maxima))
         key = tuple(id(p) for p in known)
-        positions = self._positions.get(key)
-        if positions is None:  # one entry per freezing group
-            positions = torch.tensor([self._index[i] for i in key], device=norms.device)
-            self._positions[key] = positions
-        self._gradient_row = (norms.norm(), amax, ~finite, positions)
+        if key not in self._positions:  # one entry per freezing group
+            indices = torch.tensor([self._index[i] for i in key], device=norms.device)
+            self._positions[key] = indices, torch.tensor([i in self._float16 for i in key], device=norms.device)
+        positions, in_float16 = self._positions[key]
+        half_amax = self._nan
+        if self._float16:
+            half_amax = torch.where(in_float16, finite_maxima, torch.zeros_like(maxima)).max()
+        self._gradient_row = (norms.norm(), finite_maxima.max(), half_amax, ~finite, positions)
         if self.exponents_every and self._updates % self.exponents_every == 0:
             self._pending_exponents = torch.stack([exponent_counts(g) for g in self._split(known)])
         self._updates += 1
@@ -206,7 +226,7 @@ class TraceBuffer:
         outcome = host.outcome
         overflow = bool(row[_OVERFLOW])
         exponents = self._exponents(host.exponents)
-        amax = row[_AMAX]
+        amax, half = row[_AMAX], row[_HALF_AMAX]
         return StepRecord(
             step=outcome.step,
             seconds=host.seconds,
@@ -225,7 +245,7 @@ class TraceBuffer:
             samples=host.samples,
             memory_bytes=host.memory_bytes,
             grad_exponents=exponents,
-            columns=host.columns,
+            columns=host.columns if math.isnan(half) or overflow else {**host.columns, _HALF_COLUMN: half},
         )
 
     def _exponents(self, counts: Tensor | None) -> tuple[ExponentCounts, ...]:

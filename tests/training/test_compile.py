@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.training import Boosted, TraceBuffer, apply, training_loop
+
+GROUPS = 12  # more than torch's own limit of 8 graphs
+FREEZING = {
+    "boost": {"mode": "manual", "grad_freeze": True},
+    "grad_freeze": {"param_groups": GROUPS, "freeze_type": 0, "freeze_p": 0.1, "total_steps": 48},
+}
+
+
+@pytest.fixture
+def compilations() -> Iterator[list[torch.fx.GraphModule]]:
+    """Start with nothing compiled and torch's own limits, and leave it so."""
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    with dynamo.config.patch(recompile_limit=8, accumulated_recompile_limit=256, fail_on_recompile_limit_hit=True):
+        yield []
+    dynamo.reset()
+
+
+def counting(compilations: list[torch.fx.GraphModule]) -> Callable[..., Any]:
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        compilations.append(graph)
+        return graph.forward
+
+    return backend
+
+
+def deep_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for i in range(3 * GROUPS):
+        layers += [nn.Linear(4 if i == 0 else 6, 6, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(6, 2))
+
+
+def data(n: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(5, 4, generator=generator), torch.randn(5, 2, generator=generator)) for _ in range(n)]
+
+
+def mean_square(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def groups_used(boosted: Boosted, steps: int) -> int:
+    assert isinstance(boosted.optimizer, FreezeOpt)
+    assert boosted.optimizer.strategy is not None
+    return len(set(boosted.optimizer.strategy[:steps]))
+
+
+@pytest.mark.parametrize("when", ["before apply", "after apply"])
+def test_every_freezing_group_is_compiled_once_even_beyond_torchs_own_limit(
+    when: str, compilations: list[torch.fx.GraphModule]
+) -> None:
+    net = deep_net()
+    plain = copy.deepcopy(net)
+    backend = counting(compilations)
+    model: Any = torch.compile(net, backend=backend) if when == "before apply" else net
+    boosted = apply(FREEZING, model, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    if when == "after apply":
+        boosted.model = torch.compile(boosted.model, backend=backend)  # type: ignore[assignment]
+    batches = data(36)
+    assert groups_used(boosted, 36) == GROUPS
+    for _ in training_loop(boosted, mean_square, batches):
+        pass
+    assert len(compilations) == GROUPS
+    eager = apply(FREEZING, plain, SGD(plain.parameters(), lr=0.1, momentum=0.9), level="O0")
+    for _ in training_loop(eager, mean_square, batches):
+        pass
+    for p, q in zip(net.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_compiled_model_is_processed_inside_its_wrapper(compilations: list[torch.fx.GraphModule]) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    model: Any = torch.compile(net, backend=counting(compilations))
+    boosted = apply({"amp": {"level": "O3", "dtype": "bfloat16"}}, model, SGD(net.parameters(), lr=0.1), level="O0")
+    assert boosted.model is model
+    assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
+    assert boosted.model(torch.randn(2, 1, 4, 4)).dtype == torch.float32
+
+
+def test_names_in_the_trace_are_those_of_the_model_itself(compilations: list[torch.fx.GraphModule]) -> None:
+    net = deep_net()
+    model: Any = torch.compile(net, backend=counting(compilations))
+    config = {"loss_scale": {"kind": "dynamic"}}
+    boosted = apply(config, model, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+    trace = TraceBuffer(boosted, exponents_every=1)
+    net[-1].bias.register_hook(lambda gradient: gradient * torch.inf)
+    for _ in training_loop(boosted, mean_square, data(1), trace=trace):
+        pass
+    (record,), events = trace.drain()
+    assert record.samples == 5
+    assert events[0].subject == str(6 * GROUPS)
+    assert not any("_orig_mod" in histogram.group for histogram in record.grad_exponents)

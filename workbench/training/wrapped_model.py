@@ -1,0 +1,19 @@
+"""Models inside wrappers: torch.compile and DistributedDataParallel keep the module they were given inside them."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["unwrapped"]
+
+_COMPILED = "_orig_mod"  # where torch.compile keeps the module; it is part of the names in its state dict
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside any number of wrappers; the module itself when there is none."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, _COMPILED, None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
