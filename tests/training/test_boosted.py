@@ -47,7 +47,10 @@ def train(boosted: Boosted, data: list[Any], **options: Any) -> list[Any]:
 
 
 def test_k_micro_batches_equal_one_large_batch() -> None:
-    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 4}}
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 4},
+    }
     net = deep_net().double()
     large = copy.deepcopy(net)
     boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
@@ -65,7 +68,10 @@ def test_k_micro_batches_equal_one_large_batch() -> None:
 
 
 def test_updates_happen_at_window_ends_only_and_leftovers_wait() -> None:
-    config = {"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 3}}
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 3},
+    }
     net = deep_net()
     outcomes = train(apply(config, net, SGD(net.parameters(), lr=0.1), level="O0"), batches(5))
     assert [o.applied for o in outcomes] == [False, False, True, False, False]
@@ -133,7 +139,11 @@ def test_an_overflow_anywhere_in_a_window_skips_the_whole_window(make: Any) -> N
 def test_the_loss_scale_leaves_the_trained_weights_alone() -> None:
     data = batches(10)
     results = []
-    for section in ({"kind": "none"}, {"kind": "fixed", "init": 2.0**12}, {"kind": "dynamic", "init": 2.0**8, "window": 2}):
+    for section in (
+        {"kind": "none"},
+        {"kind": "fixed", "init": 2.0**12},
+        {"kind": "dynamic", "init": 2.0**8, "window": 2},
+    ):
         net = deep_net()
         train(apply({"loss_scale": section}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0"), data)
         results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
@@ -185,6 +195,22 @@ def test_resuming_at_any_step_changes_no_bit(
         assert torch.equal(p, q), name
     assert torch.equal(whole.loss_scale, resumed.loss_scale)
     assert schedule.last_epoch == 24 // accumulation
+
+
+def test_a_schedule_that_begins_frozen_works_with_a_fused_optimizer_with_momentum() -> None:
+    config = {
+        "boost": {"mode": "manual", "grad_freeze": True},
+        "grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.0, "total_steps": 8},
+    }
+    weights = []
+    for fused in (True, False):
+        net = deep_net()
+        optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, fused=fused)
+        boosted = apply(config, net, optimizer, level="O0")
+        outcomes = train(boosted, batches(6))
+        assert outcomes[0].frozen_groups == 1
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    torch.testing.assert_close(weights[0], weights[1])
 
 
 def test_wrong_order_of_calls_says_what_to_do() -> None:
