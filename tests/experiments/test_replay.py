@@ -1,0 +1,230 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
+
+from workbench.config import BoostConfig
+from workbench.experiments.replay import estimate_thresholds, replay
+from workbench.experiments.run import run_task
+from workbench.scaling import ScalePolicy, simulate
+from workbench.tasks import Task
+from workbench.telemetry import Run, read_run
+
+HALF_MAX = 65504.0
+POLICIES = [
+    ScalePolicy(init=2.0**24, window=20),
+    ScalePolicy(init=2.0**4, window=5),
+    ScalePolicy(init=2.0**16, factor=4.0, window=7, maximum=2.0**18),
+    ScalePolicy(init=2.0**12, kind="fixed"),
+]
+
+
+def recorded(threshold: np.ndarray, policy: ScalePolicy, *, headroom_log2: float = 0.0, histograms: Any = None) -> Run:
+    """Return the run that this policy would have recorded if each window overflowed beyond its threshold."""
+    trace = simulate(threshold, [policy]).trace(0)
+    overflow = np.zeros(len(threshold), dtype=bool)
+    overflow[trace.overflow_steps] = True
+    # What overflows is `headroom` larger than the gradients that are recorded.
+    amax = HALF_MAX / threshold / 2.0**headroom_log2
+    steps = pd.DataFrame(
+        {
+            "step": np.arange(len(threshold)),
+            "loss_scale": trace.per_step(),
+            "overflow": overflow,
+            "grad_amax": np.where(overflow, np.nan, amax),
+            "grad_exponents": [[] for _ in threshold] if histograms is None else histograms,
+        }
+    )
+    return Run(Path("recorded"), {}, {}, {}, steps, pd.DataFrame(), True)
+
+
+def wandering(n: int, seed: int = 0, noise: float = 0.0) -> np.ndarray:
+    """Return thresholds around 2**15 that drift by octaves over the run."""
+    rng = np.random.default_rng(seed)
+    drift = np.cumsum(rng.normal(0, 0.05, n))
+    return np.asarray(np.exp2(15 + drift + noise * rng.standard_normal(n)))
+
+
+def test_where_nothing_overflowed_predictions_equal_the_exact_simulation() -> None:
+    threshold = wandering(400)
+    run = recorded(threshold, ScalePolicy(init=1.0, kind="fixed"))
+    assert not run.steps["overflow"].any()
+    np.testing.assert_allclose(estimate_thresholds(run).scale, threshold, rtol=1e-12)
+    expected = simulate(threshold, POLICIES)
+    table = replay(run, POLICIES).table
+    assert table["overflows"].tolist() == expected.overflows.tolist()
+    assert table["final_scale"].tolist() == expected.final_scale.tolist()
+    np.testing.assert_allclose(table["mean_log2_scale"], expected.mean_log2_scale)
+    np.testing.assert_allclose(table["wasted_share"], expected.overflows / 400)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), init=st.sampled_from([4, 10, 16, 24]), window=st.integers(1, 60))
+def test_a_replay_of_the_recorded_policy_gives_its_own_overflows(seed: int, init: int, window: int) -> None:
+    policy = ScalePolicy(init=2.0**init, window=window)
+    run = recorded(wandering(150, seed, noise=1.0), policy)
+    result = replay(run, [policy])
+    row = result.table.iloc[0]
+    assert row["overflows"] == result.recorded_overflows == int(run.steps["overflow"].sum())
+    assert row["overflows_low"] <= row["overflows"] <= row["overflows_high"]
+    assert result.windows == 150
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), window=st.integers(5, 40))
+def test_observed_windows_bound_every_threshold(seed: int, window: int) -> None:
+    run = recorded(wandering(120, seed, noise=1.5), ScalePolicy(init=2.0**20, window=window), headroom_log2=0.5)
+    scale = run.steps["loss_scale"].to_numpy()
+    overflow = run.steps["overflow"].to_numpy()
+    thresholds = estimate_thresholds(run).scale
+    assert (thresholds[overflow] < scale[overflow]).all()
+    assert (thresholds[~overflow] >= scale[~overflow]).all()
+
+
+@pytest.mark.parametrize("headroom", [-3.0, 2.5, 6.0])
+def test_headroom_of_gradients_that_are_not_recorded_is_calibrated(headroom: float) -> None:
+    threshold = wandering(2000, noise=0.3)
+    run = recorded(threshold, ScalePolicy(init=2.0**24, window=10), headroom_log2=headroom)
+    found = estimate_thresholds(run)
+    assert found.calibrated
+    assert abs(found.headroom_log2 - headroom) < 0.15
+    finite = ~run.steps["overflow"].to_numpy()
+    assert np.median(np.abs(np.log2(found.scale[finite] / threshold[finite]))) < 0.15
+    other = [ScalePolicy(init=2.0**10, window=25), ScalePolicy(init=2.0**20, window=100)]
+    expected = simulate(threshold, other).overflows
+    table = replay(run, other).table
+    assert (table["overflows_low"] <= expected).all()
+    assert (expected <= table["overflows_high"]).all()
+    # Taken at face value, the recorded gradients miss by a factor of 2**headroom.
+    naive = simulate(threshold * 2.0**headroom, [ScalePolicy(init=2.0**15, kind="fixed")]).overflows[0]
+    right = simulate(threshold, [ScalePolicy(init=2.0**15, kind="fixed")]).overflows[0]
+    told = replay(run, [ScalePolicy(init=2.0**15, kind="fixed")]).table["overflows"][0]
+    assert abs(told - right) < 0.2 * abs(naive - right)
+
+
+def test_an_uncalibrated_run_says_so_and_keeps_to_what_it_saw() -> None:
+    threshold = np.full(50, 2.0**15)
+    run = recorded(threshold, ScalePolicy(init=2.0**10, window=1000))
+    run.steps["grad_amax"] = HALF_MAX / 2.0**8  # as if 2**10 had been too much, and yet nothing overflowed
+    found = estimate_thresholds(run)
+    assert not found.calibrated
+    assert found.error_log2 == 1.0
+    assert (found.scale == 2.0**10).all()
+    table = replay(run, [ScalePolicy(init=2.0**10, kind="fixed"), ScalePolicy(init=2.0**14, kind="fixed")]).table
+    assert table["overflows"].tolist() == [0, 50]
+
+
+def test_only_gradients_computed_in_float16_count_when_they_are_known() -> None:
+    threshold = wandering(60)
+    run = recorded(threshold, ScalePolicy(init=1.0, kind="fixed"))
+    run.steps["amp.float16_grad_amax"] = run.steps["grad_amax"]
+    run.steps["grad_amax"] *= 1000.0  # an embedding's, in float32
+    np.testing.assert_allclose(estimate_thresholds(run).scale, threshold, rtol=1e-12)
+
+
+def test_micro_batches_that_end_no_window_are_left_out() -> None:
+    threshold = wandering(40)
+    run = recorded(threshold, ScalePolicy(init=2.0**18, window=4))
+    steps = run.steps.loc[run.steps.index.repeat(2)].reset_index(drop=True)
+    steps["step"] = np.arange(80)
+    first = steps["step"] % 2 == 0
+    steps.loc[first, "grad_amax"] = np.nan
+    steps.loc[first, "overflow"] = False
+    doubled = Run(Path("doubled"), {}, {}, {}, steps, pd.DataFrame(), True)
+    found = estimate_thresholds(doubled)
+    assert found.steps.tolist() == list(range(1, 80, 2))
+    assert found.scale.tolist() == estimate_thresholds(run).scale.tolist()
+
+
+def test_underflow_follows_the_scale_of_each_policy() -> None:
+    # All elements lie in [2**-30, 2**-29): lost below float16's 2**-24 unless the scale is at least 2**6.
+    histogram = {"group": "g", "lowest": -30, "counts": [10], "zeros": 3, "nonfinite": 0}
+    histograms: list[Any] = [[histogram] if step % 5 == 0 else [] for step in range(40)]
+    run = recorded(np.full(40, 2.0**20), ScalePolicy(init=2.0**10, window=1000), histograms=histograms)
+    policies = [ScalePolicy(init=2.0**e, kind="fixed") for e in (2, 6, 12)] + [ScalePolicy(init=2.0**3, window=10)]
+    share = replay(run, policies).table["underflow_share"].tolist()
+    assert share[:3] == [1.0, 0.0, 0.0]
+    # 2**3, 2**4, 2**5, then 2**6 in the last ten steps: two of eight histograms are saved.
+    assert share[3] == pytest.approx(6 / 8)
+    assert math.isnan(replay(recorded(np.full(9, 4.0), policies[0]), policies[:1]).table["underflow_share"][0])
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [pd.DataFrame(), pd.DataFrame({"step": [0], "grad_amax": [math.nan], "overflow": [True], "loss_scale": [8.0]})],
+    ids=["no steps", "nothing but overflows"],
+)
+def test_a_run_without_gradients_is_refused_in_a_sentence(steps: pd.DataFrame) -> None:
+    run = Run(Path("empty"), {}, {}, {}, steps, pd.DataFrame(), True)
+    with pytest.raises(ValueError, match="recorded no gradient sizes"):
+        replay(run, POLICIES)
+
+
+def test_no_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="`policies` is empty"):
+        replay(recorded(wandering(5), POLICIES[0]), [])
+
+
+def test_a_hundred_thousand_steps_under_a_hundred_policies_are_one_table() -> None:
+    run = recorded(wandering(100_000), ScalePolicy(init=2.0**24, window=500))
+    policies = [ScalePolicy(init=2.0**e, window=w) for e in range(5, 25) for w in (200, 500, 1000, 2000, 4000)]
+    assert len(replay(run, policies).table) == 100
+
+
+def half_task() -> Task:
+    """Return a regression whose gradients leave float16 at ordinary scales: a wide layer on large targets."""
+
+    def points(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            x = torch.randn(16, 8, generator=generator)
+            yield x, 30 * x.sum(dim=1, keepdim=True) * torch.rand(16, 1, generator=generator)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 1))
+
+    return Task(
+        name="half",
+        model=model,
+        loss=nn.MSELoss(),
+        optimizer=lambda named: SGD(named, lr=2e-4, momentum=0.9, fused=True),
+        train=points,
+        evaluate=points,
+        metric="loss",
+        data_hash="half 1",
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recorded_init", [24, 6])
+def test_reruns_overflow_as_often_as_replay_says(tmp_path: Path, recorded_init: int) -> None:
+    def train(init: float, window: int) -> Run:
+        config = {
+            "amp": {"level": "O2", "dtype": "float16"},
+            "loss_scale": {"kind": "dynamic", "init": init, "window": window},
+        }
+        result = run_task(
+            half_task(), BoostConfig.from_dict(config), steps=200, device=torch.device("cpu"), out=tmp_path
+        )
+        assert result.path is not None
+        return read_run(result.path)
+
+    run = train(2.0**recorded_init, 15)
+    assert run.steps["amp.float16_grad_amax"].notna().sum() > 150
+    policies = [ScalePolicy(2.0**init, window=window) for init in (4, 12, 18, 24) for window in (8, 40)]
+    table = replay(run, policies).table
+    actual = np.array([len(train(policy.init, policy.window).overflow_steps) for policy in policies])
+    assert actual.max() > 5
+    assert (table["overflows_low"] <= actual).all(), (table, actual)
+    assert (actual <= table["overflows_high"]).all(), (table, actual)
+    assert (np.abs(table["overflows"] - actual) <= np.maximum(2, 0.2 * actual)).all(), (table, actual)
