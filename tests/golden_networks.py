@@ -26,6 +26,7 @@ __all__ = [
     "build_loss",
     "build_network",
     "build_optimizer",
+    "divide_by_loss_scale",
     "golden_batch",
     "load_initial_weights",
     "optimizer_arguments",
@@ -62,8 +63,7 @@ def build_optimizer(meta: Mapping[str, Any], params: Iterable[Any], **overrides:
     """Build the torch optimizer that computes what the recorded one did.
 
     The recorded Momentum ignores ``use_nesterov`` on a CPU, so it is SGD with momentum. ``loss_scale`` has no torch
-    counterpart: divide the gradients by ``optimizer_arguments(meta).get("loss_scale", 1)`` before the step. A
-    learning rate given as a list starts with its first entry.
+    counterpart: see ``divide_by_loss_scale``. A learning rate given as a list starts with its first entry.
     """
     arguments = optimizer_arguments(meta)
     arguments.pop("loss_scale", None)
@@ -80,6 +80,19 @@ def build_optimizer(meta: Mapping[str, Any], params: Iterable[Any], **overrides:
         arguments["betas"] = (arguments.pop("beta1", 0.9), arguments.pop("beta2", 0.999))
         return torch.optim.Adam(params, **(arguments | overrides))
     raise ValueError(f"golden files use Momentum, SGD and Adam, got {meta['optimizer']!r}")
+
+
+def divide_by_loss_scale(optimizer: torch.optim.Optimizer, meta: Mapping[str, Any]) -> None:
+    """Let the optimizer divide its gradients by the recorded optimizer's ``loss_scale`` before every step."""
+    loss_scale = optimizer_arguments(meta).get("loss_scale", 1.0)
+
+    def divide(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= loss_scale
+
+    optimizer.register_step_pre_hook(divide)
 
 
 def golden_batch(

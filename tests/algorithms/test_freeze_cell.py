@@ -16,9 +16,9 @@ from tests.golden_networks import (
     assert_trajectory,
     build_loss,
     build_network,
+    divide_by_loss_scale,
     golden_batch,
     load_initial_weights,
-    optimizer_arguments,
 )
 from workbench.algorithms.freeze_cell import freeze_cell
 from workbench.algorithms.grad_freeze import FreezeOpt
@@ -42,7 +42,7 @@ def test_golden_freeze_training_through_cells(path: Path) -> None:
     load_initial_weights(net, arrays)
     frozen = freeze_optimizer_of(meta, net)
     for index in range(frozen.n_groups):
-        frozen.optimizer_of(index).register_step_pre_hook(Divide(optimizer_arguments(meta).get("loss_scale", 1.0)))
+        divide_by_loss_scale(frozen.optimizer_of(index), meta)
     cells = freeze_cell(False, WithLoss(net, build_loss(meta["loss"])), frozen, meta["sens"], None, False)
     assert len(cells) == len(meta["group_param_names"])
     for step in range(len(arrays["x"])):
@@ -52,19 +52,6 @@ def test_golden_freeze_training_through_cells(path: Path) -> None:
         frozen.advance()
         np.testing.assert_allclose(loss.item(), arrays["losses"][step], rtol=1e-4)
         assert_trajectory(net, arrays, step + 1)
-
-
-class Divide:
-    """torch optimizers have no loss_scale of their own."""
-
-    def __init__(self, by: float) -> None:
-        self.by = by
-
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad /= self.by
 
 
 class Distance(nn.Module):

@@ -42,8 +42,8 @@ def test_golden_training_with_and_without_centralization(path: Path, prefix: str
     recorded = meta["groups"][str(prefix == "gc")]
     parameters = dict(net.named_parameters())
     groups: list[dict[str, Any]] = [
-        {"params": [parameters[name]], "grad_centralization": flag}
-        for name, flag in zip(recorded["order"], recorded["gc_flags"], strict=True)
+        {"params": [parameters[name]], "grad_centralization": flag, **({} if is_decayed else {"weight_decay": 0.0})}
+        for name, flag, is_decayed in zip(recorded["order"], recorded["gc_flags"], recorded["decay_flags"], strict=True)
     ]
     optimizer = build_optimizer(meta, groups)
     register_centralization(optimizer, rule="multiple_of_16")
