@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -42,7 +43,9 @@ def examine(folder: Path | None = None) -> list[Finding]:
     hardware = devices.hardware_summary()
     findings = [
         Finding("Python", sys.version.split()[0], sys.version_info < (3, 11)),
-        Finding("hardware", ", ".join(f"{key}: {value}" for key, value in hardware.items() if value)),
+        Finding("processor", f"{hardware['cpu']}, {hardware['cpu_cores']} cores, {hardware['torch_threads']} used"),
+        Finding("memory", f"{hardware['memory_bytes'] / 1024**3:.1f} GiB"),
+        Finding("system", str(hardware["platform"])),
     ]
     for name in _NEEDED:
         try:
@@ -55,7 +58,10 @@ def examine(folder: Path | None = None) -> list[Finding]:
         supported = devices.autocast_supported(device, dtype)
         text = "autocast works" if supported else "autocast does not work; use amp O0"
         findings.append(Finding(str(dtype).removeprefix("torch."), text))
-    free = shutil.disk_usage(folder or Path.cwd()).free
-    text = f"{free / 1024**3:.1f} GiB free here"
+    folder = folder or Path.cwd()
+    writable = os.access(folder, os.W_OK)
+    findings.append(Finding("folder", f"{folder} is {'' if writable else 'not '}writable", problem=not writable))
+    free = shutil.disk_usage(folder).free
+    text = f"{free / 1024**3:.1f} GiB free there"
     findings.append(Finding("disk", text + ("" if free >= _FREE_BYTES else "; runs may not fit"), free < _FREE_BYTES))
     return findings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 import typer
@@ -53,6 +54,14 @@ def common(
     """Find the fastest training configuration that keeps the accuracy you ask for."""
 
 
+def _one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Format a warning for a person who did not write the line that gave it."""
+    where = "" if issubclass(category, UserWarning) else f" (line {lineno} of {filename})"
+    return f"note: {' '.join(str(message).split())}{where}\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and turn every failure into one sentence and an exit code.
 
@@ -67,10 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if _TRACEBACK in given:
         given = [argument for argument in given if argument != _TRACEBACK]
         traceback = True
+    before, warnings.formatwarning = warnings.formatwarning, _one_line
     try:
         code = app(args=given, prog_name="workbench", standalone_mode=False)
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
             raise Interrupted("interrupted; what was finished before is saved")
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error, traceback=traceback))
+    finally:
+        warnings.formatwarning = before
     sys.exit(code if isinstance(code, int) else 0)

@@ -18,6 +18,7 @@ import os
 import sys
 import sysconfig
 import traceback as python_traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,6 +51,15 @@ _PARTS = {
     ("workbench.training.loop", "training_loop"): _STEP,
     ("workbench.training.boosted", "backward"): _STEP,
     ("workbench.training.boosted", "step"): _STEP,
+}
+
+
+# What typer says about a number, in our words.
+_RULES = {
+    ": Input should be greater than or equal to": " must be at least",
+    ": Input should be a valid integer, unable to parse string as an integer": " must be a whole number",
+    ": Input should be a valid number, unable to parse string as a number": " must be a number",
+    "Invalid value for ": "",
 }
 
 
@@ -96,8 +106,9 @@ def exit_code_of(error: BaseException) -> int:
 
 def sentence_of(error: BaseException) -> str:
     """Return the error as one line."""
-    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-    return " ".join(f"{_told(error)}{notes}".split())
+    told = _told(error)
+    notes = [note for note in getattr(error, "__notes__", ()) if told not in note]  # a full disk fails twice alike
+    return " ".join("; ".join([told, *notes]).split())
 
 
 def _told(error: BaseException) -> str:
@@ -130,8 +141,21 @@ def _usage_sentence(error: BaseException) -> str:
     if type(error).__name__ == "NoArgsIsHelpError" or context is None:
         return said  # nothing, when typer has printed the help already
     said = said.removeprefix("Invalid value: ")
+    for long, short in _RULES.items():
+        said = said.replace(long, short)
+    came = _given(getattr(getattr(error, "param", None), "opts", ()))
     said = said[:1].lower() + said[1:].rstrip(".")
-    return f"{said}; see `{context.command_path} --help`"
+    return f"{said}{came}; see `{context.command_path} --help`"
+
+
+def _given(options: Sequence[str]) -> str:
+    """Return ``", got 0"`` for an option that stands on the command line; typer's own sentences leave it out."""
+    arguments = sys.argv[1:]
+    for i, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in options and (equals or i + 1 < len(arguments)):
+            return f", got {value if equals else arguments[i + 1]}"
+    return ""
 
 
 def _is_system(error: BaseException) -> bool:

@@ -80,10 +80,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         )
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    console = Console(highlight=False)
+    console, endless = Console(highlight=False), Console(width=_ENDLESS, highlight=False)
     if not sys.stdout.isatty():
-        console = Console(width=_ENDLESS, highlight=False)
-    elif console.measure(table).minimum > console.width:
+        console = endless
+    elif endless.measure(table).minimum > console.width:
         say("\n\n".join(_paragraph(columns, row) for row in cells))
         return
     with console.capture() as captured:

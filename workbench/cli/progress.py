@@ -17,7 +17,7 @@ __all__ = ["Bar", "clock", "progress_bar"]
 
 _BAR_SECONDS = 0.1
 _LINE_SECONDS = 10.0
-_FORMAT = "{desc} |{bar:20}| {n:.0f}/{total:.0f} [{elapsed}<{left}{postfix}]"
+_FORMAT = "{desc} |{bar:20}| {done}/{total:.0f} [{elapsed}<{left}{postfix}]"
 
 
 class Bar:
@@ -78,7 +78,7 @@ class Bar:
         self._shown = time.monotonic()
         if self._bar is None:
             left = self._eta if math.isfinite(self._eta) else self._estimate()
-            told = [f"{self._text}: {self._done:.0f} of {self._total:.0f}"]
+            told = [f"{self._text}: {math.floor(self._done)} of {self._total:.0f}"]
             told += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
             told += [self._note] if self._note else []
             print(", ".join(told), file=sys.stderr, flush=True)
@@ -133,7 +133,7 @@ def _terminal_bar(total: float, text: str) -> Any:
             left = self.eta
             if not math.isfinite(left) and n and total:
                 left = elapsed * (total - n) / n
-            return told | {"left": clock(left) if math.isfinite(left) else "?"}
+            return told | {"done": math.floor(n), "left": clock(left) if math.isfinite(left) else "?"}
 
     return TerminalBar(
         total=total, desc=text, file=sys.stderr, dynamic_ncols=True, miniters=math.inf, bar_format=_FORMAT

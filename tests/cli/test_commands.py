@@ -1,0 +1,178 @@
+"""Every command does its work and says it; --json prints one object."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+from workbench import __version__
+from workbench.config import BoostConfig
+from workbench.telemetry import read_run
+
+
+def test_help_lists_every_command_and_needs_neither_torch_nor_plotly() -> None:
+    code = (
+        "import sys\n"
+        "from workbench.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as ended:\n    assert not ended.code\n"
+        "heavy = {'torch', 'plotly', 'optuna', 'pandas', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    names = ["tune", "status", "export", "train", "compare", "replay", "runs", "validate", "schema", "init", "doctor"]
+    assert all(f" {name} " in done.stdout for name in names)
+
+
+def test_version_is_printed(workbench: Command) -> None:
+    outcome = workbench("--version")
+    assert (outcome.code, outcome.out) == (0, f"{__version__}\n")
+
+
+def test_train_records_a_run_and_says_metric_and_place(workbench: Command, here: Path) -> None:
+    outcome = workbench("train", "--task", "wine.py", "--steps", 20, "--device", "cpu", "--out", "runs")
+    assert outcome.code == 0
+    (path,) = (here / "runs").iterdir()
+    run = read_run(path)
+    assert len(run.steps) == 20
+    assert f"accuracy {run.summary['metric']:.5g} after 20 steps" in outcome.out
+    assert f"recorded in runs/{path.name}" in outcome.out
+    assert "wine.py: 20 of 20" in outcome.err
+
+
+def test_train_with_json_prints_one_object_whatever_the_task_prints(here: Path) -> None:
+    noise = 'import os\nprint("said by the task")\nos.write(1, b"said below Python\\n")\n'
+    (here / "noisy.py").write_text(noise + (here / "wine.py").read_text())
+    command = [sys.executable, "-m", "workbench", "train", "--task", "noisy.py", "--steps", "4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 4
+    assert "said by the task" in done.stderr
+    assert "said below Python" in done.stderr
+
+
+def test_overflows_are_told_and_replay_judges_policies_on_them(workbench: Command, here: Path) -> None:
+    amp = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+        "amp": {"level": "O2", "dtype": "float16"},
+        "loss_scale": {"kind": "dynamic", "init": 2.0**24, "window": 5},
+    }
+    BoostConfig.from_dict(amp).save(here / "amp.json")
+    outcome = workbench("train", "--task", "wine.py", "--config", "amp.json", "--steps", 20, "--device", "cpu")
+    assert outcome.code == 0
+    run = Path(next((here / "runs").iterdir()))
+    overflows = len(read_run(run).overflow_steps)
+    assert overflows > 0
+    assert f"{overflows} update" in outcome.out
+    assert f"workbench replay runs/{run.name}" in outcome.out
+
+    replayed = workbench("replay", run, "--init", 2.0**24, "--init", 16, "--window", 5, "--json")
+    assert replayed.code == 0
+    told = json.loads(replayed.out)
+    assert told["recorded_overflows"] == overflows
+    assert [policy["init"] for policy in told["policies"]] == [2.0**24, 16.0]
+    assert told["policies"][1]["overflows"] == 0
+    table = workbench("replay", run, "--init", 16)
+    assert f"20 updates recorded, {overflows} of them overflowed" in table.out
+
+
+def test_compare_of_one_file_compares_with_o0(workbench: Command, here: Path) -> None:
+    (here / "one.json").write_text(
+        '{"boost": {"mode": "manual", "less_bn": false, "grad_freeze": false, "grad_accumulation": true},'
+        ' "grad_accumulation": {"grad_accumulation_step": 2}}'
+    )
+    common = ("compare", "one.json", "--task", "wine.py", "--seeds", 2, "--steps", 6, "--device", "cpu")
+    told = workbench(*common)
+    assert told.code == 0
+    assert "accumulation over 2" in told.out
+    assert "one.json: " in told.out
+    compared = json.loads(workbench(*common, "--json").out)
+    assert [side["label"] for side in compared["sides"]] == ["O0", "one.json"]
+    assert compared["seeds"] == [0, 1]
+
+
+def test_runs_are_listed_and_pruned(workbench: Command, here: Path) -> None:
+    for seed in range(3):
+        workbench("train", "--task", "wine.py", "--steps", 2, "--seed", seed, "--device", "cpu")
+    listed = json.loads(workbench("runs", "list", "--json").out)["runs"]
+    assert len(listed) == 3
+    newest = listed[0]["run"]
+    assert newest in workbench("runs", "list").out
+    would = workbench("runs", "prune", "--keep", 1, "--dry-run")
+    assert "2 runs would be removed" in would.out
+    assert len(list((here / "runs").iterdir())) == 3
+    assert "2 runs removed" in workbench("runs", "prune", "--keep", 1).out
+    assert [path.name for path in (here / "runs").iterdir()] == [newest]
+
+
+def test_tune_status_export_and_validate_make_one_way(workbench: Command, study: Path, here: Path) -> None:
+    tuned = workbench("tune", study)
+    assert tuned.code == 0, tuned.err
+    for target in ("o1", "o2"):
+        assert f"wrote study/result/boost_config.{target}.json" in tuned.out
+    assert "wrote study/result/report.html" in tuned.out
+    assert "search: 0 of 3" in tuned.err
+
+    status = workbench("status", study)
+    assert "3 of 3 trials finished" in status.out
+    assert "exported study/result/boost_config.o1.json" in status.out
+    told = json.loads(workbench("status", study, "--json").out)
+    assert [trial["state"] for trial in told["trials"]].count("complete") >= 1
+    assert told["trials"][0]["summary"] == "nothing switched on"
+
+    exported = json.loads(workbench("export", study, "--out", "elsewhere", "--json").out)
+    assert exported["exported"] == {name: f"elsewhere/boost_config.{name}.json" for name in ("o1", "o2")}
+    assert (here / "elsewhere" / "report.html").exists()
+
+    valid = workbench("validate", "elsewhere/boost_config.o1.json")
+    assert valid.code == 0
+    assert "valid; at level O1 it means:" in valid.out
+    assert "from study study on task wine.py" in valid.out
+
+    again = workbench("tune", study)  # nothing is left to do, and nothing is done twice
+    assert again.code == 0
+    assert len(json.loads(workbench("status", study, "--json").out)["trials"]) == 3
+
+
+def test_validate_says_what_is_not_in_effect_and_why(workbench: Command, here: Path) -> None:
+    (here / "one.json").write_text('{"boost": {"mode": "manual", "adasum": true, "grad_freeze": true}}')
+    outcome = workbench("validate", "one.json", "--level", "O1", "--world-size", 1)
+    assert outcome.code == 0
+    assert "not in effect: " in outcome.out
+    told = json.loads(workbench("validate", "one.json", "--json").out)
+    assert told["valid"] is True
+    assert "adasum" in told["not_in_effect"]
+    assert "grad_freeze.freeze_p" in told["parameters"]
+
+
+def test_schema_is_the_schema_of_the_configuration(workbench: Command) -> None:
+    assert json.loads(workbench("schema").out) == BoostConfig.json_schema()
+
+
+def test_doctor_finds_this_machine_able(workbench: Command) -> None:
+    told = json.loads(workbench("doctor", "--json").out)
+    subjects = {finding["subject"]: finding for finding in told["findings"]}
+    assert {"Python", "torch", "device", "float16", "disk", "folder"} <= set(subjects)
+    table = workbench("doctor")
+    assert table.code == (0 if told["ok"] else 1)
+    assert subjects["torch"]["text"] in table.out
+
+
+def test_init_writes_studies_and_names_the_next_command(workbench: Command, here: Path) -> None:
+    outcome = workbench("init", "my folder")
+    assert outcome.code == 0
+    assert (here / "my folder" / "studies" / "quickstart" / "study.toml").exists()
+    assert "next: workbench tune 'my folder/studies/quickstart'" in outcome.out
+
+
+@pytest.mark.parametrize("command", ["", "runs"])
+def test_a_group_without_a_command_prints_its_help(workbench: Command, command: str) -> None:
+    outcome = workbench(*command.split())
+    assert outcome.code == 2
+    assert "Commands" in outcome.out + outcome.err
