@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.experiments.small_tasks import small_task
+from workbench.config import BoostConfig
+from workbench.experiments import comparison
+from workbench.experiments.comparison import Comparison, Side, compare_configs
+from workbench.experiments.confirmation import paired_drop_bounds, paired_drops
+from workbench.experiments.run import RunProgress, RunResult, run_task
+from workbench.experiments.speed_ratio import SpeedRatio
+from workbench.telemetry import read_run
+
+CPU = torch.device("cpu")
+BASE = Side("A.json", BoostConfig(), "O0")
+OTHER = Side("B.json", BoostConfig.from_dict({"optimizer": {"lr": 1e-6}}), "O0")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Any]]:
+    """Replace the measurement of speed by a known ratio."""
+    asked: list[tuple[Any, Any]] = []
+
+    def known(task: Any, baseline: Any, candidate: Any, **_: Any) -> SpeedRatio:
+        asked.append((baseline, candidate))
+        return SpeedRatio(0.5, 0.4, 0.8, 10.0, 5.0, 8)
+
+    monkeypatch.setattr(comparison, "measure_speed_ratio", known)
+    return asked
+
+
+def compare(sides: list[Side], metric: str = "accuracy", **options: Any) -> Comparison:
+    options = {"seeds": [3, 4], "steps": 30, "device": CPU} | options
+    return compare_configs(small_task(metric=metric), sides, **options)
+
+
+def test_every_pair_is_two_runs_with_the_same_seed(tmp_path: Path, measured: list[Any]) -> None:
+    result = compare([BASE, OTHER], out=tmp_path)
+    assert (result.task, result.metric, result.steps, result.seeds) == ("small", "accuracy", 30, (3, 4))
+    base, other = result.sides
+    for side, config in ((base, BASE), (other, OTHER)):
+        alone = [run_task(small_task(), config.config, level="O0", steps=30, seed=s, device=CPU) for s in (3, 4)]
+        assert side.metrics == tuple(run.metric for run in alone)
+        paths = [path for path in side.paths if path is not None]
+        assert [read_run(path).environment["seed"] for path in paths] == [3, 4]
+    drops = paired_drops(list(zip(base.metrics, other.metrics, strict=True)), higher_is_better=True)
+    assert other.drop == paired_drop_bounds(drops)
+    assert other.drop is not None
+    assert other.drop.mean > 0.05
+    assert (base.drop, base.speed) == (None, None)
+    assert measured == [((BASE.config, "O0"), (OTHER.config, "O0"))]
+
+
+def test_the_sentence_tells_speed_direction_and_bound(measured: list[Any]) -> None:
+    result = compare([BASE, OTHER])
+    drop = result.sides[1].drop
+    assert drop is not None
+    assert result.sentences() == [
+        "B.json: 2.00 x the speed of A.json (95 % interval 1.25 to 2.50), "
+        f"accuracy {drop.mean:.4g} lower on average over 2 seeds (one-sided 95 % bound of the loss {drop.upper:.4g})."
+    ]
+
+
+def test_a_metric_that_should_be_small_gets_higher_when_it_is_worse(measured: list[Any]) -> None:
+    (sentence,) = compare([BASE, OTHER], metric="loss").sentences()
+    assert "loss " in sentence
+    assert " higher on average over 2 seeds" in sentence
+    (sentence,) = compare([OTHER, BASE], metric="loss").sentences()
+    assert " lower on average over 2 seeds" in sentence
+
+
+def test_equal_sides_are_called_equal_and_one_seed_bounds_nothing(measured: list[Any]) -> None:
+    (sentence,) = compare([BASE, dataclasses.replace(BASE, label="same")], seeds=[1]).sentences()
+    assert sentence.endswith("accuracy equal on average over 1 seed (one seed bounds nothing).")
+
+
+def test_three_sides_give_two_sentences(measured: list[Any]) -> None:
+    result = compare([BASE, OTHER, dataclasses.replace(OTHER, label="C.json")], seeds=[1])
+    assert [sentence.split(":")[0] for sentence in result.sentences()] == ["B.json", "C.json"]
+
+
+def test_a_seed_that_diverged_on_one_side_is_no_pair(monkeypatch: pytest.MonkeyPatch, measured: list[Any]) -> None:
+    def sometimes_diverging(task: Any, config: Any, *, seed: int, **options: Any) -> RunResult:
+        result = run_task(task, config, seed=seed, **options)
+        bad = config is OTHER.config and seed == 3
+        return dataclasses.replace(result, metric=math.nan, diverged=True) if bad else result
+
+    monkeypatch.setattr(comparison, "run_task", sometimes_diverging)
+    side = compare([BASE, OTHER]).sides[1]
+    assert math.isnan(side.metrics[0])
+    assert side.drop is not None
+    assert side.drop.n_pairs == 1
+    only = compare([BASE, OTHER], seeds=[3])
+    assert only.sentences()[0].endswith("no seed gave a metric on both sides.")
+
+
+def test_progress_names_side_and_seed(measured: list[Any]) -> None:
+    told: list[tuple[str, RunProgress]] = []
+    compare([BASE, OTHER], on_progress=lambda label, progress: told.append((label, progress)))
+    assert list(dict.fromkeys(label for label, _ in told)) == [
+        f"{side}, seed {seed}" for seed in (3, 4) for side in ("A.json", "B.json")
+    ]
+
+
+def test_too_little_to_compare_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 configurations, got 1"):
+        compare([BASE])
+    with pytest.raises(ValueError, match="at least 1 seed"):
+        compare([BASE, OTHER], seeds=[])
+
+
+def test_speed_is_really_measured() -> None:
+    result = compare([BASE, OTHER], seeds=[1], steps=2)
+    speed = result.sides[1].speed
+    assert speed is not None
+    assert 0 < speed.low <= speed.ratio <= speed.high < math.inf

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.experiments.small_tasks import small_task
+from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.config import BoostConfig
+from workbench.experiments import speed_ratio
+from workbench.experiments.setup import prepare
+from workbench.experiments.speed_ratio import SpeedRatio, bootstrap_median_interval, measure_speed_ratio
+from workbench.tasks import Task
+from workbench.training import Boosted
+
+CPU = torch.device("cpu")
+PLAIN = BoostConfig()
+GROUPS = 9
+
+
+class FakeClock:
+    """A clock that only moves when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    fake = FakeClock()
+    monkeypatch.setattr(speed_ratio, "time", fake)
+    return fake
+
+
+def timed_task(clock: FakeClock, cost: Any) -> Task:
+    """Return a task of which a micro-batch takes ``cost(number of parameters that are trained)`` seconds."""
+
+    class Deep(nn.Sequential):
+        def __init__(self) -> None:
+            layers: list[nn.Module] = [nn.Linear(4, 4, bias=False) for _ in range(3 * GROUPS)]
+            super().__init__(*layers, nn.Linear(4, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            clock.now += cost(sum(p.requires_grad for p in self.parameters()))
+            return super().forward(x)
+
+    return small_task(model=Deep)
+
+
+def freezing(**options: Any) -> BoostConfig:
+    section = {"param_groups": GROUPS, "freeze_type": 1, "freeze_p": 0.4, "total_steps": 200} | options
+    return BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}, "grad_freeze": section})
+
+
+def schedule_of(task: Task, config: BoostConfig, seed: int = 0) -> tuple[dict[int, float], dict[int, int]]:
+    """Return how often each group is used, and how many parameters it trains."""
+    optimizer = prepare(task, config, level="O0", seed=seed, device=CPU, steps=10).boosted.optimizer
+    assert isinstance(optimizer, FreezeOpt)
+    assert optimizer.strategy is not None
+    counts = Counter(optimizer.strategy)
+    shares = {group: count / len(optimizer.strategy) for group, count in counts.items()}
+    return shares, {group: len(optimizer.group_parameters(group)) for group in range(optimizer.n_groups)}
+
+
+def measure(task: Task, baseline: BoostConfig, candidate: BoostConfig, **options: Any) -> SpeedRatio:
+    options = {"rounds": 3, "steps_per_block": 4} | options
+    return measure_speed_ratio(task, (baseline, "O0"), (candidate, "O0"), device=CPU, **options)
+
+
+@pytest.mark.parametrize("freeze_type", [0, 1])
+def test_a_freezing_schedule_costs_the_mean_over_its_groups(clock: FakeClock, freeze_type: int) -> None:
+    task = timed_task(clock, lambda n: 1.0 + n)  # linear in what interpolation goes along
+    config = freezing(freeze_type=freeze_type)
+    shares, sizes = schedule_of(task, config)
+    assert len(shares) > 5  # more than are measured
+    measured = measure(task, PLAIN, config)
+    expected = sum(share * (1 + sizes[group]) for group, share in shares.items())
+    # Groups differ by equal strides but for the last parameters; interpolation sees the measured groups only.
+    assert measured.candidate_ms == pytest.approx(expected * 1e3, rel=0.01)
+    assert measured.baseline_ms == pytest.approx((1 + sizes[0]) * 1e3)
+    assert measured.ratio == pytest.approx(measured.candidate_ms / measured.baseline_ms)
+    assert measured.low == measured.high == measured.ratio
+    assert measured.rounds == 3
+
+
+def test_few_groups_are_weighted_exactly(clock: FakeClock) -> None:
+    task = timed_task(clock, lambda n: float(n * n))  # not linear: only measured groups can be right
+    config = freezing(param_groups=3)
+    shares, sizes = schedule_of(task, config)
+    assert len(shares) <= 5
+    expected = sum(share * sizes[group] ** 2 for group, share in shares.items())
+    assert measure(task, PLAIN, config).candidate_ms == pytest.approx(expected * 1e3, rel=1e-9)
+
+
+def test_at_most_five_groups_are_measured_the_ends_among_them(clock: FakeClock) -> None:
+    seen: set[int] = set()
+
+    def cost(n_trained: int) -> float:
+        seen.add(n_trained)
+        return 1.0
+
+    task = timed_task(clock, cost)
+    shares, sizes = schedule_of(task, freezing())
+    measure(task, freezing(), freezing())
+    assert len(seen) == 5
+    assert {sizes[min(shares)], sizes[max(shares)]} <= seen
+
+
+def test_accumulation_is_timed_by_whole_windows_per_micro_batch(clock: FakeClock) -> None:
+    micro_batches = 0
+
+    def cost(_: int) -> float:
+        nonlocal micro_batches
+        micro_batches += 1
+        return 2.0
+
+    config = BoostConfig.from_dict(
+        {
+            "boost": {"mode": "manual", "grad_accumulation": True},
+            "grad_accumulation": {"grad_accumulation_step": 4},
+        }
+    )
+    measured = measure(timed_task(clock, cost), config, config, rounds=1, steps_per_block=6)
+    assert measured.candidate_ms == pytest.approx(2000.0)
+    assert micro_batches == 2 * 2 * 8  # two sides, warm-up and one round, six steps rounded up to two windows
+
+
+def test_sides_take_turns_to_be_first(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[int] = []
+    seen: list[Boosted] = []
+    step = Boosted.step
+
+    def noted(self: Boosted) -> Any:
+        if not any(self is boosted for boosted in seen):
+            seen.append(self)
+        order.append(next(i for i, boosted in enumerate(seen) if boosted is self))
+        return step(self)
+
+    monkeypatch.setattr(Boosted, "step", noted)
+    measure(timed_task(clock, lambda _: 1.0), PLAIN, PLAIN, rounds=4, steps_per_block=1)
+    assert order == [0, 1] + [0, 1, 1, 0] * 2  # warm-up, then A B, B A, A B, B A
+
+
+def test_a_machine_that_slows_down_does_not_change_the_ratio(clock: FakeClock) -> None:
+    calls = 0
+
+    def cost(n_trained: int) -> float:
+        nonlocal calls
+        calls += 1
+        return (1 + n_trained) * 1.01**calls  # after a hundred steps everything takes e times as long
+
+    task = timed_task(clock, cost)
+    config = freezing(param_groups=3)
+    shares, sizes = schedule_of(task, config)
+    expected = sum(share * (1 + sizes[group]) for group, share in shares.items()) / (1 + sizes[0])
+    measured = measure(task, PLAIN, config, rounds=8)
+    assert measured.ratio == pytest.approx(expected, rel=0.03)
+    assert measured.low <= measured.ratio <= measured.high
+
+
+def test_stop_ends_after_two_rounds_at_the_earliest(clock: FakeClock) -> None:
+    task = timed_task(clock, lambda _: 1.0)
+    assert measure(task, PLAIN, PLAIN, rounds=50, stop=lambda: True).rounds == 2
+
+
+@pytest.mark.parametrize("option", ["rounds", "steps_per_block"])
+@pytest.mark.parametrize("value", [0, float("nan")])
+def test_counts_below_one_are_refused(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"`{option}` must be at least 1"):
+        measure(small_task(), PLAIN, PLAIN, **{option: value})
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    values=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=25),
+    factor=st.sampled_from([0.5, 2.0, 8.0]),
+    seed=st.integers(0, 100),
+)
+def test_the_bootstrap_interval_holds_the_median_and_scales_with_the_values(
+    values: list[float], factor: float, seed: int
+) -> None:
+    data = np.array(values)
+    low, high = bootstrap_median_interval(data, seed)
+    assert data.min() <= low <= np.median(data) <= high <= data.max()
+    assert bootstrap_median_interval(data * factor, seed) == pytest.approx((low * factor, high * factor))
+    narrow_low, narrow_high = bootstrap_median_interval(data, seed, level=0.5)
+    assert low <= narrow_low <= narrow_high <= high
+
+
+def test_the_bootstrap_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        low, high = bootstrap_median_interval(rng.lognormal(0.0, 0.2, size=12), seed=trial)
+        hits += low <= 1.0 <= high
+    assert 0.88 <= hits / 200 <= 1.0
