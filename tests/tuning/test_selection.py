@@ -84,6 +84,13 @@ def test_the_cheapest_that_is_not_refuted_is_chosen() -> None:
     assert choose([], {}) is None
 
 
+def test_what_turns_out_no_cheaper_than_o0_is_not_chosen() -> None:
+    undecided, confirmed = candidate(2, Verdict.UNDECIDED), candidate(3, Verdict.CONFIRMED)
+    costs = {2: 0.6, 3: 0.5}
+    assert choose([undecided, confirmed], costs, limit=0.6) is confirmed
+    assert choose([undecided, confirmed], costs, limit=0.5) is None
+
+
 def test_a_policy_fills_in_only_what_was_not_searched_and_changes_no_float32_plan() -> None:
     policy = {"init": 1024.0, "factor": 4.0, "window": 50}
     config = with_policy(O0, policy, ["loss_scale.window"])

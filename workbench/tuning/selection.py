@@ -14,7 +14,7 @@ from workbench.config import BoostConfig, ConfigError
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.objective import steps_to_target
 
-__all__ = ["TARGETS", "choose", "competing_trials", "cost", "with_policy"]
+__all__ = ["TARGETS", "aimed_at", "choose", "competing_trials", "cost", "with_policy"]
 
 TARGETS = {"o1": "O1", "o2": "O2"}
 """Export -> boost level at which it is loaded."""
@@ -43,12 +43,9 @@ def competing_trials(
         Trials with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
         ``steps_to_target`` is that of this export's target.
     """
-    sign = 1.0 if higher_is_better else -1.0
-    goal = baseline.metric - sign * allowed_drop
 
     def aimed(trial: TrialRecord) -> TrialRecord:
-        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
-        return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
+        return aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
 
     limit = cost(aimed(baseline), objective)
     seen = {_key(baseline, baseline.level)}
@@ -67,6 +64,20 @@ def competing_trials(
     return sorted(found, key=lambda trial: (cost(trial, objective), trial.number))
 
 
+def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> TrialRecord:
+    """Return a trial with ``steps_to_target`` and ``allowed_drop`` of an export.
+
+    Args:
+        trial: The trial; the baseline itself, too.
+        baseline: The O0 trial, whose final metric less the allowed drop is the target.
+        allowed_drop: Drop the export allows, in the metric's unit.
+        higher_is_better: Direction of the metric.
+    """
+    goal = baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
+    steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+    return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
+
+
 def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = None) -> float:
     """Return what a trial costs, in O0 steps (time_to_target) or O0 step times; inf when unknown.
 
@@ -81,20 +92,25 @@ def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = 
 
 
 def choose(
-    candidates: Sequence[CandidateRecord], costs: Mapping[int, float], *, require_confirmed: bool = False
+    candidates: Sequence[CandidateRecord],
+    costs: Mapping[int, float],
+    *,
+    limit: float = math.inf,
+    require_confirmed: bool = False,
 ) -> CandidateRecord | None:
-    """Return the best candidate that is not refuted.
+    """Return the best candidate that is not refuted and still beats O0.
 
     Args:
         candidates: Judged candidates of one export.
-        costs: Trial number -> cost; candidates without an entry come last.
+        costs: Trial number -> cost by the newest measurement; candidates without an entry come last.
+        limit: O0's cost; what does not lie below it is not taken.
         require_confirmed: Accept confirmed candidates only.
 
     Returns:
         The candidate; None when none is left and O0 has to be exported.
     """
     accepted = {Verdict.CONFIRMED} if require_confirmed else {Verdict.CONFIRMED, Verdict.UNDECIDED}
-    left = [one for one in candidates if one.verdict in accepted]
+    left = [one for one in candidates if one.verdict in accepted and not costs.get(one.trial_number, -1.0) >= limit]
     return min(left, key=lambda one: (costs.get(one.trial_number, math.inf), one.trial_number), default=None)
 
 

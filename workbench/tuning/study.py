@@ -38,7 +38,7 @@ from workbench.tuning.loss_scale_policy import tune_loss_scale
 from workbench.tuning.objective import Objective, baseline_trial, plain
 from workbench.tuning.sampling import make_pruner, make_sampler
 from workbench.tuning.search_space import all_off
-from workbench.tuning.selection import TARGETS, choose, competing_trials, cost, with_policy
+from workbench.tuning.selection import TARGETS, aimed_at, choose, competing_trials, cost, with_policy
 from workbench.tuning.study_file import StudyFile, read_study
 
 __all__ = ["StudyResult", "TuneProgress", "export_study", "read_result", "search", "tune"]
@@ -593,13 +593,16 @@ def _export(
             for one in mine
             if one.trial_number in aimed
         }
-        chosen[target] = choose(mine, costs, require_confirmed=require_confirmed)
-        reasons[target] = _why_o0(target, mine, allowed[target], require_confirmed=require_confirmed)
+        limit = cost(aimed_at(baseline, baseline, allowed[target], higher_is_better=higher), file.study.objective)
+        chosen[target] = choose(mine, costs, limit=limit, require_confirmed=require_confirmed)
+        if chosen[target] is None:
+            reasons[target] = _why_o0(mine, allowed[target], require_confirmed=require_confirmed)
         candidate = chosen[target]
         sentences.append(
             f"{target}: {reasons[target]}"
             if candidate is None
             else f"{target}: {candidate.label} ({candidate.summary}). {candidate.sentence}"
+            + _time_to_target(costs.get(candidate.trial_number, math.nan), limit, file.study.objective)
         )
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
     environment = study.user_attrs.get("environment", {})
@@ -668,7 +671,14 @@ def _relative_time(trial: optuna.trial.FrozenTrial) -> float:
     return float(trial.values[-1])
 
 
-def _why_o0(target: str, candidates: list[CandidateRecord], allowed_drop: float, *, require_confirmed: bool) -> str:
+def _time_to_target(cost: float, limit: float, objective: str) -> str:
+    """Say how the time to the target compares with O0's, where that is what the study minimises."""
+    if objective != "time_to_target" or not (math.isfinite(cost) and math.isfinite(limit) and limit > 0.0):
+        return ""
+    return f" In the search it reached the target in {cost / limit:.2f} times the time of O0."
+
+
+def _why_o0(candidates: list[CandidateRecord], allowed_drop: float, *, require_confirmed: bool) -> str:
     if not candidates:
         return f"O0 is exported: no trial was faster than O0 within the allowed drop of {allowed_drop:g}."
     refuted = sum(one.verdict is Verdict.REFUTED for one in candidates)
@@ -676,7 +686,7 @@ def _why_o0(target: str, candidates: list[CandidateRecord], allowed_drop: float,
         return f"O0 is exported: all {refuted} candidates were refuted."
     if require_confirmed:
         return f"O0 is exported: none of {len(candidates)} candidates is confirmed, and only that is accepted."
-    return ""
+    return "O0 is exported: timed again, no candidate that keeps the metric was faster than O0."
 
 
 def _baseline_record(study: optuna.Study, trials: list[TrialRecord]) -> TrialRecord:
