@@ -43,7 +43,7 @@ def apply(
         model: Module on the device it will train on.
         optimizer: Any torch optimizer over the model's parameters; ``fused=True`` avoids a host synchronisation per
             step when a loss scale is in use.
-        level: Boost level for modes ``auto`` and ``enable_all``; a configuration in mode ``manual`` ignores it.
+        level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
         world_size: Ranks that train together; None asks torch.distributed.
         seed: Seed of the freezing schedule.
         example_inputs: Inputs for models that torch.fx cannot trace (LessBN).

@@ -1,0 +1,328 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, AdamW
+
+from tests.scaling.host_reads import forbid_host_reads
+from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.config import BoostConfig, ConfigError
+from workbench.records import EventKind
+from workbench.scaling import NonFusedOptimizerWarning
+from workbench.training import Boosted, TraceBuffer, apply, training_loop
+from workbench.training.float16_gradients import float16_gradient_parameters
+from workbench.training.gradient_statistics import tensor_norms_and_maxima
+
+FREEZING = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
+    # Type 0 with freeze_p 0 begins frozen: the first steps train a part only.
+    "grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.0, "total_steps": 12},
+}
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for i in range(15):
+        layers += [nn.Linear(4 if i == 0 else 6, 6, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(6, 2))
+
+
+def batches(n: int, size: int = 8) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(n)]
+
+
+def mean_square(model: nn.Module, batch: Any) -> Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def test_a_plain_loop_in_five_lines() -> None:
+    model, criterion, loader = network(), nn.MSELoss(), batches(30)
+    optimizer = AdamW(model.parameters(), lr=0.01, fused=True)
+    config = FREEZING | {"amp": {"level": "O2", "dtype": "bfloat16"}, "loss_scale": {"kind": "dynamic"}}
+    with torch.no_grad():
+        before = sum(float(criterion(model(x), y)) for x, y in loader)
+
+    boosted = apply(config, model, optimizer)
+    for x, y in loader * 4:
+        with boosted.autocast():
+            loss = criterion(boosted.model(x), y)
+        boosted.backward(loss)
+        boosted.step()
+    boosted.finish()
+
+    with torch.no_grad():
+        assert sum(float(criterion(model(x), y)) for x, y in loader) < 0.98 * before
+    assert boosted.step_index == 120
+    assert all(p.requires_grad for p in model.parameters())
+    assert boosted.plan is not None
+    assert boosted.plan.grad_freeze
+
+
+def test_without_anything_in_effect_it_is_the_plain_loop_bit_for_bit() -> None:
+    model, twin = network(), network()
+    boosted = apply(None, model, SGD(model.parameters(), lr=0.1, momentum=0.9), level="O0")
+    optimizer = SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for batch in batches(5):
+        boosted.backward(mean_square(boosted.model, batch))
+        boosted.step()
+        optimizer.zero_grad()
+        mean_square(twin, batch).backward()
+        optimizer.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_config_dict_and_file_are_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "boost_config.json"
+    path.write_text(json.dumps(FREEZING), encoding="utf-8")
+    results = []
+    for config in (FREEZING, BoostConfig.from_dict(FREEZING), path, str(path)):
+        net = network()
+        boosted = apply(config, net, SGD(net.parameters(), lr=0.1), level="O1")
+        for _ in training_loop(boosted, mean_square, batches(6)):
+            pass
+        results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_the_seed_chooses_the_freezing_schedule() -> None:
+    config = FREEZING | {"grad_freeze": {"param_groups": 5, "freeze_type": 1, "freeze_p": 0.2, "total_steps": 60}}
+
+    def schedule(seed: int) -> Any:
+        net = network()
+        optimizer = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0", seed=seed).optimizer
+        assert isinstance(optimizer, FreezeOpt)
+        return optimizer.strategy
+
+    assert schedule(1) == schedule(1) != schedule(2)
+
+
+def test_wrong_arguments_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    net = network()
+    optimizer = SGD(net.parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"`model` must be a torch.nn.Module, got list"):
+        apply({}, [net], optimizer)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"`optimizer` must be a torch.optim.Optimizer, got Sequential"):
+        apply({}, net, net)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a BoostConfig, a dict or the path of a JSON file, got int"):
+        apply(3, net, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="did you mean"):
+        apply({"boost": {"grad_freez": True}}, net, optimizer)
+    with pytest.raises(ConfigError, match="level"):
+        apply({}, net, optimizer, level="O7")
+    with pytest.raises(ConfigError):
+        apply(tmp_path / "nowhere.json", net, optimizer)
+
+
+@pytest.mark.parametrize("freezing", [False, True], ids=["full", "freezing"])
+@pytest.mark.parametrize("accumulation", [1, 2], ids=["every step", "accumulated"])
+def test_a_step_and_its_trace_never_wait_for_the_device(freezing: bool, accumulation: int) -> None:
+    config: dict[str, Any] = {
+        "boost": {"mode": "manual", "grad_freeze": freezing, "grad_accumulation": accumulation > 1},
+        "grad_freeze": FREEZING["grad_freeze"],
+        "grad_accumulation": {"grad_accumulation_step": max(accumulation, 2)},
+        "loss_scale": {"kind": "dynamic", "window": 2},
+        "amp": {"level": "O2", "dtype": "float16"},
+    }
+    net = network()
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), level="O0")
+    trace = TraceBuffer(boosted, exponents_every=2)
+    loop = training_loop(boosted, mean_square, batches(24), trace=trace, batch_size=lambda batch: len(batch[0]))
+    for _ in range(12):  # one period of the schedule: what is set up once per group is set up
+        next(loop)
+    with forbid_host_reads():
+        for _ in loop:
+            pass
+    records, _ = trace.drain()
+    assert len(records) == 24
+    assert sum(bool(record.grad_exponents) for record in records) == 12 // accumulation
+
+
+def test_an_optimizer_that_is_not_fused_is_caught_by_the_same_probe() -> None:
+    net = network()
+    boosted = apply({"loss_scale": {"kind": "dynamic"}}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted.backward(mean_square(net, batches(1)[0]))
+    with pytest.raises(AssertionError, match="makes the host wait"), forbid_host_reads(), _expected_warning():
+        boosted.step()
+
+
+def _expected_warning() -> Any:
+    return pytest.warns(NonFusedOptimizerWarning, match="fused=True")
+
+
+def test_only_parameters_behind_a_cast_have_float16_gradients() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(5, 6)
+            self.linear = nn.Linear(6, 6)
+            self.norm = nn.LayerNorm(6)
+            self.shared = nn.Parameter(torch.ones(6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.linear(self.table(x)))
+            return (y @ self.shared).float() * self.shared.sum()  # cast in one use, not in the other
+
+    net = Mixed()
+    with torch.autocast("cpu", torch.float16):
+        loss = net(torch.arange(5)).mean()
+    names = {id(p): name for name, p in net.named_parameters()}
+    assert {names[id(p)] for p in float16_gradient_parameters(loss)} == {"linear.weight", "linear.bias"}
+    assert float16_gradient_parameters(loss.detach()) == []
+
+
+def test_the_trace_records_the_largest_float16_gradient() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2))
+    nn.init.constant_(net[1].weight, 0.01)  # a small scale makes the gradient of the scale the largest
+    nn.init.constant_(net[2].weight, 30.0)
+    config = {"amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"kind": "fixed", "init": 1.0}}
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.0, fused=True), level="O0")
+    seen: dict[str, float] = {}
+    trace = TraceBuffer(boosted)
+    observe = boosted.observer
+    assert observe is not None
+
+    def look(parameters: list[nn.Parameter]) -> None:
+        seen.update({name: float(p.grad.abs().max()) for name, p in net.named_parameters() if p.grad is not None})
+        observe(parameters)
+
+    boosted.observer = look
+    for _ in training_loop(boosted, mean_square, batches(1), trace=trace):
+        pass
+    (record,), _ = trace.drain()
+    assert record.grad_amax == pytest.approx(max(seen.values()))
+    expected = max(value for name, value in seen.items() if not name.startswith("1."))
+    assert record.columns["amp.float16_grad_amax"] == pytest.approx(expected)
+    assert expected < 0.9 * record.grad_amax
+
+
+def test_norms_of_float16_gradients_may_exceed_float16() -> None:
+    gradient = torch.full((4,), 60000.0, dtype=torch.float16)
+    norms, maxima = tensor_norms_and_maxima([gradient])
+    assert norms.dtype == torch.float32
+    assert norms.tolist() == pytest.approx([2 * float(gradient[0])])
+    assert maxima.tolist() == [float(gradient[0])]
+
+
+def test_a_backward_pass_that_failed_may_be_tried_again() -> None:
+    net = network()
+    boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    with pytest.raises(RuntimeError, match="scalar"):
+        boosted.backward(net(torch.ones(2, 4)))
+    boosted.backward(mean_square(net, batches(1)[0]))
+    assert boosted.step().applied
+
+
+def test_samples_are_counted_in_pairs_and_dictionaries_without_being_told() -> None:
+    net = network()
+    boosted = apply({}, net, SGD(net.parameters(), lr=0.1), level="O0")
+    trace = TraceBuffer(boosted)
+    data = [{"x": x, "y": y} for x, y in batches(2, size=5)]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return mean_square(model, (batch["x"], batch["y"]))
+
+    for _ in training_loop(boosted, loss, data, trace=trace):
+        pass
+    for _ in training_loop(boosted, mean_square, batches(1, size=7), trace=trace):
+        pass
+    records, _ = trace.drain()
+    assert [record.samples for record in records] == [5, 5, 7]
+
+
+def test_a_step_costs_little_python() -> None:
+    net = nn.Linear(2, 1)
+    boosted = apply({"loss_scale": {"kind": "dynamic"}}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+    trace = TraceBuffer(boosted, capacity=600)
+    loop = training_loop(boosted, mean_square, [(torch.ones(1, 2), torch.ones(1, 1))] * 600, trace=trace)
+    for _ in range(100):
+        next(loop)
+    began = time.process_time()
+    for _ in loop:
+        pass
+    assert (time.process_time() - began) / 500 < 0.02  # about 0.5 ms on an idle core; the limit only catches disasters
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_wrapper_that_would_not_notice_is_refused(one_rank: None) -> None:
+    net = network()
+    wrapped = DistributedDataParallel(net)
+    with pytest.raises(RuntimeError, match=r"find_unused_parameters=True.*boosted.distribute\(\)"):
+        apply(FREEZING, wrapped, SGD(net.parameters(), lr=0.1), level="O0")
+    with pytest.raises(RuntimeError, match="LessBN replaces modules"):
+        apply({"boost": {"mode": "manual", "less_bn": True}}, wrapped, SGD(net.parameters(), lr=0.1), level="O0")
+    assert apply({}, wrapped, SGD(net.parameters(), lr=0.1), level="O0").model is wrapped
+
+
+def test_distribute_needs_a_process_group() -> None:
+    net = network()
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        apply(FREEZING, net, SGD(net.parameters(), lr=0.1), level="O0").distribute()
+
+
+def test_the_trace_of_a_distributed_model_has_its_own_names(one_rank: None) -> None:
+    net = network()
+    config = FREEZING | {"loss_scale": {"kind": "dynamic"}}
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+    boosted.distribute()
+    trace = TraceBuffer(boosted, exponents_every=1)
+    net[-1].bias.register_hook(lambda gradient: gradient * torch.inf)
+    for _ in training_loop(boosted, mean_square, batches(1), trace=trace):
+        pass
+    (record,), events = trace.drain()
+    assert [e.subject for e in events if e.kind is EventKind.OVERFLOW] == ["30"]
+    assert not any("module" in histogram.group for histogram in record.grad_exponents)
+
+
+def _train_rank(rank: int, folder: str, order: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    net = network(seed=rank)  # DistributedDataParallel begins with rank 0's weights
+    if order == "distribute":
+        boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+        boosted.distribute()
+    else:
+        wrapped = DistributedDataParallel(net, find_unused_parameters=True)
+        boosted = apply(FREEZING, wrapped, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    assert boosted.plan is not None
+    assert boosted.plan.world_size == 2
+    for x, y in batches(9):
+        half = slice(rank * 4, rank * 4 + 4)
+        boosted.backward(mean_square(boosted.model, (x[half], y[half])))
+        boosted.step()
+    torch.save([p.detach() for p in net.parameters()], f"{folder}/rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("order", ["distribute", "wrapped before"])
+def test_two_ranks_with_freezing_train_like_one_on_both_their_data(tmp_path: Path, order: str) -> None:
+    torch.multiprocessing.spawn(_train_rank, (str(tmp_path), order), nprocs=2)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
+    net = network(seed=0)
+    alone: Boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    groups = set()
+    for batch in batches(9):
+        groups.add(alone.frozen_groups)
+        alone.backward(mean_square(alone.model, batch))
+        alone.step()
+    assert len(groups) == 2
+    assert 0 not in groups  # frozen from the very first step
+    for first, second, expected in zip(*ranks, net.parameters(), strict=True):
+        assert torch.equal(first, second)
+        torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
