@@ -21,7 +21,7 @@ x, y = load_wine(return_X_y=True)
 x, y = torch.tensor((x - x.mean(0)) / x.std(0), dtype=torch.float32), torch.tensor(y)
 batches = [(x[i::8], y[i::8]) for i in range(8)]
 task = Task(name="wine", model=lambda: nn.Sequential(nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 3)),
-            loss=nn.CrossEntropyLoss(), optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
+            loss=nn.CrossEntropyLoss(), optimizer=lambda named: torch.optim.SGD(named, lr=0.1, fused=True),
             train=batches, evaluate=batches, metric="accuracy")
 """
 

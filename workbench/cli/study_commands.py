@@ -76,15 +76,19 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     if json:
         print_json(result)
         return
-    finished = [t for t in result.trials if t.state in ("complete", "pruned")]
-    say(f"{result.name}: {len(finished)} of {result.n_trials} trials finished, objective {result.objective}")
+    ended = [t for t in result.trials if t.state in ("complete", "pruned")]
+    finished = [t for t in ended if t.seconds != 0]  # a repeat of an equal plan takes no time and does not count
+    repeats = len(ended) - len(finished)
+    told = f" ({repeats} more drew an equal plan and were not run)" if repeats else ""
+    say(f"{result.name}: {len(finished)} of {result.n_trials} trials finished{told}, objective {result.objective}")
     states = [t.state for t in result.trials]
     for state in ("running", "failed", "waiting"):
         if states.count(state):
             say(f"  {states.count(state)} {state}")
-    best = sorted(result.trials, key=_by_value)[:_SHOWN_TRIALS]
-    if len(best) < len(result.trials):
-        say(f"  the best {len(best)} of {len(result.trials)}:")
+    rows = [t for t in result.trials if t.seconds != 0]
+    best = sorted(rows, key=_by_value)[:_SHOWN_TRIALS]
+    if len(best) < len(rows):
+        say(f"  the best {len(best)} of {len(rows)}:")
     print_table(
         ("trial", "state", "speed", result.metric_name, "drop", "feasible", "in effect"), [_trial_row(t) for t in best]
     )
@@ -95,7 +99,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     for message in result.messages:
         say(message)
     _print_files(result, "exported")
-    if len(finished) < result.n_trials or not result.exported:
+    if not result.exported or "waiting" in states:
         say(f"next: workbench tune {quoted(study)}")
 
 

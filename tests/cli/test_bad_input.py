@@ -1,0 +1,299 @@
+"""Whatever is wrong: one sentence, the right exit code, nothing finished lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from tests.cli.conftest import TASK, Command
+from workbench import atomic_file
+from workbench.telemetry import list_runs, read_run
+
+BAD_TASKS = """
+import dataclasses
+
+def raises():
+    raise RuntimeError("no weights")
+
+class AtStep(nn.Module):
+    when = True
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(13, 3)
+    def forward(self, x):
+        if self.training == self.when:
+            raise KeyError("forward")
+        return self.layer(x)
+
+class InEvaluation(AtStep):
+    when = False
+
+def missing(seed):
+    yield from open("nowhere.csv")
+
+model = dataclasses.replace(task, name="bad model", model=raises)
+step = dataclasses.replace(task, name="bad step", model=AtStep)
+shape = dataclasses.replace(task, name="bad shape", model=lambda: nn.Linear(12, 3))
+evaluation = dataclasses.replace(task, name="bad evaluation", model=InEvaluation)
+data = dataclasses.replace(task, name="bad data", train=missing)
+diverging = dataclasses.replace(task, name="diverging", optimizer=lambda named: torch.optim.SGD(named, lr=1e30))
+"""
+
+
+@pytest.fixture
+def bad_tasks(here: Path) -> Path:
+    (here / "bad.py").write_text(TASK + BAD_TASKS)
+    return here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("tuen study", "no such command 'tuen'"),
+        ("train", "missing option '--task'"),
+        ("train --task wine.py --stepz 3", "--stepz"),
+        ("train --task wine.py --steps 0", "'--steps' must be at least 1, got 0"),
+        ("train --task wine.py --steps=many", "'--steps' must be a whole number, got many"),
+        ("train --task wine.py --seed -1", "'--seed' must be at least 0, got -1"),
+        ("train --task wine.py --evaluate-every 0", "'--evaluate-every' must be at least 1, got 0"),
+        ("train --task wine.py --level O7", '`level` must be one of "O0", "O1", "O2", got "O7"'),
+        ("train --task wine.py --device npu:9", "`device` must be present on this machine, got 'npu:9'"),
+        ("train --task wine.py --config gone.json", "gone.json: there is no such file"),
+        ("train --task digits-resnett", "did you mean 'digits-resnet'?"),
+        ("train --task gone.py", "task file gone.py is not there"),
+        ("train --task no.module:task", "task module no.module is not there"),
+        ("train --task wine.py:tusk", "did you mean"),
+        ("compare --task wine.py", "missing argument 'FILE...'"),
+        ("compare gone.json --task wine.py", "gone.json: there is no such file"),
+        ("compare gone.json --task wine.py --seeds 0", "'--seeds' must be at least 1, got 0"),
+        ("replay gone", "gone is not a run directory: there is no such folder"),
+        ("replay .", "is not a run directory: it has no environment.json"),
+        ("replay wine.py", "is not a run directory: it is a file"),
+        ("runs list gone", "gone is not a folder of runs"),
+        ("runs prune", "say what may go: --keep N, --older-than-days DAYS, or both"),
+        ("runs prune --keep -1", "'--keep' must be at least 0, got -1"),
+        ("tune .", "study.toml: there is no such study file"),
+        ("status gone", "gone/study.toml: there is no such study file"),
+        ("export gone", "gone/study.toml: there is no such study file"),
+        ("validate gone.json", "gone.json: there is no such file"),
+        ("init wine.py", "wine.py: not a folder"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence_and_exit_code_2(workbench: Command, arguments: str, words: str) -> None:
+    outcome = workbench(*arguments.split())
+    assert outcome.code == 2
+    assert words in outcome.sentence
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"boost": {"mode": "auto"', "half-written"),
+        ('{"boost": {"grad_freez": true}}', 'unknown key "grad_freez" in section "boost"; did you mean "grad_freeze"?'),
+        ('{"grad_freeze": {"freeze_p": "much"}}', "`grad_freeze.freeze_p`"),
+        ('{"grad_freeze": {"freeze_p": 1.5}}', "`grad_freeze.freeze_p` must lie in [0, 1), got 1.5"),
+        ('{"grad_freeze": {"freeze_p": NaN}}', "finite"),
+        ("[1]", "must hold an object"),
+        ("", "is empty"),
+    ],
+    ids=["half-written", "unknown key", "wrong type", "out of range", "nan", "no object", "empty"],
+)
+def test_a_bad_configuration_names_file_and_rule(workbench: Command, here: Path, text: str, words: str) -> None:
+    (here / "c.json").write_text(text)
+    for command in (("validate", "c.json"), ("train", "--task", "wine.py", "--config", "c.json")):
+        outcome = workbench(*command)
+        assert outcome.code == 2
+        assert outcome.sentence.startswith("workbench: c.json: ")
+        assert words in outcome.sentence
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"boost.grad_accumulation"', '"boost.grad_accumulations"', 'did you mean "boost.grad_accumulation"?'),
+        ("budget_steps", "budget_step", "`study.budget_steps` is missing"),
+        ("n_trials = 3", 'n_trials = "3"', "`study.n_trials` must be a whole number"),
+        ("n_trials = 3", "n_trials = 0", "`study.n_trials`"),
+        ("[2, 4]", "[2, 0]", "`grad_accumulation.grad_accumulation_step`"),
+        ('"random"', '"randon"', "random"),
+        ("[confirm]", "[confirmation]", 'unknown section "confirmation"; did you mean "confirm"?'),
+        ("[2, 4]", "[2, ", "is not valid TOML"),
+        ("wine.py", "gone.py", "task file gone.py is not there"),
+        ('device = "cpu"', 'device = "npu:9"', "`device` must be present on this machine"),
+    ],
+)
+def test_a_bad_study_is_one_sentence_and_starts_nothing(
+    workbench: Command, study: Path, old: str, new: str, words: str
+) -> None:
+    file = study / "study.toml"
+    file.write_text(file.read_text().replace(old, new))
+    outcome = workbench("tune", study)
+    assert outcome.code == 2
+    assert words in outcome.sentence
+    assert not (study / "study.db").exists()
+
+
+def test_a_study_that_was_not_started_has_no_status_and_nothing_to_export(workbench: Command, study: Path) -> None:
+    for command in ("status", "export"):
+        outcome = workbench(command, study)
+        assert outcome.code == 2
+        assert "has not been started; run `workbench tune study` first" in outcome.sentence
+
+
+def test_an_edited_study_says_what_changed_and_keeps_everything(workbench: Command, study: Path) -> None:
+    assert workbench("tune", study).code == 0
+    before = json.loads(workbench("status", study, "--json").out)["trials"]
+    file = study / "study.toml"
+    file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 13"))
+    outcome = workbench("tune", study)
+    assert outcome.code == 2
+    assert "`study.budget_steps` was 12, is 13" in outcome.sentence
+    assert "--fresh" in outcome.sentence
+    assert json.loads(workbench("status", study, "--json").out)["trials"] == before
+    fresh = workbench("tune", study, "--fresh")
+    assert fresh.code == 0
+    assert "The earlier study is archived in" in fresh.out
+    assert (next((study / "archive").iterdir()) / "study.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "code", "words", "guilty"),
+    [
+        ("model", 1, "task 'bad model': model() failed: RuntimeError: no weights", "raise RuntimeError"),
+        ("step", 1, "task 'bad step': a training step failed: KeyError: 'forward'", "raise KeyError"),
+        ("shape", 1, "task 'bad shape': a training step failed: RuntimeError: mat1 and mat2", ""),
+        ("evaluation", 1, "task 'bad evaluation': the evaluation failed: KeyError: 'forward'", "raise KeyError"),
+        ("data", 2, "task 'bad data': the training data failed: nowhere.csv: No such file or directory", "open("),
+    ],
+)
+def test_a_failing_task_is_named_with_part_exception_and_line(
+    workbench: Command, bad_tasks: Path, attribute: str, code: int, words: str, guilty: str
+) -> None:
+    outcome = workbench("train", "--task", f"bad.py:{attribute}", "--steps", 4, "--device", "cpu")
+    assert outcome.code == code
+    assert words in outcome.sentence
+    if guilty:
+        lines = (bad_tasks / "bad.py").read_text().splitlines()
+        (number,) = (i for i, line in enumerate(lines, start=1) if guilty in line)
+        assert f" (line {number} of {bad_tasks / 'bad.py'})" in outcome.sentence
+    if code == 1:
+        assert "--traceback" in outcome.sentence
+        with_traceback = workbench("--traceback", "train", "--task", f"bad.py:{attribute}", "--steps", 4)
+        assert "Traceback (most recent call last)" in with_traceback.err
+
+
+def test_the_environment_asks_for_tracebacks_too(
+    workbench: Command, bad_tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_TRACEBACK", "1")
+    assert "Traceback (most recent call last)" in workbench("train", "--task", "bad.py:model").err
+
+
+def test_a_task_that_fails_in_tune_leaves_a_study_that_can_go_on(
+    workbench: Command, bad_tasks: Path, study: Path
+) -> None:
+    file = study / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", "bad.py:evaluation"))
+    outcome = workbench("tune", study)
+    assert outcome.code == 1
+    assert "task 'bad evaluation': the evaluation failed" in outcome.sentence
+    (bad_tasks / "bad.py").write_text(TASK + BAD_TASKS.replace("when = False", "when = None"))
+    assert workbench("tune", study).code == 0
+
+
+def test_a_loss_that_turns_nan_fails_the_run_and_keeps_its_record(workbench: Command, bad_tasks: Path) -> None:
+    outcome = workbench("train", "--task", "bad.py:diverging", "--steps", 20, "--device", "cpu", "--json")
+    assert outcome.code == 1
+    assert "the loss is nan" in outcome.sentence
+    told = json.loads(outcome.out)
+    assert told["diverged"] is True
+    assert told["metric"] is None
+    assert read_run(told["path"]).summary["state"] == "diverged"
+
+
+def test_a_full_disk_while_recording_is_one_sentence_and_keeps_what_was_written(
+    workbench: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = os.write, []
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) > 200:  # blocks of steps, not the few bytes that others write
+            written.append(len(data))
+            if len(written) > 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr("workbench.telemetry.recorder.os.write", full)
+    command = ("train", "--task", "wine.py", "--steps", 40, "--evaluate-every", 5, "--device", "cpu")
+    outcome = workbench(*command)
+    monkeypatch.undo()
+    assert outcome.code == 1
+    assert outcome.sentence.count("no space left on the disk") == 1
+    monkeypatch.chdir(here)
+    frame = list_runs("runs")
+    assert frame["steps"].tolist() == [10]
+    assert len(read_run(here / "runs" / frame["run"][0]).steps) == 10
+
+
+def test_a_full_disk_while_exporting_leaves_the_former_files(
+    workbench: Command, study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert workbench("tune", study).code == 0
+    files = {path: path.read_bytes() for path in (study / "result").iterdir()}
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(atomic_file, "_flush_to_disk", full)
+    outcome = workbench("export", study)
+    assert outcome.code == 1
+    assert "no space left to write" in outcome.sentence
+    assert {path: path.read_bytes() for path in (study / "result").iterdir()} == files
+
+
+def test_a_folder_that_may_not_be_written_is_one_sentence(
+    workbench: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def refuse(path: Path, *arguments: object, **named: object) -> None:
+        if "locked" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        make(path, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # permissions do not stop root, under whom tests may run
+    for command in (("train", "--task", "wine.py", "--out", "locked"), ("init", "locked")):
+        outcome = workbench(*command)
+        assert outcome.code == 1
+        assert "locked" in outcome.sentence
+        assert "ermission denied" in outcome.sentence
+
+
+def test_a_run_without_gradients_cannot_be_replayed(workbench: Command, here: Path) -> None:
+    workbench("train", "--task", "wine.py", "--steps", 2, "--device", "cpu")
+    (run,) = (here / "runs").iterdir()
+    table = parquet.read_table(run / "steps.parquet")
+    index = table.column_names.index("grad_amax")
+    unknown = pyarrow.array([math.nan] * len(table), table.schema.field(index).type)
+    parquet.write_table(table.set_column(index, table.schema.field(index), unknown), run / "steps.parquet")
+    outcome = workbench("replay", run)
+    assert outcome.code == 2
+    assert "nothing to replay" in outcome.sentence
+
+
+@pytest.mark.parametrize(("option", "value"), [("--init", "nan"), ("--factor", "1"), ("--window", "0")])
+def test_a_policy_that_cannot_be_is_refused(workbench: Command, here: Path, option: str, value: str) -> None:
+    workbench("train", "--task", "wine.py", "--steps", 2, "--device", "cpu")
+    (run,) = (here / "runs").iterdir()
+    outcome = workbench("replay", run, option, value)
+    assert outcome.code == 2
+    assert f"`{option.removeprefix('--')}` must" in outcome.sentence

@@ -1,0 +1,113 @@
+"""Ctrl-C: exit code 130, everything finished is saved, and the message says which command continues."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+from workbench.cli.failures import Interrupted
+from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
+from workbench.telemetry import find_runs, read_run
+
+_PATIENCE_SECONDS = 60.0
+
+
+def _interrupted(command: list[str], ready: Callable[[], bool]) -> tuple[int, str, str]:
+    """Run a command, press Ctrl-C once it is at work, and return exit code, stdout and stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not ready() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=_PATIENCE_SECONDS)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def _recording(folder: Path) -> bool:
+    """Return whether a run below the folder has steps on the disk."""
+    return any(path.stat().st_size for path in folder.rglob("steps.jsonl"))
+
+
+def test_ctrl_c_ends_a_training_with_its_steps_recorded(here: Path) -> None:
+    command = ["train", "--task", "wine.py", "--steps", "10000000", "--device", "cpu", "--evaluate-every", "500"]
+    code, out, err = _interrupted(command, lambda: _recording(here))
+    assert code == 130, err
+    assert "Traceback" not in err
+    (path,) = find_runs(here / "runs")
+    run = read_run(path)
+    assert run.finished
+    assert run.summary["state"] == "stopped"
+    assert len(run.steps) == run.summary["steps"] > 0
+    assert f"interrupted; the {len(run.steps)} steps so far are recorded in runs/{path.name}" in err
+    assert f"recorded in runs/{path.name}" in out
+
+
+def test_ctrl_c_ends_a_study_that_the_same_command_continues(here: Path, study: Path, workbench: Command) -> None:
+    file = study / "study.toml"
+    file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 3000"))
+    code, out, err = _interrupted(["tune", str(study)], lambda: _recording(study))
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert "interrupted; everything finished is saved, `workbench tune study` continues" in err
+    assert out == ""
+    status = workbench("status", study)
+    assert "running" not in status.out
+    assert "next: workbench tune study" in status.out
+
+
+def test_a_first_ctrl_c_asks_for_a_stop_and_a_second_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_ctrl_c() as stop:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        assert "Ctrl-C again stops at once" in capsys.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_becomes_the_sentence_of_the_command() -> None:
+    with pytest.raises(Interrupted, match="go on with this"), saying_on_ctrl_c("go on with this"):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_comparing_says_what_is_kept(
+    workbench: Command, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench import facade
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(facade, "compare", interrupted)
+    outcome = workbench("compare", "a.json", "--task", "wine.py", "--out", "kept")
+    assert outcome.code == 130
+    assert "the runs so far are recorded in kept" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_ctrl_c_where_no_command_expects_it_still_exits_with_130(
+    workbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench import doctor
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupted)
+    outcome = workbench("doctor")
+    assert outcome.code == 130
+    assert outcome.err.startswith("interrupted; ")

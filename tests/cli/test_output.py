@@ -1,0 +1,78 @@
+"""Tables are never cut off; JSON is one object that any reader accepts."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workbench.cli.output import only_result_on_stdout, plain, print_json, print_table
+from workbench.records import TrialRecord
+
+COLUMNS = ("trial", "state", "in effect")
+ROWS = [(0, "complete", "nothing switched on"), (1, "pruned", "LessBN + freezing (frozen steps: 30 %) [sic]")]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> pytest.MonkeyPatch:
+    """Make stdout look like a terminal; its width is COLUMNS."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    return monkeypatch
+
+
+def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(COLUMNS, [*ROWS, (2, "complete", "x" * 300)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 3
+    assert lines[3].endswith("LessBN + freezing (frozen steps: 30 %) [sic]")
+    assert lines[4].endswith("x" * 300)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_terminal_wraps_the_last_column(terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.setenv("COLUMNS", "50")
+    print_table(COLUMNS, ROWS)
+    out = capsys.readouterr().out
+    assert max(len(line) for line in out.splitlines()) <= 50
+    assert "…" not in out
+    assert all(word in out for word in ("freezing", "30 %)", "[sic]"))
+
+
+def test_a_narrow_terminal_gets_paragraphs(terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.setenv("COLUMNS", "30")
+    print_table(COLUMNS, ROWS)
+    first, second = capsys.readouterr().out.split("\n\n")
+    assert first.splitlines() == ["trial      0", "state      complete", "in effect  nothing switched on"]
+    assert "in effect  LessBN + freezing (frozen steps: 30 %) [sic]" in second
+
+
+def test_numbers_align_and_unknown_ones_are_dashes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("metric", "x"), [(0.123456789, "a"), (math.nan, "b"), (None, "c")])
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["0.12346", "-", "-"]
+    assert len({row.index(letter) for row, letter in zip(rows, "abc", strict=True)}) == 1
+
+
+def test_json_has_no_nan_and_no_foreign_types(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"record": TrialRecord(0, "complete"), "path": Path("a/b"), "n": np.int64(3), "x": np.float32("inf")})
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert told["path"] == "a/b"
+    assert (told["n"], told["x"], told["record"]["metric"]) == (3, None, None)
+
+
+def test_plain_keeps_order_and_makes_keys_text() -> None:
+    assert list(plain({2: (1, 2), 1: {"b": None}}).items()) == [("2", [1, 2]), ("1", {"b": None})]
+
+
+def test_what_others_print_goes_to_stderr_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    with only_result_on_stdout(True):
+        print("noise")
+    with only_result_on_stdout(False):
+        print("speech")
+    assert tuple(capsys.readouterr()) == ("speech\n", "noise\n")
