@@ -67,7 +67,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.text import Text
 
     cells = [[_cell(value) for value in row] for row in rows]
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
     for i, column in enumerate(columns):
         numeric = bool(cells) and all(_is_number(row[i]) for row in cells)
         last = i == len(columns) - 1
@@ -76,7 +76,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
             column,
             justify="right" if numeric else "left",
             no_wrap=not last,
-            min_width=min(widest, _LAST_COLUMN_WIDTH) if last else None,
+            min_width=min(widest, _LAST_COLUMN_WIDTH) if last else widest,
         )
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
