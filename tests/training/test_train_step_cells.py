@@ -183,7 +183,9 @@ def test_golden_autoboost_end_to_end(path: Path) -> None:
     meta, arrays = load_npz(path)
     net = build_network(meta["net"])
     config = {**meta["config"], "compatibility": "mindspore-2.7"}
-    optimizer = build_optimizer({"learning_rate": meta["learning_rate"], **_optimizer_meta(meta)}, net.parameters())
+    optimizer = build_optimizer(
+        {"learning_rate": meta["learning_rate"], **_optimizer_meta(meta)}, _groups_as_decayed(net, meta["result"])
+    )
     np.random.seed(meta["np_seed"])  # noqa: NPY002  # the reference draws from the global generator
     with _warnings_of_plan(meta):
         boost = AutoBoost(meta["level"], config)
@@ -207,6 +209,14 @@ def test_golden_autoboost_end_to_end(path: Path) -> None:
 def _optimizer_meta(meta: dict[str, Any]) -> dict[str, Any]:
     arguments = {k: meta[k] for k in ("momentum", "weight_decay") if k in meta}
     return {"optimizer": meta["optimizer"], "optimizer_args": arguments}
+
+
+def _groups_as_decayed(net: nn.Module, result: dict[str, Any]) -> list[dict[str, Any]]:
+    # Left as it is, a plain list decays no scale and shift of norms there; any algorithm makes it one decayed group.
+    flags = dict(zip(result["groups"][0]["params"], result["groups"][0]["decay_flags"], strict=True))
+    if len(set(flags.values())) == 1:
+        return [{"params": list(net.parameters())}]
+    return [{"params": [p], **({} if flags[name] else {"weight_decay": 0.0})} for name, p in net.named_parameters()]
 
 
 def _warnings_of_plan(meta: dict[str, Any]) -> Any:
