@@ -1,14 +1,17 @@
 """Search, confirm and export: a study from its question (``study.toml``) to its answer (``result/``).
 
-Start at `tune`; ``study.py`` tells the whole way in its first lines.
+Start at `tune`: ``study.py`` tells the whole way in its first lines and has one line for every part.
 """
 
 from __future__ import annotations
 
+from workbench.tuning.answer import StudyResult, export_study, read_result
 from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.tuning.experimenter import Experimenter, TaskExperimenter
-from workbench.tuning.storage import trials_of
-from workbench.tuning.study import StudyResult, TuneProgress, export_study, read_result, search, tune
+from workbench.tuning.progress import TuneProgress
+from workbench.tuning.searching import search
+from workbench.tuning.stored_records import trials_of
+from workbench.tuning.study import tune
 from workbench.tuning.study_file import StudyFile, read_study
 
 __all__ = [

@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workbench.config import BoostConfig
+from workbench.tuning.study_file import StudyFile
 
-__all__ = ["Experimenter", "PolicyOutcome", "RunStep", "SpeedMeasured", "TaskExperimenter", "Trained"]
+__all__ = [
+    "Experimenter",
+    "MakeExperimenter",
+    "PolicyOutcome",
+    "RunStep",
+    "SpeedMeasured",
+    "TaskExperimenter",
+    "Trained",
+    "experimenter_for",
+]
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
@@ -129,6 +139,23 @@ class Experimenter(Protocol):
 
     def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
         """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
+
+
+MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
+"""Makes who trains, from a study's file and folder."""
+
+
+def experimenter_for(file: StudyFile, directory: Path, make: MakeExperimenter | None = None) -> Experimenter:
+    """Return who trains a study.
+
+    Args:
+        file: The study's file.
+        directory: Folder of the study.
+        make: Makes another experimenter than the task's own, for tests.
+    """
+    if make is not None:
+        return make(file, directory)
+    return TaskExperimenter(file.study.task, file.study.device, directory / "runs", file.study.threads)
 
 
 class TaskExperimenter:

@@ -13,7 +13,6 @@ import contextlib
 import datetime
 import errno
 import json
-import math
 import os
 import shutil
 import socket
@@ -28,22 +27,19 @@ import optuna
 import psutil
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
 from workbench.atomic_file import DiskFullError
-from workbench.records import TrialRecord
 from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.tuning.experimenter import Experimenter
-from workbench.tuning.objective import metric_deficit, plain, read_speed, read_trained
+from workbench.tuning.objective import plain
 from workbench.tuning.study_file import StudyFile
 
 __all__ = [
-    "FINISHED",
     "archive_study",
     "beating",
     "changed_values",
-    "counted_trials",
     "default_storage",
     "find_study",
     "holding_study",
@@ -53,29 +49,11 @@ __all__ = [
     "plain_storage_errors",
     "put_back",
     "requeue_interrupted",
-    "trials_of",
 ]
-
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-"""States of a trial that has run to an end."""
-
-
-def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
-    """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
-    begun = study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
-    return [trial for trial in begun if "repeats" not in trial.user_attrs]
-
 
 _HEARTBEAT_SECONDS = 30
 _GRACE_SECONDS = 180
 _WAIT_FOR_WORKERS_SECONDS = 5.0
-_STATES = {
-    TrialState.COMPLETE: "complete",
-    TrialState.PRUNED: "pruned",
-    TrialState.FAIL: "failed",
-    TrialState.RUNNING: "running",
-    TrialState.WAITING: "waiting",
-}
 
 
 def default_storage(directory: Path) -> str:
@@ -307,69 +285,6 @@ def archive_study(directory: Path) -> Path | None:
     for path in present:
         shutil.move(path, target / path.name)
     return target
-
-
-def trials_of(study: optuna.Study) -> list[TrialRecord]:
-    """Rebuild the record of every trial from storage alone.
-
-    Args:
-        study: The study.
-
-    Returns:
-        Records in the order of trial numbers.
-    """
-    trials = study.get_trials(deepcopy=False)
-    baseline = next(
-        (trial for trial in trials if trial.user_attrs.get("baseline") and trial.state == TrialState.COMPLETE), None
-    )
-    reference = None if baseline is None else read_trained(baseline.user_attrs["trained"]).metric
-    higher = bool(study.user_attrs.get("higher_is_better", True))
-    return [_record(trial, reference, higher) for trial in trials]
-
-
-def _record(trial: FrozenTrial, reference: float | None, higher_is_better: bool) -> TrialRecord:
-    attributes = trial.user_attrs
-    trained = read_trained(attributes["trained"]) if "trained" in attributes else None
-    speed = read_speed(attributes["speed"]) if "speed" in attributes else None
-    scored = attributes.get("score") or {}
-    complete = trial.state == TrialState.COMPLETE
-    metric = math.nan
-    if trained is not None:
-        # A pruned trial's last evaluation is what is known of it.
-        metric = trained.curve[-1][1] if math.isnan(trained.metric) and trained.curve else trained.metric
-        metric = math.nan if trained.diverged else metric
-    deficit = math.nan
-    if reference is not None and not math.isnan(metric):
-        deficit = metric_deficit(reference, metric, higher_is_better=higher_is_better)
-    steps = math.nan
-    if complete and scored:
-        steps = math.inf if scored["steps_to_target"] is None else float(scored["steps_to_target"])
-    message = str(attributes.get("message", ""))
-    return TrialRecord(
-        number=trial.number,
-        state=_STATES[trial.state],
-        level=str(attributes.get("level", "O0")),
-        parameters=dict(attributes.get("parameters", trial.params)),
-        config=dict(attributes.get("config", {})),
-        summary=str(attributes.get("summary", "")),
-        value=float(trial.values[-1]) if complete and trial.values else math.nan,
-        metric=metric,
-        metric_deficit=deficit,
-        allowed_drop=float(attributes.get("allowed_drop", math.nan)),
-        relative_step_time=math.nan if speed is None else speed.ratio,
-        relative_low=math.nan if speed is None else speed.low,
-        relative_high=math.nan if speed is None else speed.high,
-        steps_to_target=steps,
-        seconds=0.0 if "repeats" in attributes else (_duration(trial) if trial.state in FINISHED else math.nan),
-        feasible=complete and bool(scored.get("feasible", False)),
-        curve=() if trained is None else trained.curve,
-        run_path="" if trained is None else trained.path,
-        message=message,
-    )
-
-
-def _duration(trial: FrozenTrial) -> float:
-    return trial.duration.total_seconds() if trial.duration is not None else math.nan
 
 
 def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:

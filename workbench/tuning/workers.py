@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from workbench.tuning.errors import StudyFailedError
-
-if TYPE_CHECKING:
-    from workbench.tuning.study import MakeExperimenter
+from workbench.tuning.experimenter import MakeExperimenter
+from workbench.tuning.searching import search
 
 __all__ = ["run_workers"]
 
@@ -84,8 +82,6 @@ def _work(
     make_experimenter: MakeExperimenter | None,
     parent: int,
 ) -> None:
-    from workbench.tuning.study import search
-
     threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
     deadline = None if seconds_left is None else time.monotonic() + seconds_left
     search(directory, url, n_trials=n_trials, deadline=deadline, make_experimenter=make_experimenter)

@@ -1,0 +1,134 @@
+"""How far a study is: the phase, the time that is left and the best so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import optuna
+
+from workbench.records import TrialRecord
+from workbench.tuning.experimenter import RunStep
+from workbench.tuning.objective import baseline_trial
+from workbench.tuning.selection import TARGETS, competing_trials
+from workbench.tuning.stored_records import counted_trials, trials_of
+from workbench.tuning.study_file import StudyFile
+
+__all__ = ["StudyWatch", "TuneProgress"]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneProgress:
+    """How far a study is.
+
+    Args:
+        phase: ``"search"``, ``"loss scale"``, ``"confirm"`` or ``"export"``.
+        done: Units of the phase that are done (trials, runs); a running one counts by its share.
+        total: Units of the phase as far as known.
+        eta_seconds: Time the rest of this command will probably take; NaN while unknown.
+        best: The best so far in a few words; empty while there is none.
+    """
+
+    phase: str
+    done: float
+    total: float
+    eta_seconds: float
+    best: str
+
+
+class StudyWatch:
+    """Turn what happens into `TuneProgress`."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        file: StudyFile,
+        n_trials: int,
+        confirm_seeds: int | None,
+        on_progress: Callable[[TuneProgress], None] | None,
+    ) -> None:
+        self._study = study
+        self._file = file
+        self._n_trials = n_trials
+        self._on_progress = on_progress
+        self._phase = "search"
+        self._done = 0.0
+        self._total = float(n_trials)
+        self._share = 0.0
+        self._trial_seconds = math.nan
+        self._best = ""
+        seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
+        plans = 1 + file.confirm.candidates
+        self._later_runs = float(seeds * plans) if file.confirm.enabled else 0.0
+
+    def phase(self, name: str, done: float = 0.0, total: float = 1.0) -> None:
+        """Begin a phase."""
+        if name == "search":
+            self._refresh()
+        else:
+            self._phase, self._done, self._total, self._share = name, done, total, 0.0
+            if name == "export":
+                self._later_runs = 0.0
+        self._tell()
+
+    def step(self, step: RunStep) -> None:
+        """Take a step of the run in progress."""
+        self._share = min(step.step / max(step.steps, 1), 1.0)
+        self._tell()
+
+    def trial_finished(self) -> None:
+        """Look at the trials again."""
+        self._refresh()
+        self._tell()
+
+    def run_finished(self, done: int, total: int) -> None:
+        """Take the number of confirmation runs done."""
+        self._phase, self._done, self._total, self._share = "confirm", float(done), float(total), 0.0
+        self._later_runs = 0.0
+        self._tell()
+
+    def done(self) -> None:
+        """End the last phase."""
+        self._done, self._share = self._total, 0.0
+        self._tell()
+
+    def _refresh(self) -> None:
+        if self._on_progress is None:
+            return
+        records = trials_of(self._study)
+        counted = {trial.number for trial in counted_trials(self._study)}
+        finished = [one for one in records if one.state in {"complete", "pruned"} and one.number in counted]
+        seconds = [record.seconds for record in finished if record.seconds > 0.0]
+        self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
+        self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
+        self._best = self._best_of(records)
+
+    def _best_of(self, records: list[TrialRecord]) -> str:
+        """Say who leads the export with the smaller allowed drop, or else the other."""
+        baseline = baseline_trial(self._study)
+        if baseline is None:
+            return ""
+        attributes = self._study.user_attrs
+        reference = next(one for one in records if one.number == baseline.number)
+        for target in TARGETS:
+            ranked = competing_trials(
+                records,
+                reference,
+                target,
+                attributes["allowed_drops"][target],
+                objective=self._file.study.objective,
+                higher_is_better=bool(attributes["higher_is_better"]),
+            )
+            if ranked:
+                best = ranked[0]
+                return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f}x per step, {best.summary}"
+        return ""
+
+    def _tell(self) -> None:
+        if self._on_progress is None:
+            return
+        done = min(self._done + self._share, self._total)
+        left = max(self._total - done, 0.0)
+        eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
+        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best))

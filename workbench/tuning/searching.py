@@ -1,0 +1,177 @@
+"""Draw and run trials until the whole study has enough of them, or the time is over.
+
+One process or several do the same: each looks at the storage for what is still wanted before it draws the next trial.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
+
+from workbench.tuning import storage as kept
+from workbench.tuning.errors import StudyFailedError
+from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
+from workbench.tuning.objective import Objective, baseline_trial
+from workbench.tuning.progress import StudyWatch
+from workbench.tuning.quiet import quiet_optuna
+from workbench.tuning.sampling import make_pruner, make_sampler
+from workbench.tuning.stored_records import FINISHED, counted_trials
+from workbench.tuning.study_file import StudyFile, read_study
+
+__all__ = ["Search", "search"]
+
+_FAILURES_IN_A_ROW = 3
+_REPEATS_PER_TRIAL = 3
+
+
+def search(
+    study_dir: Path,
+    url: str,
+    *,
+    n_trials: int | None = None,
+    deadline: float | None = None,
+    make_experimenter: MakeExperimenter | None = None,
+) -> None:
+    """Run trials of a study that ``tune`` has begun: what one worker process does.
+
+    Args:
+        study_dir: Folder with ``study.toml``.
+        url: Optuna storage URL.
+        n_trials: Finished trials of the whole study; None follows the file.
+        deadline: ``time.monotonic()`` after which no trial is begun; None for none.
+        make_experimenter: Who trains; None trains the task the file names.
+
+    Raises:
+        StudyError: When the study is wrong or has not been started.
+        StudyFailedError: When trials keep failing.
+    """
+    file = read_study(study_dir)
+    with quiet_optuna():
+        experimenter = experimenter_for(file, study_dir, make_experimenter)
+        database = kept.open_storage(url)
+        study = kept.find_study(database, file.study.name)
+        total = n_trials or file.study.n_trials
+        watch = StudyWatch(study, file, total, None, None)
+        allowed = file.allowed_drops(experimenter.metric_name)
+        with kept.plain_storage_errors():
+            runner = Search(file, database, study, experimenter, allowed, total, deadline, watch)
+            runner.baseline()
+            runner.search()
+
+
+class Search:
+    """Run trials until the whole study has enough of them or the time is over."""
+
+    def __init__(
+        self,
+        file: StudyFile,
+        database: RDBStorage,
+        study: optuna.Study,
+        experimenter: Experimenter,
+        allowed: dict[str, float],
+        n_trials: int,
+        deadline: float | None,
+        watch: StudyWatch,
+    ) -> None:
+        self._file = file
+        self._database = database
+        self._study = study
+        self._n_trials = n_trials
+        self._deadline = deadline
+        self._watch = watch
+        self._objective = Objective(file, study, experimenter, allowed, on_step=watch.step)
+        study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
+
+    def baseline(self) -> None:
+        """Run O0 if it has not been run, or wait for the process that runs it."""
+        self._watch.phase("search")
+        while baseline_trial(self._study) is None:
+            states = {trial.state for trial in self._study.get_trials(deepcopy=False)}
+            if TrialState.WAITING in states:
+                self._one()
+            elif TrialState.RUNNING in states:
+                time.sleep(1.0)
+            else:
+                raise StudyFailedError("the study has no O0 trial any more; start over with --fresh")
+
+    def search(self) -> None:
+        """Run the other trials."""
+        failures = 0
+        while self._wanted() and not self._out_of_time():
+            self._watch.trial_finished()
+            failures = 0 if self._one() else failures + 1
+            if failures >= _FAILURES_IN_A_ROW:
+                last = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
+                raise StudyFailedError(
+                    f"{failures} trials in a row failed, the last with: {last.user_attrs.get('message', 'no message')}"
+                )
+        self._watch.trial_finished()
+
+    def _wanted(self) -> bool:
+        counted = counted_trials(self._study)
+        begun = self._study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
+        # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
+        repeats = len(begun) - len(counted)
+        return len(counted) < self._n_trials and repeats < _REPEATS_PER_TRIAL * self._n_trials
+
+    def _one(self) -> bool:
+        """Run one trial; return whether it finished."""
+        study = self._study
+        trials = study.get_trials(deepcopy=False)
+        # Seeded anew for every trial: a study that was interrupted draws what it would have drawn anyway, instead of
+        # the draws its first process has used up already.
+        waiting = [trial.number for trial in trials if trial.state == TrialState.WAITING]
+        number = waiting[0] if waiting else len(trials)
+        study.sampler = make_sampler(
+            self._file.sampler.name,
+            self._file.sampler.options,
+            seed=_trial_seed(self._file, number),
+            n_trials=self._n_trials,
+        )
+        trial = study.ask()
+        kept.mark_process(trial)
+        if self._is_surplus(trial.number):
+            study.tell(trial, state=TrialState.FAIL)
+            return True
+        try:
+            with kept.beating(self._database, study, trial.number):
+                values = self._objective(trial)
+        except optuna.TrialPruned:
+            study.tell(trial, state=TrialState.PRUNED)
+            return True
+        except (KeyboardInterrupt, SystemExit):
+            kept.put_back(self._database, study, trial.number)
+            raise
+        except (StudyFailedError, OSError):
+            # O0 does not train, or the disk is full: no later trial would do better, and this one is worth repeating.
+            kept.put_back(self._database, study, trial.number)
+            raise
+        except Exception as error:  # one configuration that cannot run must not end the search
+            if trial.user_attrs.get("baseline"):
+                kept.put_back(self._database, study, trial.number)
+                raise
+            trial.set_user_attr("message", f"{type(error).__name__}: {error}")
+            study.tell(trial, state=TrialState.FAIL)
+            return False
+        study.tell(trial, values)
+        return True
+
+    def _is_surplus(self, number: int) -> bool:
+        """Return whether other processes have begun the last trials in the meantime."""
+        others = [one for one in counted_trials(self._study) if one.number != number]
+        earlier = [one for one in others if one.state in FINISHED or one.number < number]
+        return len(earlier) >= self._n_trials
+
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+
+def _trial_seed(file: StudyFile, number: int) -> int:
+    if file.sampler.name == "qmc":  # one sequence over all processes; its position is in the storage
+        return file.study.seed
+    return int(np.random.SeedSequence([file.study.seed, number]).generate_state(1)[0])
