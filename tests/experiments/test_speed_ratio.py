@@ -167,6 +167,16 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio(clock: FakeClock) -
     assert measured.low <= measured.ratio <= measured.high
 
 
+def test_a_noisy_machine_is_measured_longer_but_not_for_ever(clock: FakeClock) -> None:
+    noise = np.random.default_rng(0)
+    rounds = {}
+    for spread in (0.0, 0.02, 0.5):
+        task = timed_task(clock, lambda _, spread=spread: float(noise.lognormal(0.0, spread)))
+        rounds[spread] = measure(task, PLAIN, PLAIN, steps_per_block=1).rounds
+    assert rounds[0.0] == 3
+    assert 3 <= rounds[0.02] <= rounds[0.5] == 12
+
+
 def test_stop_ends_after_two_rounds_at_the_earliest(clock: FakeClock) -> None:
     task = timed_task(clock, lambda _: 1.0)
     assert measure(task, PLAIN, PLAIN, rounds=50, stop=lambda: True).rounds == 2

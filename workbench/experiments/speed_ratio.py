@@ -28,6 +28,7 @@ __all__ = ["SpeedRatio", "bootstrap_median_interval", "measure_speed_ratio"]
 
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
+_MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,13 @@ def measure_speed_ratio(
     seed: int = 0,
     rounds: int = 8,
     steps_per_block: int = 6,
+    precision: float = 0.05,
     stop: Callable[[], bool] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
+
+    A quiet machine is measured in ``rounds`` rounds; on a noisy one rounds are added, up to four times as many, until
+    the interval is narrow enough.
 
     Args:
         task: What is trained.
@@ -70,9 +75,10 @@ def measure_speed_ratio(
         candidate: Configuration and level in question.
         device: Where to train; None takes the accelerator if there is one.
         seed: Seed of weights and data.
-        rounds: Rounds; each visits every kind of step of both sides.
+        rounds: Rounds at least; each visits every kind of step of both sides.
         steps_per_block: Steps per block at least.
-        stop: Asked between blocks; True ends the measurement after at least two rounds.
+        precision: Width of the interval, relative to the ratio, at which no more rounds are added.
+        stop: Asked between rounds; True ends the measurement after at least two rounds.
 
     Returns:
         The ratio with its interval.
@@ -87,19 +93,24 @@ def measure_speed_ratio(
     sides = [_Side(task, *side, device=device, seed=seed, at_least=steps_per_block) for side in (baseline, candidate)]
     for side in sides:  # warm-up: allocations, lazy initialisation, compilation
         side.block()
-    times = np.empty((rounds, 2))
-    done = 0
-    for done in range(1, rounds + 1):
-        order = (0, 1) if done % 2 else (1, 0)
-        for index in order:
-            times[done - 1, index] = sides[index].block()
-        if stop is not None and done >= 2 and stop():
+    rows: list[tuple[float, float]] = []
+    while True:
+        first = len(rows) % 2  # A B, B A, ...: neither side always comes after the other
+        block = [0.0, 0.0]
+        for index in (first, 1 - first):
+            block[index] = sides[index].block()
+        rows.append((block[0], block[1]))
+        done = len(rows)
+        if done < rounds and not (stop is not None and done >= 2 and stop()):
+            continue
+        times = np.array(rows)
+        ratios = times[:, 1] / times[:, 0]
+        ratio = float(np.median(ratios))
+        low, high = bootstrap_median_interval(ratios, seed)
+        if high - low <= precision * ratio or done >= _MOST_ROUNDS * rounds or (stop is not None and stop()):
             break
-    times = times[:done]
-    ratios = times[:, 1] / times[:, 0]
-    low, high = bootstrap_median_interval(ratios, seed)
     base_ms, other_ms = np.median(times, axis=0) * 1e3
-    return SpeedRatio(float(np.median(ratios)), low, high, float(base_ms), float(other_ms), done)
+    return SpeedRatio(ratio, low, high, float(base_ms), float(other_ms), done)
 
 
 def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:

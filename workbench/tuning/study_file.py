@@ -95,7 +95,7 @@ class SpeedSection(_Part):
     """``[speed]``: how a trial's step time is compared with O0's.
 
     Attributes:
-        rounds: Pairs of blocks (A B), at least 2.
+        rounds: Pairs of blocks (A B), at least 2; on a noisy machine up to four times as many are measured.
         steps_per_block: Micro-batches per block.
     """
 
