@@ -17,13 +17,11 @@ COLUMNS = ("trial", "state", "in effect")
 ROWS = [(0, "complete", "nothing switched on"), (1, "pruned", "LessBN + freezing (frozen steps: 30 %) [sic]")]
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> pytest.MonkeyPatch:
-    """Make stdout look like a terminal; its width is COLUMNS."""
+def _terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Make stdout look like a terminal; not in a fixture, since pytest gives the test another stdout."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    return monkeypatch
+    monkeypatch.setenv("COLUMNS", str(width))
 
 
 def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,8 +33,8 @@ def test_a_table_in_a_pipe_has_one_line_per_row(capsys: pytest.CaptureFixture[st
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_a_terminal_wraps_the_last_column(terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.setenv("COLUMNS", "50")
+def test_a_terminal_wraps_the_last_column(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _terminal(monkeypatch, 50)
     print_table(COLUMNS, ROWS)
     out = capsys.readouterr().out
     assert max(len(line) for line in out.splitlines()) <= 50
@@ -44,8 +42,8 @@ def test_a_terminal_wraps_the_last_column(terminal: pytest.MonkeyPatch, capsys: 
     assert all(word in out for word in ("freezing", "30 %)", "[sic]"))
 
 
-def test_a_narrow_terminal_gets_paragraphs(terminal: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.setenv("COLUMNS", "30")
+def test_a_narrow_terminal_gets_paragraphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    _terminal(monkeypatch, 30)
     print_table(COLUMNS, ROWS)
     first, second = capsys.readouterr().out.split("\n\n")
     assert first.splitlines() == ["trial      0", "state      complete", "in effect  nothing switched on"]

@@ -19,6 +19,7 @@ __all__ = ["JsonOption", "only_result_on_stdout", "plain", "print_json", "print_
 
 _ENDLESS = 10_000  # characters; wider than any table
 _LAST_COLUMN_WIDTH = 24
+_PADDING = (0, 1, 0, 0)  # one space to the right; the box adds another
 
 JsonOption = typer.Option(False, "--json", help="Print one JSON object on stdout and nothing else there.")
 
@@ -67,7 +68,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.text import Text
 
     cells = [[_cell(value) for value in row] for row in rows]
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        header_style="",
+        padding=_PADDING,
+        show_edge=False,
+        pad_edge=False,
+    )
     for i, column in enumerate(columns):
         numeric = bool(cells) and all(_is_number(row[i]) for row in cells)
         last = i == len(columns) - 1

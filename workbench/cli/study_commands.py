@@ -153,7 +153,7 @@ def _print_candidates(result: StudyResult) -> None:
         )
         for c in result.candidates
     ]
-    columns = ("export", "candidate", "speed (95 %)", "drop", "bound", "seeds", "verdict", "in effect")
+    columns = ("for", "candidate", "speed (95 %)", "drop", "bound", "seeds", "verdict", "in effect")
     print_table(columns, rows)
 
 
