@@ -243,7 +243,8 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
             y=[c.metric for c in chosen],
             mode="markers+text",
             text=[f"{c.label} {VERDICT_SYMBOLS[verdict]}" for c in chosen],
-            textposition="top center",
+            # One trial may be confirmed for one export and undecided for the other: two labels at one point.
+            textposition="top center" if verdict is Verdict.CONFIRMED else "bottom center",
             marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},
             error_x={
                 "type": "data",

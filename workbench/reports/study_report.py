@@ -307,7 +307,8 @@ def _key_figures(study: StudyReport) -> str:
 def _drops(study: StudyReport) -> str:
     """Write all allowed drops, with the unit they share once: ``0.5 / 3 points``."""
     texts = [study.metric.difference_text(drop) for drop in study.allowed_drops.values()]
-    return " / ".join([t.removesuffix(" points") for t in texts[:-1]] + texts[-1:])
+    shared = (" points", " point")
+    return " / ".join([t.removesuffix(shared[0]).removesuffix(shared[1]) for t in texts[:-1]] + texts[-1:])
 
 
 def _duration(seconds: float) -> str:
