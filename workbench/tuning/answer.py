@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from workbench.tuning.objective import baseline_trial
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.search_space import all_off
 from workbench.tuning.selection import TARGETS, aimed_at, choose, competing_trials, cost, with_policy
-from workbench.tuning.stored_records import baseline_record, read_candidate, trials_of
-from workbench.tuning.study_file import StudyFile, read_study
+from workbench.tuning.stored_records import baseline_record, candidates_of, trials_of
+from workbench.tuning.study_file import StudyFile, read_study, study_folder
 
 __all__ = ["StudyResult", "export_study", "read_result", "write_answer"]
 
@@ -80,15 +80,12 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     Raises:
         StudyError: When the study is wrong or has not been started.
     """
-    directory = Path(study_dir)
-    file = read_study(directory)
-    directory = directory.parent if directory.suffix == ".toml" else directory
+    file, directory = read_study(study_dir), study_folder(study_dir)
     if storage is None and not (directory / "study.db").exists():
         raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
-        stored = study.user_attrs.get("candidates", [])
-        result = _result(study, file, directory, [read_candidate(one) for one in stored])
+        result = _result(study, file, directory, candidates_of(study))
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     report = directory / "result" / "report.html"
     return replace(
@@ -122,16 +119,14 @@ def export_study(
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
             )
-        folder = Path(out) if out is not None else result.directory / "result"
         return write_answer(
             study,
             file,
             result.directory,
             result.candidates,
             result.loss_scale_policy,
-            result.allowed_drops,
-            require_confirmed,
-            folder,
+            folder=result.directory / "result" if out is None else Path(out),
+            require_confirmed=require_confirmed,
         )
 
 
@@ -139,47 +134,31 @@ def write_answer(
     study: optuna.Study,
     file: StudyFile,
     directory: Path,
-    candidates: list[CandidateRecord],
+    candidates: Sequence[CandidateRecord],
     policy: Mapping[str, Any] | None,
-    allowed: Mapping[str, float],
-    require_confirmed: bool,
+    *,
     folder: Path,
+    require_confirmed: bool = False,
 ) -> StudyResult:
-    """Choose what each export takes, write the files and return the result."""
-    trials = trials_of(study)
-    baseline = baseline_record(study, trials)
-    by_number = {trial.number: trial for trial in trials}
-    higher = bool(study.user_attrs["higher_is_better"])
-    chosen: dict[str, CandidateRecord | None] = {}
-    reasons: dict[str, str] = {}
-    sentences: list[str] = []
-    for target in TARGETS:
-        mine = [one for one in candidates if one.target == target]
-        ranked = competing_trials(
-            list(by_number.values()),
-            baseline,
-            target,
-            allowed[target],
-            objective=file.study.objective,
-            higher_is_better=higher,
-        )
-        aimed = {trial.number: trial for trial in ranked}
-        costs = {
-            one.trial_number: cost(aimed[one.trial_number], file.study.objective, 1.0 / one.speedup)
-            for one in mine
-            if one.trial_number in aimed
-        }
-        limit = cost(aimed_at(baseline, baseline, allowed[target], higher_is_better=higher), file.study.objective)
-        chosen[target] = choose(mine, costs, limit=limit, require_confirmed=require_confirmed)
-        if chosen[target] is None:
-            reasons[target] = _why_o0(mine, allowed[target], require_confirmed=require_confirmed)
-        candidate = chosen[target]
-        sentences.append(
-            f"{target}: {reasons[target]}"
-            if candidate is None
-            else f"{target}: {candidate.label} ({candidate.summary}). {candidate.sentence}"
-            + _time_to_target(costs.get(candidate.trial_number, math.nan), limit, file.study.objective)
-        )
+    """Choose what each export takes, write the files and say why.
+
+    Args:
+        study: The study; keeps the choice when the files go to its own ``result``.
+        file: The study's file.
+        directory: Folder of the study.
+        candidates: Judged candidates.
+        policy: The loss-scale policy that O0 gets, too; None, or one whose choice failed, changes nothing.
+        folder: Folder of the files.
+        require_confirmed: Export confirmed candidates only.
+
+    Raises:
+        StudyFailedError: When O0 has not finished.
+        OSError: When a file cannot be written; the old one is untouched then.
+    """
+    choices = {
+        target: _choice(target, study, file, candidates, require_confirmed=require_confirmed) for target in TARGETS
+    }
+    chosen = {target: choice.candidate for target, choice in choices.items()}
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
     environment = study.user_attrs.get("environment", {})
     context = ExportContext(
@@ -192,21 +171,60 @@ def write_answer(
         environment=environment,
         loss_scale=policy_told,
     )
-    searched = [dimension.path for dimension in file.dimensions]
-    usable = None if policy is None or "failed" in policy else policy
-    base = with_policy(all_off(file.base_config()), usable, searched)
-    exported = export_configs(folder, chosen, base, reasons, context)
+    off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
+    reasons = {target: choice.reason for target, choice in choices.items() if choice.candidate is None}
+    exported = export_configs(folder, chosen, off, reasons, context)
     numbers = {target: None if one is None else one.trial_number for target, one in chosen.items()}
     write_tables(folder, candidates, numbers, environment)
     labels = {target: "O0" if one is None else one.label for target, one in chosen.items()}
     if folder == directory / "result":
         study.set_user_attr("chosen", labels)
     result = _result(study, file, directory, candidates)
-    told = [*sentences, *([policy_told] if policy_told else []), *result.messages]
-    return replace(result, exported=exported, chosen=labels, messages=told)
+    told = [f"{target}: {choice.reason}" for target, choice in choices.items()]
+    told += [policy_told] if policy_told else []
+    return replace(result, exported=exported, chosen=labels, messages=[*told, *result.messages])
 
 
-def _result(study: optuna.Study, file: StudyFile, directory: Path, candidates: list[CandidateRecord]) -> StudyResult:
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What an export takes, None for O0, and why in a sentence."""
+
+    candidate: CandidateRecord | None
+    reason: str
+
+
+def _choice(
+    target: str,
+    study: optuna.Study,
+    file: StudyFile,
+    candidates: Sequence[CandidateRecord],
+    *,
+    require_confirmed: bool,
+) -> _Choice:
+    objective = file.study.objective
+    allowed_drop = float(study.user_attrs["allowed_drops"][target])
+    higher = bool(study.user_attrs["higher_is_better"])
+    trials = trials_of(study)
+    baseline = baseline_record(study, trials)
+    ranked = competing_trials(trials, baseline, target, allowed_drop, objective=objective, higher_is_better=higher)
+    aimed = {trial.number: trial for trial in ranked}
+    mine = [one for one in candidates if one.target == target]
+    costs = {
+        one.trial_number: cost(aimed[one.trial_number], objective, 1.0 / one.speedup)
+        for one in mine
+        if one.trial_number in aimed
+    }
+    limit = cost(aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher), objective)
+    candidate = choose(mine, costs, limit=limit, require_confirmed=require_confirmed)
+    if candidate is None:
+        return _Choice(None, _why_o0(mine, allowed_drop, require_confirmed=require_confirmed))
+    time_told = _time_to_target(costs.get(candidate.trial_number, math.nan), limit, objective)
+    return _Choice(candidate, f"{candidate.label} ({candidate.summary}). {candidate.sentence}{time_told}")
+
+
+def _result(
+    study: optuna.Study, file: StudyFile, directory: Path, candidates: Sequence[CandidateRecord]
+) -> StudyResult:
     importance, note = parameter_importance(study, file)
     attributes = study.user_attrs
     return StudyResult(
@@ -218,7 +236,7 @@ def _result(study: optuna.Study, file: StudyFile, directory: Path, candidates: l
         objective=file.study.objective,
         n_trials=file.study.n_trials,
         trials=trials_of(study),
-        candidates=candidates,
+        candidates=list(candidates),
         loss_scale_policy=attributes.get("loss_scale_policy"),
         importance=importance,
         environment=attributes.get("environment", {}),

@@ -21,9 +21,11 @@ from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.objective import explicit, plain, read_speed, read_trained
 from workbench.tuning.search_space import all_off
+from workbench.tuning.selection import TARGETS, competing_trials, with_policy
+from workbench.tuning.stored_records import baseline_record, trials_of
 from workbench.tuning.study_file import StudyFile
 
-__all__ = ["Confirmation", "Contender", "confirmation_seeds"]
+__all__ = ["Confirmation", "Contender", "confirmation_seeds", "contenders"]
 
 _FIRST_SEED = 1000
 """Distance between the search's seed and the first seed of the confirmation."""
@@ -56,6 +58,39 @@ class Contender:
     def key(self) -> str:
         """Key of its plan."""
         return self.config.resolve(self.level).key()
+
+
+def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
+    """Return who competes for each export.
+
+    Args:
+        study: The study, searched.
+        file: The study's file.
+        policy: The loss-scale policy that every contender gets; None, or one whose choice failed, changes nothing.
+
+    Returns:
+        Export -> contenders, best first.
+    """
+    trials = trials_of(study)
+    baseline = baseline_record(study, trials)
+    searched = [dimension.path for dimension in file.dimensions]
+    pools: dict[str, list[Contender]] = {}
+    for target in TARGETS:
+        allowed_drop = float(study.user_attrs["allowed_drops"][target])
+        ranked = competing_trials(
+            trials,
+            baseline,
+            target,
+            allowed_drop,
+            objective=file.study.objective,
+            higher_is_better=bool(study.user_attrs["higher_is_better"]),
+        )
+        configs = [with_policy(BoostConfig.from_dict(trial.config), policy, searched) for trial in ranked]
+        pools[target] = [
+            Contender(trial, target, config, trial.level, allowed_drop)
+            for trial, config in zip(ranked, configs, strict=True)
+        ]
+    return pools
 
 
 class Confirmation:

@@ -82,9 +82,9 @@ class PolicyOutcome:
         init: Initial scale.
         factor: Growth and back-off factor.
         window: Finite steps before the scale grows.
-        overflows: Predicted overflows, with ``overflows_low`` and ``overflows_high`` as error bar.
-        overflows_low: See ``overflows``.
-        overflows_high: See ``overflows``.
+        overflows: Predicted overflows.
+        overflows_low: Lower end of their error bar; NaN when there is none.
+        overflows_high: Upper end of their error bar; NaN when there is none.
         wasted_share: Share of updates that are skipped, in [0, 1].
         underflow_share: Mean share of gradient elements that underflow, in [0, 1]; NaN when not recorded.
         final_scale: Scale at the end.

@@ -59,9 +59,9 @@ def search(
         watch = StudyWatch(study, file, total, None, None)
         allowed = file.allowed_drops(experimenter.metric_name)
         with kept.plain_storage_errors():
-            runner = Search(file, database, study, experimenter, allowed, total, deadline, watch)
-            runner.baseline()
-            runner.search()
+            here = Search(file, database, study, experimenter, allowed, total, deadline, watch)
+            here.run_baseline()
+            here.run()
 
 
 class Search:
@@ -87,24 +87,24 @@ class Search:
         self._objective = Objective(file, study, experimenter, allowed, on_step=watch.step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
 
-    def baseline(self) -> None:
+    def run_baseline(self) -> None:
         """Run O0 if it has not been run, or wait for the process that runs it."""
         self._watch.phase("search")
         while baseline_trial(self._study) is None:
             states = {trial.state for trial in self._study.get_trials(deepcopy=False)}
             if TrialState.WAITING in states:
-                self._one()
+                self._run_one()
             elif TrialState.RUNNING in states:
                 time.sleep(1.0)
             else:
                 raise StudyFailedError("the study has no O0 trial any more; start over with --fresh")
 
-    def search(self) -> None:
+    def run(self) -> None:
         """Run the other trials."""
         failures = 0
         while self._wanted() and not self._out_of_time():
             self._watch.trial_finished()
-            failures = 0 if self._one() else failures + 1
+            failures = 0 if self._run_one() else failures + 1
             if failures >= _FAILURES_IN_A_ROW:
                 last = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
                 raise StudyFailedError(
@@ -119,12 +119,14 @@ class Search:
         repeats = len(begun) - len(counted)
         return len(counted) < self._n_trials and repeats < _REPEATS_PER_TRIAL * self._n_trials
 
-    def _one(self) -> bool:
-        """Run one trial; return whether it finished."""
+    def _ask(self) -> optuna.Trial:
+        """Draw the next trial.
+
+        The sampler is seeded anew for every trial: a study that was interrupted draws what it would have drawn anyway,
+        instead of the draws its first process has used up already.
+        """
         study = self._study
         trials = study.get_trials(deepcopy=False)
-        # Seeded anew for every trial: a study that was interrupted draws what it would have drawn anyway, instead of
-        # the draws its first process has used up already.
         waiting = [trial.number for trial in trials if trial.state == TrialState.WAITING]
         number = waiting[0] if waiting else len(trials)
         study.sampler = make_sampler(
@@ -133,7 +135,12 @@ class Search:
             seed=_trial_seed(self._file, number),
             n_trials=self._n_trials,
         )
-        trial = study.ask()
+        return study.ask()
+
+    def _run_one(self) -> bool:
+        """Run one trial; return whether it finished."""
+        study = self._study
+        trial = self._ask()
         kept.mark_process(trial)
         if self._is_surplus(trial.number):
             study.tell(trial, state=TrialState.FAIL)

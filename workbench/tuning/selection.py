@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from workbench.config import BoostConfig, ConfigError
 from workbench.records import CandidateRecord, TrialRecord, Verdict
@@ -114,13 +115,18 @@ def choose(
     return min(left, key=lambda one: (costs.get(one.trial_number, math.inf), one.trial_number), default=None)
 
 
-def with_policy(config: BoostConfig, policy: Mapping[str, float] | None, searched: Sequence[str]) -> BoostConfig:
+def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched: Sequence[str]) -> BoostConfig:
     """Return a configuration with a loss-scale policy, except for what the study searched itself.
 
     The kind of loss scale is left to its rule, so a policy found in float16 changes nothing in a float32 plan and is
     ready when mixed precision is switched on.
+
+    Args:
+        config: The configuration.
+        policy: What `tune_loss_scale` returned; None, or a policy whose choice ``failed``, changes nothing.
+        searched: Paths of the parameters that the study searched.
     """
-    if policy is None:
+    if policy is None or "failed" in policy:
         return config
     values = {f"loss_scale.{name}": policy[name] for name in ("init", "factor", "window")}
     return config.with_values({path: value for path, value in values.items() if path not in searched})

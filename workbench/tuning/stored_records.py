@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import optuna
@@ -11,9 +12,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.errors import StudyFailedError
-from workbench.tuning.objective import baseline_trial, metric_deficit, read_speed, read_trained
+from workbench.tuning.objective import baseline_trial, metric_deficit, plain, read_speed, read_trained
 
-__all__ = ["FINISHED", "baseline_record", "counted_trials", "read_candidate", "trials_of"]
+__all__ = ["FINISHED", "baseline_record", "candidates_of", "counted_trials", "keep_candidates", "trials_of"]
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of a trial that has run to an end."""
@@ -42,17 +43,18 @@ def trials_of(study: optuna.Study) -> list[TrialRecord]:
     Returns:
         Records in the order of trial numbers.
     """
-    trials = study.get_trials(deepcopy=False)
-    baseline = next(
-        (trial for trial in trials if trial.user_attrs.get("baseline") and trial.state == TrialState.COMPLETE), None
-    )
+    baseline = baseline_trial(study)
     reference = None if baseline is None else read_trained(baseline.user_attrs["trained"]).metric
     higher = bool(study.user_attrs.get("higher_is_better", True))
-    return [_record(trial, reference, higher) for trial in trials]
+    return [_record(trial, reference, higher) for trial in study.get_trials(deepcopy=False)]
 
 
-def baseline_record(study: optuna.Study, trials: list[TrialRecord]) -> TrialRecord:
+def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
     """Return the record of the finished O0 trial.
+
+    Args:
+        study: The study.
+        trials: Its records.
 
     Raises:
         StudyFailedError: When O0 has not finished.
@@ -63,8 +65,17 @@ def baseline_record(study: optuna.Study, trials: list[TrialRecord]) -> TrialReco
     return next(trial for trial in trials if trial.number == baseline.number)
 
 
-def read_candidate(stored: Mapping[str, Any]) -> CandidateRecord:
-    """Rebuild a judged candidate from what the study stores of it."""
+def keep_candidates(study: optuna.Study, candidates: Sequence[CandidateRecord]) -> None:
+    """Store judged candidates as an attribute of the study."""
+    study.set_user_attr("candidates", plain([asdict(one) for one in candidates]))
+
+
+def candidates_of(study: optuna.Study) -> list[CandidateRecord]:
+    """Rebuild the judged candidates; none before a confirmation has ended."""
+    return [_candidate(stored) for stored in study.user_attrs.get("candidates", [])]
+
+
+def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
     numbers = ("speedup", "speedup_low", "speedup_high", "drop")
     values = {name: math.nan if stored[name] is None else stored[name] for name in numbers}
     bound = math.inf if stored["drop_bound"] is None else stored["drop_bound"]

@@ -6,35 +6,30 @@
     for the best of each export: train it and O0 over fresh seeds until the verdict is in
     take the best that is not refuted, else O0; write the files
 
-Every arrow of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
+The first line and its loop are ``searching.py`` (in several processes: ``workers.py``), the second
+``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``answer.py``.
+Every step of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
 ended it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import optuna
-
-from workbench.config import BoostConfig
-from workbench.records import CandidateRecord
 from workbench.tuning import storage as kept
 from workbench.tuning.answer import StudyResult, write_answer
-from workbench.tuning.confirming import Confirmation, Contender
+from workbench.tuning.confirming import Confirmation, contenders
 from workbench.tuning.errors import StudyError
-from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
+from workbench.tuning.experimenter import MakeExperimenter, experimenter_for
 from workbench.tuning.loss_scale_policy import tune_loss_scale
-from workbench.tuning.objective import plain
 from workbench.tuning.progress import StudyWatch, TuneProgress
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.searching import Search
-from workbench.tuning.selection import TARGETS, competing_trials, with_policy
-from workbench.tuning.stored_records import baseline_record, trials_of
-from workbench.tuning.study_file import StudyFile, read_study
+from workbench.tuning.stored_records import keep_candidates
+from workbench.tuning.study_file import StudyFile, read_study, study_folder
 from workbench.tuning.workers import run_workers
 
 __all__ = ["tune"]
@@ -78,112 +73,71 @@ def tune(
         KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
     """
     began = time.monotonic()
-    directory = Path(study_dir)
-    file = read_study(directory)
-    directory = directory.parent if directory.suffix == ".toml" else directory
-    _check_arguments(trials, timeout, confirm_seeds, jobs)
+    file, directory = read_study(study_dir), study_folder(study_dir)
+    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
     n_trials = file.study.n_trials if trials is None else trials
-    limit = timeout if timeout is not None else file.study.timeout_seconds
-    deadline = None if limit is None else began + limit
+    search_deadline, deadline = _deadlines(file, began, file.study.timeout_seconds if timeout is None else timeout)
+    url = storage or kept.default_storage(directory)
     with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors():
-        # The task first: a study that cannot run must not archive one that did.
+        # The task and its drops first: a study that cannot run must not archive one that did.
         experimenter = experimenter_for(file, directory, make_experimenter)
         allowed = file.allowed_drops(experimenter.metric_name)
-        messages: list[str] = []
-        if fresh:
-            if storage is not None:
-                raise StudyError(
-                    "--fresh archives the SQLite file beside the study; with --storage give the study a new name"
-                )
-            archived = kept.archive_study(directory)
-            if archived is not None:
-                messages.append(f"The earlier study is archived in {archived}.")
-        database = kept.open_storage(storage or kept.default_storage(directory))
+        archived = kept.archive_study(directory) if fresh else None
+        database = kept.open_storage(url)
         study = kept.open_study(database, file, experimenter)
         study.set_user_attr("allowed_drops", allowed)
         kept.requeue_interrupted(database, study)
         watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress)
-        search_deadline = deadline
-        if limit is not None and deadline is not None and file.confirm.enabled:
-            search_deadline = deadline - limit * file.confirm.time_share
-        runner = Search(file, database, study, experimenter, allowed, n_trials, search_deadline, watch)
-        runner.baseline()
+
+        search = Search(file, database, study, experimenter, allowed, n_trials, search_deadline, watch)
+        search.run_baseline()
         if jobs > 1:
-            url = storage or kept.default_storage(directory)
             run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, watch.trial_finished)
-        runner.search()
-        policy = _loss_scale(study, file, experimenter, watch)
-        command = f"workbench tune {study_dir} --confirm-seeds {{seeds}}"
-        candidates = _confirm(study, file, experimenter, allowed, policy, command, confirm_seeds, deadline, watch)
+        search.run()
+
+        if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
+            watch.phase("loss scale")
+        policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
+
+        confirmation = Confirmation(
+            study,
+            file,
+            experimenter,
+            command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
+            confirm_seeds=confirm_seeds,
+            deadline=deadline,
+            on_run=watch.run_finished,
+            on_step=watch.step,
+        )
+        candidates = confirmation.judge(contenders(study, file, policy))
+        keep_candidates(study, candidates)
+
         watch.phase("export")
         result = write_answer(
-            study, file, directory, candidates, policy, allowed, require_confirmed, directory / "result"
+            study, file, directory, candidates, policy, folder=directory / "result", require_confirmed=require_confirmed
         )
         watch.done()
-        messages = [*result.messages, *messages]
-        return replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
+    told = [] if archived is None else [f"The earlier study is archived in {archived}."]
+    return replace(result, messages=[*result.messages, *told], n_trials=n_trials, seconds=time.monotonic() - began)
 
 
-def _loss_scale(
-    study: optuna.Study, file: StudyFile, experimenter: Experimenter, watch: StudyWatch
-) -> Mapping[str, Any] | None:
-    if file.loss_scale_replay is None or not file.loss_scale_replay.enabled:
-        return None
-    watch.phase("loss scale")
-    return tune_loss_scale(study, file, experimenter, on_step=watch.step)
+def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
+    """Return when the search has to end, to leave the confirmation its share, and when everything has."""
+    if limit is None:
+        return None, None
+    share = file.confirm.time_share if file.confirm.enabled else 0.0
+    return began + limit * (1.0 - share), began + limit
 
 
-def _confirm(
-    study: optuna.Study,
-    file: StudyFile,
-    experimenter: Experimenter,
-    allowed: Mapping[str, float],
-    policy: Mapping[str, Any] | None,
-    command: str,
+def _check_arguments(
+    trials: int | None,
+    timeout: float | None,
     confirm_seeds: int | None,
-    deadline: float | None,
-    watch: StudyWatch,
-) -> list[CandidateRecord]:
-    trials = trials_of(study)
-    baseline = baseline_record(study, trials)
-    searched = [dimension.path for dimension in file.dimensions]
-    usable = None if policy is None or "failed" in policy else policy
-    pools: dict[str, list[Contender]] = {}
-    for target in TARGETS:
-        ranked = competing_trials(
-            trials,
-            baseline,
-            target,
-            allowed[target],
-            objective=file.study.objective,
-            higher_is_better=experimenter.higher_is_better,
-        )
-        pools[target] = [
-            Contender(
-                trial,
-                target,
-                with_policy(BoostConfig.from_dict(trial.config), usable, searched),
-                trial.level,
-                allowed[target],
-            )
-            for trial in ranked
-        ]
-    confirmation = Confirmation(
-        study,
-        file,
-        experimenter,
-        command=command,
-        confirm_seeds=confirm_seeds,
-        deadline=deadline,
-        on_run=watch.run_finished,
-        on_step=watch.step,
-    )
-    candidates = confirmation.judge(pools)
-    study.set_user_attr("candidates", plain([asdict(one) for one in candidates]))
-    return candidates
-
-
-def _check_arguments(trials: int | None, timeout: float | None, confirm_seeds: int | None, jobs: int) -> None:
+    jobs: int,
+    *,
+    fresh: bool,
+    storage: str | None,
+) -> None:
     if trials is not None and not trials >= 1:
         raise StudyError(f"--trials must be at least 1, got {trials}")
     if timeout is not None and not timeout > 0.0:
@@ -192,3 +146,5 @@ def _check_arguments(trials: int | None, timeout: float | None, confirm_seeds: i
         raise StudyError(f"--confirm-seeds must be at least 2, since one pair has no spread, got {confirm_seeds}")
     if not jobs >= 1:
         raise StudyError(f"--jobs must be at least 1, got {jobs}")
+    if fresh and storage is not None:
+        raise StudyError("--fresh archives the SQLite file beside the study; with --storage give the study a new name")

@@ -32,6 +32,7 @@ __all__ = [
     "StudySection",
     "parse_study",
     "read_study",
+    "study_folder",
 ]
 
 _ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}
@@ -247,6 +248,12 @@ def read_study(path: str | Path) -> StudyFile:
     except (OSError, UnicodeDecodeError) as error:
         raise StudyError(f"{path}: cannot be read ({error})") from None
     return parse_study(text, source=str(path), default_name=path.resolve().parent.name)
+
+
+def study_folder(path: str | Path) -> Path:
+    """Return the folder of a study that is named by its folder or by its file."""
+    path = Path(path)
+    return path.parent if path.suffix == ".toml" else path
 
 
 def parse_study(text: str, *, source: str = "study.toml", default_name: str = "study") -> StudyFile:
