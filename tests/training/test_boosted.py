@@ -256,3 +256,54 @@ def test_an_algorithm_that_is_not_built_yet_is_refused_in_a_sentence() -> None:
     }
     with pytest.raises(RuntimeError, match="cannot train with it yet"):
         apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
+
+
+def test_outcomes_read_later_still_say_the_scale_of_their_step() -> None:
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+        "loss_scale": {"kind": "dynamic", "init": 16.0, "window": 1},
+    }
+    net = deep_net()
+    outcomes = train(apply(config, net, SGD(net.parameters(), lr=0.01, fused=True), level="O0"), batches(6))
+    assert [float(o.loss_scale) for o in outcomes] == [16, 16, 32, 32, 64, 64]
+    assert [float(o.loss_scale_after) for o in outcomes] == [16, 32, 32, 64, 64, 128]
+
+
+def test_a_scale_set_by_hand_does_not_change_earlier_outcomes() -> None:
+    net = deep_net()
+    scaling = LossScaling(torch.tensor(8.0), drop_overflow_update=True)
+    boosted = Boosted(net, SGD(net.parameters(), lr=0.01, fused=True), loss_scaling=scaling)
+    first = train(boosted, batches(1))[0]
+    scaling.set(torch.tensor(4.0))
+    second = train(boosted, batches(1))[0]
+    assert (float(first.loss_scale), float(second.loss_scale)) == (8.0, 4.0)
+
+
+def test_a_loss_without_gradient_is_an_error_and_not_a_step_that_trains_nothing() -> None:
+    net = deep_net()
+    boosted = apply({}, net, SGD(net.parameters(), lr=0.01), level="O0")
+    with pytest.raises(RuntimeError, match=r"the loss has no gradient; was it detached"):
+        boosted.backward(net(torch.ones(1, 5)).sum().detach())
+    boosted.backward(net(torch.ones(1, 5)).sum())
+    assert boosted.step().applied
+
+
+@pytest.mark.parametrize("state", ["shared", "per_group"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_o3_on_a_cpu_trains_every_weight_with_a_fused_optimizer(dtype: str, state: str) -> None:
+    def trained(*, fused: bool) -> nn.Sequential:
+        net = deep_net()
+        config = {**FREEZING, "amp": {"level": "O3", "dtype": dtype}, "compatibility": {"freeze_state": state}}
+        boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9, fused=fused), level="O0")
+        train(boosted, batches(8))
+        return net
+
+    plain, fused = trained(fused=False), trained(fused=True)
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), fused.parameters(), strict=True))
+
+
+def test_weights_in_float32_keep_the_fused_kernel() -> None:
+    net = deep_net()
+    boosted = apply({"amp": {"level": "O2"}}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
+    assert all(group["fused"] for group in boosted.optimizer.param_groups)

@@ -160,3 +160,41 @@ def test_groups_follow_the_module_tree_and_are_few() -> None:
     assert 4 <= len(set(groups.values())) <= 16
     order = list(dict.fromkeys(groups.values()))
     assert [groups[name] for name, _ in net.named_parameters()] == sorted(groups.values(), key=order.index)
+
+
+def test_floor_is_reported_once_per_visit_with_accumulation() -> None:
+    accumulation = {"boost": {"mode": "manual", "grad_accumulation": True}}
+    accumulation |= {"grad_accumulation": {"grad_accumulation_step": 2}}
+    _, boosted, trace = make(accumulation | {"loss_scale": {"kind": "dynamic", "init": 2.0, "window": 1}})
+    batches = data(12)
+    for i in (0, 3, 4, 10):  # windows 0, 1, 2 and 5 overflow; windows 3 and 4 let the scale grow again
+        batches[i] = (batches[i][0] * torch.inf, batches[i][1])
+    run(boosted, trace, batches)
+    events = trace.drain()[1]
+    assert [e.step for e in events if e.kind is EventKind.SCALE_FLOOR] == [1]
+    assert [e.step for e in events if e.kind is EventKind.OVERFLOW] == [1, 3, 5, 11]
+
+
+def test_a_fixed_scale_that_drops_nothing_records_its_overflows_and_diverges_once() -> None:
+    _, boosted, trace = make({"loss_scale": {"kind": "fixed", "init": 16.0, "drop_overflow_update": False}})
+    batches = data(4)
+    batches[1] = (batches[1][0] * torch.inf, batches[1][1])
+    run(boosted, trace, batches)
+    records, events = trace.drain()
+    assert [r.overflow for r in records] == [False, True, True, True]
+    assert [r.skipped for r in records] == [False] * 4
+    assert [(e.step, e.kind) for e in events] == [
+        (1, EventKind.OVERFLOW),
+        (1, EventKind.DIVERGED),
+        (2, EventKind.OVERFLOW),
+        (3, EventKind.OVERFLOW),
+    ]
+    assert events[0].message.endswith("the update was applied all the same")
+
+
+def test_a_fixed_scale_has_no_floor_to_report() -> None:
+    _, boosted, trace = make({"loss_scale": {"kind": "fixed", "init": 16.0}})
+    batches = data(3)
+    batches[1] = (batches[1][0] * torch.inf, batches[1][1])
+    run(boosted, trace, batches)
+    assert [(e.step, e.kind) for e in trace.drain()[1]] == [(1, EventKind.OVERFLOW)]

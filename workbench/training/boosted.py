@@ -32,7 +32,7 @@ from workbench.config import Plan
 from workbench.scaling import decides_on_device, step_if_finite
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import StepOutcome
-from workbench.training.precision import Precision
+from workbench.training.precision import Precision, avoid_broken_kernel_
 
 __all__ = ["Boosted", "GradientObserver"]
 
@@ -87,6 +87,7 @@ class Boosted:
         self._never = torch.zeros((), dtype=torch.float32, device=self.device)
         self._loss: Tensor | None = None
         self._room_for_graphs = self._freeze is None
+        avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
 
     @property
     def frozen_groups(self) -> int:
@@ -109,7 +110,7 @@ class Boosted:
             loss: Unscaled loss, one element.
 
         Raises:
-            RuntimeError: If the previous ``backward`` was not followed by ``step``.
+            RuntimeError: If the previous ``backward`` was not followed by ``step``, or the loss has no gradient.
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
@@ -123,6 +124,8 @@ class Boosted:
             scaled = scaled * self.loss_scaling.scale.reshape(loss.shape)
         if scaled.requires_grad:
             scaled.backward()  # type: ignore[no-untyped-call]
+        elif not self._frozen_groups:  # a loss that only frozen layers feed has none on such a step
+            raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         self._loss = loss.detach()  # last: a backward pass that failed may be tried again
 
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
@@ -157,17 +160,20 @@ class Boosted:
         frozen = self._frozen_groups
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position
-        used = after = scaling.scale
+        # The rule changes the scale in place, and outcomes may be read later: each keeps the value of its step.
+        used = after = scaling.scale if scaling.update_cell is None else scaling.scale.clone()
         overflow = scaling.no_overflow
         if complete:
-            if scaling.update_cell is not None:
-                used = used.clone()  # the rule changes the scale in place
             overflow = self._end_window()
             if scaling.update_cell is not None:
-                after = after.clone()
+                after = scaling.scale.clone()
         outcome = StepOutcome(self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate)
         self.step_index += 1
         return outcome
+
+    def skips(self, outcome: StepOutcome) -> bool:
+        """Return whether a step's update was dropped because of an overflow; waits for the device to know."""
+        return self.loss_scaling.drop_overflow_update and bool(outcome.overflow)
 
     def _end_window(self) -> Tensor:
         scaling = self.loss_scaling
@@ -177,12 +183,13 @@ class Boosted:
             self._found_inf.zero_()
             gradients = [p.grad for p in parameters if p.grad is not None]
             scaling.unscale_(gradients, self._found_inf)
+            overflow = self._found_inf > 0
         if self.observer is not None:
             self.observer(parameters)
         optimizer = self._active_optimizer
         if scaling.checks_overflow:
             step_if_finite(optimizer, self._found_inf)
-            overflow = scaling.after_window(self._found_inf)
+            scaling.after_window(overflow)
         elif decides_on_device(optimizer):
             # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing
             # makes happen; step_if_finite prepares the buffers.

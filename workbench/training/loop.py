@@ -69,7 +69,7 @@ def training_loop(
         boosted.backward(loss)
         backed = time.perf_counter()
         outcome = boosted.step()
-        if scheduler is not None and outcome.applied and (schedule == "attempted" or not bool(outcome.overflow)):
+        if scheduler is not None and outcome.applied and (schedule == "attempted" or not boosted.skips(outcome)):
             scheduler.step()
         updated = time.perf_counter()
         if trace is not None:

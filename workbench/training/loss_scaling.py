@@ -20,9 +20,9 @@ class LossScaling:
     """Hold the loss scale on the device and move it by its rule, without host synchronisation.
 
     Args:
-        scale: Initial scale (> 0); a number, or a tensor of shape ``()`` or ``(1,)`` whose storage is then shared.
+        scale: Initial scale (> 0); a number, or a tensor of shape ``()`` or ``(1,)``, which is copied.
         update_cell: Module called as ``cell(scale, overflow)`` after every window; None keeps the scale.
-        drop_overflow_update: Whether an overflow skips the update. False applies it as it is (no check is made).
+        drop_overflow_update: Whether an overflow skips the update. False applies it as it is.
         device: Device of the scale.
         collapse_after: Consecutive overflows at the floor after which training is given up; None never.
         minimum: The floor, for collapse detection.
@@ -96,7 +96,7 @@ class LossScaling:
 
     @property
     def checks_overflow(self) -> bool:
-        """Whether gradients are tested for inf and NaN before an update."""
+        """Whether an update waits for the test of its gradients for inf and NaN."""
         return self.drop_overflow_update
 
     def unscale_(self, gradients: Sequence[Tensor], found_inf: Tensor) -> None:
@@ -118,14 +118,22 @@ class LossScaling:
 
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale from a tensor with one element."""
-        self.scale.copy_(scale.detach().to(self.scale.dtype).reshape(self.scale.shape))
+        # A new tensor: outcomes of earlier steps may still hold the old one.
+        self.scale = scale.detach().to(self.scale, copy=True).reshape(self.scale.shape)
 
-    def after_window(self, found_inf: Tensor) -> Tensor:
-        """Apply the rule after a window and return whether it overflowed, a bool tensor of shape ``()``."""
-        overflow = found_inf.reshape(()) > 0
+    def after_window(self, overflow: Tensor) -> None:
+        """Apply the rule after a window.
+
+        Args:
+            overflow: Whether the window's gradients were not finite, bool, shape ``()``.
+        """
         if self.update_cell is not None:
             self.update_cell(self.scale, overflow)
-        return overflow
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a rule moves the scale."""
+        return self.update_cell is not None and not isinstance(self.update_cell, FixedLossScaleUpdateCell)
 
     @property
     def no_overflow(self) -> Tensor:

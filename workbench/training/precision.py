@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import SGD, Optimizer
 
-__all__ = ["Precision", "cast_model_"]
+__all__ = ["Precision", "avoid_broken_kernel_", "cast_model_"]
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -78,6 +79,25 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
     model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
     model.register_forward_hook(cast_outputs)
     model._weights_cast_to = dtype  # type: ignore[assignment]  # a marker, not a parameter
+
+
+def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Switch torch's fused SGD off where weights are float16 or bfloat16 on a CPU.
+
+    There its kernel leaves half of every vector of weights as it was (torch 2.13: ``SGD(fused=True)`` on 37 equal
+    bfloat16 weights with equal gradients moves only some). The fused Adam and Adagrad are right. Nothing is lost: a
+    CPU has no synchronisation to avoid.
+
+    Args:
+        optimizer: The torch optimizer that steps.
+        groups: Its parameter groups, where ``fused`` is set to False.
+    """
+    if not isinstance(optimizer, SGD):
+        return
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if any(p.device.type == "cpu" and p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
+        for group in groups:
+            group["fused"] = False
 
 
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:

@@ -95,6 +95,7 @@ class TraceBuffer:
         self._last = self._began
         self._oldest = self._began
         self._was_at_floor = False
+        self._diverged = False
         if gradients:
             boosted.observer = self._observe
             if boosted.precision.level == "O2" and boosted.precision.dtype == "float16":
@@ -267,29 +268,32 @@ class TraceBuffer:
         if record.overflow:
             subject = self._modules(nonfinite) if nonfinite is not None else ""
             who = _shortened(subject) or "a gradient"
+            then = "skipped" if record.skipped else "applied all the same"
             events.append(
                 Event(
                     step,
                     EventKind.OVERFLOW,
                     subject,
                     before,
-                    f"step {step}: gradients overflowed at loss scale {before:g} in {who}; the update was skipped",
+                    f"step {step}: gradients overflowed at loss scale {before:g} in {who}; the update was {then}",
                 )
             )
         if after > before:
             events.append(Event(step, EventKind.SCALE_UP, "", after, f"step {step}: loss scale grew to {after:g}"))
         elif after < before:
             events.append(Event(step, EventKind.SCALE_DOWN, "", after, f"step {step}: loss scale fell to {after:g}"))
-        at_floor = record.overflow and after <= self.boosted.loss_scaling.minimum
-        if at_floor and not self._was_at_floor:
-            message = f"step {step}: loss scale is at its floor {after:g}; further overflows cannot lower it"
-            events.append(Event(step, EventKind.SCALE_FLOOR, "", after, message))
-        if record.accumulated or record.overflow:
+        scaling = self.boosted.loss_scaling
+        if scaling.adapts and record.accumulated == self.boosted.window.n_steps:  # a window ended, so it was judged
+            at_floor = record.overflow and after <= scaling.minimum
+            if at_floor and not self._was_at_floor:
+                message = f"step {step}: loss scale is at its floor {after:g}; further overflows cannot lower it"
+                events.append(Event(step, EventKind.SCALE_FLOOR, "", after, message))
             self._was_at_floor = at_floor
-        if not math.isfinite(record.loss) and not record.overflow and record.accumulated:
+        # Once: every loss after it is as bad. Where overflows are skipped, the rule of the loss scale judges instead.
+        if not (math.isfinite(record.loss) or scaling.checks_overflow or self._diverged):
+            self._diverged = True
             message = f"step {step}: the loss is {record.loss:g}; training diverged"
-            if not self.boosted.loss_scaling.checks_overflow:
-                events.append(Event(step, EventKind.DIVERGED, "loss", record.loss, message))
+            events.append(Event(step, EventKind.DIVERGED, "loss", record.loss, message))
         return events
 
     def _modules(self, nonfinite: Tensor) -> str:
