@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from workbench.config import BoostConfig, describe_parameters
@@ -100,15 +100,21 @@ def test_o0_is_everything_off_even_when_the_baseline_says_otherwise() -> None:
     assert plan_key(suggestion.config, "O0") == plan_key(BoostConfig(), "O0")
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(0, 10**6))
-def test_every_suggestion_over_all_declared_ranges_is_valid_and_draws_only_what_matters(seed: int) -> None:
-    space: dict[str, Any] = {"level": True}
-    for path, info in describe_parameters().items():
-        searchable = info.kind in {"bool", "choice"} or info.low is not None
-        if searchable and path not in {"boost.dim_reduce", "boost.mode", "loss_scale.minimum", "optimizer.nesterov"}:
-            space[path] = True
-    suggestion = suggest(Scripted(seed=seed), read_space(space), BoostConfig())
+DECLARED = sorted(
+    path
+    for path, info in describe_parameters().items()
+    if (info.kind in {"bool", "choice"} or info.low is not None)
+    and path not in {"boost.dim_reduce", "boost.mode", "loss_scale.minimum", "optimizer.nesterov"}
+)
+
+
+@settings(max_examples=20)
+@given(st.sets(st.sampled_from(DECLARED), max_size=16), st.integers(0, 10**6))
+@example(set(DECLARED), 0)
+@example(set(DECLARED), 1)
+def test_every_suggestion_over_declared_ranges_is_valid_and_draws_only_what_matters(paths: set[str], seed: int) -> None:
+    space = read_space({"level": True, **dict.fromkeys(paths, True)})
+    suggestion = suggest(Scripted(seed=seed), space, BoostConfig())
     plan = suggestion.config.resolve(suggestion.level)
     assert BoostConfig.from_dict(suggestion.config.to_dict()) == suggestion.config
     for path in suggestion.parameters:

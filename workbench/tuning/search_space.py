@@ -243,13 +243,14 @@ def _changed(config: BoostConfig, path: str, value: Any) -> BoostConfig | None:
         return None
 
 
-# Level first, then modes, switches and names that decide what else matters, then their parameters.
+# Level first, then modes, switches, flags and names that decide what else matters, then their parameters, in whatever
+# order study.toml lists them.
 _ORDER: tuple[Callable[[str], bool], ...] = (
     lambda path: path == "level",
     lambda path: path == "boost.mode",
     lambda path: path.startswith("boost."),
     lambda path: path in {"amp.level", "optimizer.name", "loss_scale.kind"},
-    lambda path: path in {"amp.dtype", "grad_freeze.freeze_type"},
+    lambda path: path in {"amp.dtype", "grad_freeze.freeze_type", "less_bn.fn_flag", "less_bn.gc_flag"},
 )
 _PLAIN = len(_ORDER)
 
