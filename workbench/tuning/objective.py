@@ -227,6 +227,7 @@ class Objective:
         self._base = file.base_config()
         self._dimensions = file.dimensions
         self._on_step = on_step
+        self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
 
     def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
         """Run the trial and return its objective values.
@@ -236,6 +237,7 @@ class Objective:
             StudyFailedError: When O0 itself does not train.
         """
         is_baseline = bool(trial.user_attrs.get("baseline"))
+        self._reported = frozenset(self._frozen(trial.number).intermediate_values)
         try:
             suggestion = self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base)
             plan = suggestion.config.resolve(suggestion.level)
@@ -363,7 +365,7 @@ class Objective:
 
     def _report(self, trial: optuna.Trial, step: int, deficit: float) -> None:
         # What an interrupted trial reported before stands: the same seed gives the same curve.
-        if step not in self._frozen(trial.number).intermediate_values:
+        if step not in self._reported:
             trial.report(min(deficit, 1e30), step)
 
     def _constrain(self, trial: optuna.Trial, value: float) -> None:

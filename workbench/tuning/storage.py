@@ -187,7 +187,8 @@ def requeue_interrupted(storage: RDBStorage, study: optuna.Study) -> list[int]:
     """Put trials whose process is gone back into the queue; call it while holding the study.
 
     A worker whose ``tune`` was killed notices within a second or two and ends, so trials of living processes are given
-    a moment; trials of other machines are left to their heartbeats.
+    a moment; trials of other machines are left to their heartbeats. This process has begun none yet: a trial under its
+    own name is from an earlier ``tune`` in it that could not put the trial back, for want of disk space, say.
 
     Args:
         storage: The study's database.
@@ -205,7 +206,7 @@ def requeue_interrupted(storage: RDBStorage, study: optuna.Study) -> list[int]:
             process = trial.user_attrs.get("process")
             if process is not None and process["host"] != socket.gethostname():
                 continue
-            if process is not None and _is_alive(process):
+            if process is not None and process["pid"] != os.getpid() and _is_alive(process):
                 alive = True
                 continue
             trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
