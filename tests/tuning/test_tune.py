@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,30 @@ from workbench.tuning.study_file import StudyFile
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Spare the tests the wait for the disk; a killed process loses nothing by it, a power cut would."""
+    """Spare this process the wait for the disk; it is not killed. Those that are have a connection like the user's."""
 
     def hurry(connection: Any, _: Any) -> None:
         connection.execute("PRAGMA synchronous=OFF")
+        connection.execute("PRAGMA journal_mode=MEMORY")
 
     event.listen(Engine, "connect", hurry)
     yield
     event.remove(Engine, "connect", hurry)
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_study(tmp_path_factory.mktemp("finished") / "s", SHORT)
+    tune(directory, make_experimenter=make_fake)
+    return directory
+
+
+@pytest.fixture
+def finished(finished_once: Path, tmp_path: Path) -> Path:
+    """Return the folder of a study of four trials that has run to its end, the test's own copy."""
+    return shutil.copytree(finished_once, tmp_path / "s")
 
 
 def plan_of(trial: TrialRecord) -> str:
@@ -127,7 +141,7 @@ def test_a_repeated_plan_is_scored_with_its_own_level_s_drop(tmp_path: Path) -> 
 
 
 def test_diverged_trials_are_finite_infeasible_and_never_chosen(tmp_path: Path) -> None:
-    text = STUDY.replace("low = 0.3, high = 0.9", "low = 0.3, high = 0.349").replace(
+    text = SHORT.replace("low = 0.3, high = 0.9", "low = 0.3, high = 0.349").replace(
         '"boost.grad_freeze" = [false, true]', '"boost.grad_freeze" = [true]'
     )
     result = tune(write_study(tmp_path / "s", text), make_experimenter=make_fake)
@@ -160,16 +174,16 @@ def test_the_same_command_continues_and_trains_nothing_twice(tmp_path: Path) -> 
 
 
 def test_an_interrupted_study_draws_what_it_would_have_drawn_anyway(tmp_path: Path) -> None:
-    whole = tune(write_study(tmp_path / "whole"), make_experimenter=make_fake)
-    parts = write_study(tmp_path / "parts", STUDY.replace("[study]", '[study]\nname = "whole"'))
-    for n_trials in (2, 5, 7, 10):
+    text = STUDY.replace("n_trials = 10", "n_trials = 6").replace("[confirm]", "[confirm]\nenabled = false")
+    whole = tune(write_study(tmp_path / "whole", text), make_experimenter=make_fake)
+    parts = write_study(tmp_path / "parts", text.replace("[study]", '[study]\nname = "whole"'))
+    for n_trials in (2, 3, 6):
         pieces = tune(parts, trials=n_trials, make_experimenter=make_fake)
     assert [trial.parameters for trial in pieces.trials[:4]] == [trial.parameters for trial in whole.trials[:4]]
 
 
-def test_an_edited_study_is_refused_and_says_what_changed(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    tune(directory, make_experimenter=make_fake)
+def test_an_edited_study_is_refused_and_says_what_changed(finished: Path) -> None:
+    directory = finished
     write_study(directory, SHORT.replace("high = 0.9", "high = 0.8") + "# remark\n")
     with pytest.raises(StudyChangedError) as caught:
         tune(directory, make_experimenter=make_fake)
@@ -183,9 +197,8 @@ def test_an_edited_study_is_refused_and_says_what_changed(tmp_path: Path) -> Non
     assert len(counted(result.trials)) == 4
 
 
-def test_more_trials_are_asked_for_by_an_option_not_by_an_edit(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    tune(directory, make_experimenter=make_fake)
+def test_more_trials_are_asked_for_by_an_option_not_by_an_edit(finished: Path) -> None:
+    directory = finished
     write_study(directory, SHORT.replace("n_trials = 4", "n_trials = 5"))
     with pytest.raises(StudyChangedError, match="extend the study with --trials"):
         tune(directory, make_experimenter=make_fake)
@@ -193,17 +206,14 @@ def test_more_trials_are_asked_for_by_an_option_not_by_an_edit(tmp_path: Path) -
     assert len(counted(tune(directory, trials=5, make_experimenter=make_fake).trials)) == 5
 
 
-def test_other_data_are_refused(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    tune(directory, make_experimenter=make_fake)
-
+def test_other_data_are_refused(finished: Path) -> None:
     def make_other(file: StudyFile, folder: Path) -> FakeExperimenter:
         other = FakeExperimenter(folder)
         other.data_hash = "xyz"
         return other
 
     with pytest.raises(StudyChangedError, match="data changed"):
-        tune(directory, make_experimenter=make_other)
+        tune(finished, make_experimenter=make_other)
 
 
 def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None:
@@ -270,13 +280,11 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing_finished(tmp_path: Path) 
     assert len(counted(result.trials)) == 4
 
 
-def test_a_fresh_study_whose_task_cannot_be_loaded_archives_nothing(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", SHORT)
-    tune(directory, make_experimenter=make_fake)
+def test_a_fresh_study_whose_task_cannot_be_loaded_archives_nothing(finished: Path) -> None:
     with pytest.raises(ValueError, match="fake"):
-        tune(directory, fresh=True)  # the real experimenter knows no task "fake"
-    assert (directory / "study.db").exists()
-    assert not (directory / "archive").exists()
+        tune(finished, fresh=True)  # the real experimenter knows no task "fake"
+    assert (finished / "study.db").exists()
+    assert not (finished / "archive").exists()
 
 
 def test_a_study_that_is_being_tuned_is_refused(tmp_path: Path) -> None:
@@ -384,19 +392,19 @@ def test_ctrl_c_in_the_confirmation_loses_no_finished_run(tmp_path: Path) -> Non
     assert len(trained) == len(set(trained))
 
 
-RUN = """
-import sys
-from tests.tuning.fake_experimenter import make_slow_fake
-from workbench.tuning import tune
-if __name__ == "__main__":
-    tune(sys.argv[1], make_experimenter=make_slow_fake)
-"""
+def start(directory: Path, jobs: int = 1) -> BaseProcess:
+    """Run a study in a process of its own, forked from a fresh one that has imported what a study needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.tuning"])
+    arguments = {"jobs": jobs, "make_experimenter": make_slow_fake}
+    process = context.Process(target=tune, args=(directory,), kwargs=arguments)
+    process.start()
+    return process
 
 
-def start(directory: Path, code: str = RUN) -> subprocess.Popen[bytes]:
-    here = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", code, str(directory)], env=environment)
+def kill(process: BaseProcess) -> None:
+    process.kill()  # SIGKILL
+    process.join()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -410,16 +418,15 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     "n_kills", [pytest.param(4, id="a few moments"), pytest.param(20, id="twenty moments", marks=pytest.mark.slow)]
 )
 def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_kills: int) -> None:
-    directory = write_study(tmp_path / "s", STUDY)
+    directory = write_study(tmp_path / "s", STUDY.replace("seeds_max = 6", "seeds_max = 3"))
     moments = random.Random(n_kills)
     finished: dict[int, Any] = {}
     for _ in range(n_kills):
         begun = len(calls(directory))
         process = start(directory)
-        wait_until(lambda begun=begun, process=process: len(calls(directory)) > begun or process.poll() is not None)
+        wait_until(lambda begun=begun, process=process: len(calls(directory)) > begun or not process.is_alive())
         time.sleep(moments.uniform(0.0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        kill(process)
         now = {
             trial.number: (trial.params, trial.values)
             for trial in (stored(directory) if (directory / "study.db").exists() else [])
@@ -440,7 +447,8 @@ def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_
 
 
 def test_several_processes_share_one_study(tmp_path: Path) -> None:
-    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 8"))
+    text = STUDY.replace("n_trials = 10", "n_trials = 8").replace("[confirm]", "[confirm]\nenabled = false")
+    directory = write_study(tmp_path / "s", text)
     result = tune(directory, jobs=2, make_experimenter=make_slow_fake)
     finished = [trial for trial in result.trials if trial.state in {"complete", "pruned"}]
     assert len(counted(finished)) == 8
@@ -451,13 +459,12 @@ def test_several_processes_share_one_study(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_workers_end_with_the_process_that_started_them_and_leave_nothing_running(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY)
-    process = start(directory, RUN.replace("make_experimenter", "jobs=2, make_experimenter"))
-    wait_until(lambda: any("trial_0002" in line for line in calls(directory)) or process.poll() is not None)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process = start(directory, jobs=2)
+    wait_until(lambda: any("trial_0002" in line for line in calls(directory)) or not process.is_alive())
+    kill(process)
     result = tune(directory, make_experimenter=make_slow_fake)
     assert {trial.state for trial in stored(directory)} <= {TrialState.COMPLETE, TrialState.PRUNED}
-    assert len(result.trials) == 10
+    assert len(counted(result.trials)) == 10
 
 
 def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:
