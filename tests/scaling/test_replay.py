@@ -48,7 +48,8 @@ def naive(threshold: NDArray[np.float64], policy: ScalePolicy) -> tuple[NDArray[
 
 
 def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
-    result = simulate(threshold, chosen)
+    at = np.arange(len(threshold))[::-2].repeat(2)  # neither sorted nor without repetition
+    result = simulate(threshold, chosen, at=at)
     for index, policy in enumerate(chosen):
         used, overflows, final = naive(threshold, policy)
         assert result.overflows[index] == len(overflows)
@@ -56,6 +57,7 @@ def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
         trace = result.trace(index)
         assert trace.overflow_steps.tolist() == overflows == result.overflow_steps(index).tolist()
         assert trace.per_step().tolist() == used.tolist()
+        assert result.scale_at[index].tolist() == trace.at(at).tolist() == used[at].tolist()
         assert np.all(np.diff(trace.steps) > 0)
         assert np.all(np.diff(trace.scales) != 0)
         if len(threshold):
@@ -64,12 +66,17 @@ def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
             assert result.floor_share[index] == pytest.approx(np.mean(used <= policy.minimum), rel=1e-12)
 
 
-@pytest.mark.parametrize("way", ["walking", "marching", "chosen by cost"])
+def cut_into_parts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    monkeypatch.setattr(replay, "_number_of_parts", lambda n_steps, n_policies, window: max(1, min(parts, n_steps)))
+
+
+@pytest.mark.parametrize("way", ["walking", "marching", "marching in parts", "chosen by cost"])
 def test_replay_equals_the_naive_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "marching":
+    if way.startswith("marching"):
         # Every event is over budget, so all dynamic policies march; short blocks test the seams between them.
         monkeypatch.setattr(replay, "_event_budget", lambda policy, n: math.inf if policy.kind == "fixed" else 0.0)
-        monkeypatch.setattr(replay, "_ROWS_PER_BLOCK", 7)
+        monkeypatch.setattr(replay, "_ROWS_PER_BLOCK", 8)
+        cut_into_parts(monkeypatch, 5 if way == "marching in parts" else 1)
     elif way == "walking":
         monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set())
         monkeypatch.setattr(replay, "_event_budget", lambda policy, n: math.inf)
@@ -93,6 +100,58 @@ def test_both_ways_are_taken_by_cost_and_agree_on_a_longer_run() -> None:
     assert short
     assert 12 not in short
     check(threshold, chosen)
+
+
+def noisy(n: int) -> NDArray[np.float64]:
+    """Return thresholds that wander, with a stretch on the floor and one without any limit."""
+    rng = np.random.default_rng(5)
+    threshold: NDArray[np.float64] = np.exp2(rng.normal(12.0, 1.5, n))
+    threshold[n // 3 : n // 3 + 40] = 0.0
+    threshold[n // 2 : n // 2 + n // 8] = math.inf
+    return threshold
+
+
+@pytest.mark.parametrize("factor", [2.0, 1.5, 1.1])
+@pytest.mark.parametrize("parts", [2, 7, 60])
+def test_a_run_cut_into_parts_gives_the_same_to_the_last_bit(
+    factor: float, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_into_parts(monkeypatch, parts)
+    monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set(range(len(policies))))
+    chosen = [ScalePolicy(init=2.0**16, factor=factor, window=window) for window in (1, 2, 3, 8, 30, 10**12)]
+    chosen += [ScalePolicy(init=3.0, factor=factor, window=1, maximum=2.0**13, minimum=2.5)]
+    check(noisy(3001), chosen)
+
+
+@pytest.mark.parametrize("window", [1, 2, 9])
+def test_parts_that_meet_are_marched_once_and_half(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_into_parts(monkeypatch, 20)
+    marched = []
+
+    def advance(limits: NDArray[np.float64], part: NDArray[np.intp], *rest: Any) -> NDArray[np.float64]:
+        marched.append(len(limits) * len(part))
+        return original(limits, part, *rest)
+
+    original = replay._advance
+    monkeypatch.setattr(replay, "_advance", advance)
+    threshold = np.exp2(np.random.default_rng(2).normal(12.0, 1.5, 20_000))
+    result = simulate(threshold, [ScalePolicy(init=2.0**15, window=window)])
+    assert sum(marched) <= 1.5 * len(threshold)
+    assert result.final_scale[0] == naive(threshold, result.policies[0])[2]
+
+
+def test_logarithms_of_tiny_scales_do_not_underflow() -> None:
+    threshold = np.zeros(6000)
+    policy = ScalePolicy(init=1.0, factor=4.0, window=1, minimum=2.0**-600)
+    result = simulate(threshold, [policy])
+    assert 0 in replay._short_windows([policy], 6000)
+    assert result.mean_log2_scale[0] == pytest.approx(np.log2(naive(threshold, policy)[0]).mean())
+
+
+@pytest.mark.parametrize("at", [[4], [-1], [0.5], [[1]]], ids=["behind the end", "negative", "half", "matrix"])
+def test_steps_outside_the_run_are_refused(at: Any) -> None:
+    with pytest.raises(ValueError, match=r"`at` must be a vector of integer steps in \[0, 4\)"):
+        simulate(np.ones(4), [ScalePolicy()], at=at)
 
 
 def test_unexpectedly_many_overflows_change_the_way_and_not_the_result() -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.records import ExponentCounts
-from workbench.scaling import ScalePolicy, SimulationResult, exponent_table, simulate, underflow_share
+from workbench.scaling import ExponentTable, ScalePolicy, SimulationResult, exponent_table, simulate, underflow_share
 from workbench.telemetry import Run
 
 __all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "replay"]
@@ -34,6 +34,7 @@ _FLOAT16_MAX = 65504.0
 _FLOAT16_AMAX = "amp.float16_grad_amax"
 # Random repetitions for the range of a short run, whose few overflows scatter; in a long one they average out.
 _REPETITIONS, _LONG_RUN = 12, 100_000
+_TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is computed at once
 _BURST = 11  # windows of a running median, which removes bursts of up to five
 _ASSUMPTION = (
     "Assumes the recorded trajectory: weights and batches as recorded, so a skipped or additional update changes no "
@@ -110,12 +111,13 @@ def estimate_thresholds(run: Run) -> Thresholds:
     excess = log_scale - log_threshold  # > -headroom means overflow
     headroom, error, wrong = _calibrate(excess, overflow)
     estimate = log_threshold - headroom
-    # Observations overrule the estimate. The next smaller float is enough: scales are compared exactly.
-    estimate = np.where(overflow, np.minimum(estimate, np.nextafter(log_scale, -np.inf)), estimate)
-    estimate = np.where(overflow, estimate, np.maximum(estimate, log_scale))
+    # Observations overrule the estimate. The next smaller float is enough: scales are compared exactly, and therefore
+    # as they are, not as logarithms, from which only powers of two come back to the last bit.
+    estimate = np.exp2(estimate)
+    estimate = np.where(overflow, np.minimum(estimate, np.nextafter(scale, 0.0)), np.maximum(estimate, scale))
     return Thresholds(
         steps=windows["step"].to_numpy().copy(),
-        scale=np.exp2(estimate),
+        scale=estimate,
         headroom_log2=headroom,
         error_log2=error,
         noise_log2=_noise(log_threshold[~overflow]),
@@ -147,7 +149,8 @@ def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
     if not policies:
         raise ValueError("`policies` is empty; name at least one loss-scale policy to replay")
     thresholds = estimate_thresholds(run)
-    central = simulate(thresholds.scale, policies)
+    histograms = _recorded_histograms(run, thresholds)
+    central = simulate(thresholds.scale, policies, at=[row for row, _ in histograms])
     counts = _plausible_counts(thresholds, policies, central)
     table = pd.DataFrame(
         {
@@ -161,7 +164,7 @@ def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
             "overflows_low": counts.min(axis=0),
             "overflows_high": counts.max(axis=0),
             "wasted_share": central.wasted_share,
-            "underflow_share": _underflow(run, thresholds, central),
+            "underflow_share": _underflow([found for _, found in histograms], central.scale_at),
             "final_scale": central.final_scale,
             "mean_log2_scale": central.mean_log2_scale,
         }
@@ -173,7 +176,8 @@ def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], c
     """Return overflows under thresholds as uncertain as ours, shape ``[repetitions, n_policies]``."""
     shift, n = 2.0**thresholds.error_log2, len(thresholds.scale)
     rng = np.random.default_rng(0)  # the same run gives the same range
-    factors = [np.full(n, 1 / shift), np.full(n, shift)]
+    # One factor at a time: a hundred policies fill the processor, so nothing is gained by taking them side by side.
+    factors: list[float | np.ndarray] = [1 / shift, shift] if shift != 1.0 else []
     if n <= _LONG_RUN:
         factors += [np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]
         # A burst of large gradients belongs to one trajectory; another may not meet it.
@@ -204,22 +208,33 @@ def _calibrate(excess: np.ndarray, overflow: np.ndarray) -> tuple[float, float, 
     return headroom, min(max(high - headroom, headroom - low), 1.0), float(wrong.min()) / len(excess)
 
 
-def _underflow(run: Run, thresholds: Thresholds, simulation: SimulationResult) -> np.ndarray:
-    """Return per policy the mean share of gradient elements below float16's smallest number; NaN without histograms."""
+def _recorded_histograms(run: Run, thresholds: Thresholds) -> list[tuple[int, list[ExponentCounts]]]:
+    """Return which windows have exponent histograms, by their position in the thresholds, and these histograms."""
     recorded = run.steps[run.steps["grad_exponents"].map(len) > 0]
     rows = np.searchsorted(thresholds.steps, recorded["step"].to_numpy())
-    known = rows < len(thresholds.steps)
-    histograms = [
-        [ExponentCounts(**histogram) for histogram in histograms]
-        for histograms, use in zip(recorded["grad_exponents"], known, strict=True)
-        if use
+    return [
+        (int(row), [ExponentCounts(**histogram) for histogram in found])
+        for row, found in zip(rows, recorded["grad_exponents"], strict=True)
+        if row < len(thresholds.steps)
     ]
-    if not histograms:
-        return np.full(len(simulation.policies), math.nan)
+
+
+def _underflow(histograms: Sequence[Sequence[ExponentCounts]], scales: np.ndarray) -> np.ndarray:
+    """Return per policy the mean share of gradient elements below float16's smallest number; NaN without histograms.
+
+    Args:
+        histograms: Those of each step that has some, ``n_at`` of them.
+        scales: Scale of each policy at these steps, shape ``[n_policies, n_at]``.
+
+    Returns:
+        Shape ``[n_policies]``; steps whose gradients are all zero do not count.
+    """
     table = exponent_table(histograms)
-    scales = []
-    for index in range(len(simulation.policies)):
-        trace = simulation.trace(index)
-        scales.append(trace.scales[np.searchsorted(trace.steps, rows[known], side="right") - 1])
-    share: np.ndarray = np.nanmean(underflow_share(table, np.stack(scales)).lost, axis=1)
-    return share
+    total, counted = np.zeros(len(scales)), 0
+    at_once = max(1, _TABLE_CELLS // len(scales))  # a long run has millions of cells
+    for first in range(0, len(histograms), at_once):
+        some = slice(first, first + at_once)
+        lost = underflow_share(ExponentTable(table.lowest, table.counts[some]), scales[:, some]).lost
+        total += np.nansum(lost, axis=1)
+        counted += int((~np.isnan(lost[0])).sum())
+    return total / counted if counted else np.full(len(scales), math.nan)

@@ -95,6 +95,18 @@ class ScaleTrace:
         """Return the scale that each step used, shape ``[n_steps]``."""
         return np.repeat(self.scales, np.diff(self.steps, append=self.n_steps))
 
+    def at(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the scales that some steps used.
+
+        Args:
+            steps: Steps of the trace, any shape.
+
+        Returns:
+            The scales, in the shape of ``steps``.
+        """
+        used: NDArray[np.float64] = self.scales[np.searchsorted(self.steps, steps, side="right") - 1]
+        return used
+
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
@@ -108,6 +120,7 @@ class SimulationResult:
         final_scale: Scale after the last step.
         mean_log2_scale: Mean of log2 of the scale in use.
         floor_share: Share of steps that ran at the lower bound, in [0, 1].
+        scale_at: Scales in use at the steps that were asked for, shape ``[n_policies, n_at]``.
     """
 
     policies: tuple[ScalePolicy, ...]
@@ -117,6 +130,7 @@ class SimulationResult:
     final_scale: NDArray[np.float64]
     mean_log2_scale: NDArray[np.float64]
     floor_share: NDArray[np.float64]
+    scale_at: NDArray[np.float64]
     _threshold_scale: NDArray[np.float64] = field(repr=False)
 
     def trace(self, index: int) -> ScaleTrace:
@@ -141,27 +155,30 @@ class SimulationResult:
         return self.trace(index).overflow_steps
 
 
-def simulate(threshold_scale: ArrayLike, policies: Iterable[ScalePolicy]) -> SimulationResult:
+def simulate(
+    threshold_scale: ArrayLike, policies: Iterable[ScalePolicy], *, at: ArrayLike | None = None
+) -> SimulationResult:
     """Run loss-scale policies over a recorded run.
 
     Two ways that give the same result, chosen by cost. A policy with a long window has few events, so it jumps from
     event to event (its next overflow or growth, whichever comes first). Policies with short windows have an event
-    every few steps; they march through all steps side by side, one numpy row per step.
+    every few steps; they march through the steps side by side, and through several parts of the run at once.
 
     Args:
         threshold_scale: Largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf].
         policies: Any number of policies.
+        at: Steps at which the scale in use is wanted, integers in [0, n_steps), any order; None for none.
 
     Returns:
         Counts and shares per policy.
 
     Raises:
-        ValueError: When the thresholds are no vector, negative or NaN.
+        ValueError: When the thresholds are no vector, negative or NaN, or a step lies outside the run.
 
     Example:
-        >>> result = simulate([8.0, 8.0, 4.0, 8.0], [ScalePolicy(init=8.0, window=2)])
-        >>> result.overflows, result.trace(0).per_step()
-        (array([1]), array([ 8.,  8., 16.,  8.]))
+        >>> result = simulate([8.0, 8.0, 4.0, 8.0], [ScalePolicy(init=8.0, window=2)], at=[1, 2])
+        >>> result.overflows, result.scale_at, result.trace(0).per_step()
+        (array([1]), array([[ 8., 16.]]), array([ 8.,  8., 16.,  8.]))
     """
     threshold = np.ascontiguousarray(threshold_scale, dtype=np.float64)
     if threshold.ndim != 1 or not np.all(threshold >= 0.0):
@@ -169,20 +186,25 @@ def simulate(threshold_scale: ArrayLike, policies: Iterable[ScalePolicy]) -> Sim
             "`threshold_scale` must be a vector of numbers in [0, inf] without NaN; "
             "use 0 for a step that overflows at every scale and inf for one that never does"
         )
+    wanted = _checked_steps(at, len(threshold))
     chosen = tuple(policies)
     totals = np.zeros((4, len(chosen)))
+    scale_at = np.empty((len(chosen), len(wanted)))
     marching = _short_windows(chosen, len(threshold))
     for index, policy in enumerate(chosen):
         if index in marching:
             continue
-        walked = _walk(threshold, policy, _event_budget(policy, len(threshold)))
+        recorder = _Recorder() if len(wanted) else None
+        walked = _walk(threshold, policy, _event_budget(policy, len(threshold)), recorder)
         if walked is None:  # far more overflows than the window lets expect
             marching.add(index)
-        else:
-            totals[:, index] = walked
+            continue
+        totals[:, index] = walked
+        if recorder is not None:
+            scale_at[index] = recorder.trace(len(threshold)).at(wanted)
     if marching:
         together = sorted(marching)
-        totals[:, together] = _march(threshold, [chosen[index] for index in together])
+        totals[:, together], scale_at[together] = _march(threshold, [chosen[index] for index in together], wanted)
     overflows, final_scale, log2_sum, floor_steps = totals
     n_steps = max(len(threshold), 1)
     initial = np.log2([policy.init for policy in chosen]) if chosen else np.zeros(0)
@@ -194,14 +216,26 @@ def simulate(threshold_scale: ArrayLike, policies: Iterable[ScalePolicy]) -> Sim
         final_scale=final_scale,
         mean_log2_scale=log2_sum / n_steps if len(threshold) else initial,
         floor_share=floor_steps / n_steps,
+        scale_at=scale_at,
         _threshold_scale=threshold,
     )
 
 
-# Measured on one core: an event of `_walk` takes about 3 microseconds, a step of `_march` 4 plus 0.01 per policy.
-# They only decide which of two equal ways is taken.
-_EVENT_COST, _ROW_COST, _LANE_COST = 3.0, 4.0, 0.01
-_ROWS_PER_BLOCK = 1024
+def _checked_steps(at: ArrayLike | None, n_steps: int) -> NDArray[np.int64]:
+    steps = np.asarray([] if at is None else at)
+    if not steps.size:
+        return np.zeros(0, dtype=np.int64)
+    if steps.ndim != 1 or steps.dtype.kind not in "iu" or steps.min() < 0 or steps.max() >= n_steps:
+        raise ValueError(f"`at` must be a vector of integer steps in [0, {n_steps}), the steps of the run; got {at!r}")
+    return steps.astype(np.int64)
+
+
+# Measured on one core: an event of `_walk` takes about 3 microseconds, a step of `_march` 0.01 per policy. They only
+# decide which of two equal ways is taken.
+_EVENT_COST, _LANE_COST = 3.0, 0.01
+_ROWS_PER_BLOCK = 64  # at most 255, which an uint8 can count; a multiple of 8, see `_sum_log2`
+_LANES = 2048  # enough to hide the overhead of a numpy call, few enough for the second-level cache
+_SHORTEST_PART = 2000  # steps; shorter parts save nothing
 
 
 class _Recorder:
@@ -299,33 +333,228 @@ def _first(threshold: NDArray[np.float64], start: int, stop: int, scale: float, 
     return stop
 
 
-def _march(threshold: NDArray[np.float64], policies: Sequence[ScalePolicy]) -> NDArray[np.float64]:
-    """Take all steps, the policies side by side; return the four totals of `_walk`, shape ``[4, n_policies]``.
+class _Rules:
+    """The numbers of some policies as arrays of shape ``[n_policies]``, or of shape ``[n_lanes]`` after `of`."""
 
-    With some hundred policies a numpy call costs its overhead and no more, so what counts is the number of calls per
-    step. (``np.minimum`` and ``np.maximum`` cost five times a comparison with a masked copy; numbers as operands cost
-    twice an array of shape ``[1]``.)
+    def __init__(
+        self,
+        factor: NDArray[np.float64],
+        window: NDArray[np.int32],
+        minimum: NDArray[np.float64],
+        maximum: NDArray[np.float64],
+    ) -> None:
+        self.factor, self.window, self.minimum, self.maximum = factor, window, minimum, maximum
+
+    @classmethod
+    def of_policies(cls, policies: Sequence[ScalePolicy], n_steps: int) -> _Rules:
+        return cls(
+            np.array([policy.factor for policy in policies]),
+            # A window that is longer than the run never ends, however long it is.
+            np.array([min(policy.window, n_steps + 1) for policy in policies], dtype=np.int32),
+            np.array([policy.minimum for policy in policies]),
+            np.array([math.inf if policy.maximum is None else policy.maximum for policy in policies]),
+        )
+
+    def of(self, policy: NDArray[np.intp]) -> _Rules:
+        return _Rules(self.factor[policy], self.window[policy], self.minimum[policy], self.maximum[policy])
+
+    def may_grow(self, scale: NDArray[np.float64]) -> NDArray[np.bool_]:
+        grown = np.minimum(scale * self.factor, self.maximum)
+        may: NDArray[np.bool_] = (grown <= FLOAT32_MAX) & (grown != scale)
+        return may
+
+
+def _march(
+    threshold: NDArray[np.float64], policies: Sequence[ScalePolicy], at: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Take all steps, policies and parts of the run side by side; return the totals of `_walk` and the scales ``at``.
+
+    The run is cut into equal parts. The state in which a part starts is what the part before it ends in, so it is
+    guessed first, and every part whose guess turns out wrong is marched again. Few are: trajectories of one policy
+    from different states meet soon, as they do at a step that overflows both from the same scale. In the worst case
+    all parts are marched one after the other, so the result is exact whatever was guessed. (Factors that are no powers
+    of two come near it: what they reach depends in its last bit on the way, and only equal bits count as met.)
+
+    Returns:
+        Totals of shape ``[4, n_policies]`` and scales of shape ``[n_policies, n_at]``.
     """
-    scale = np.array([policy.init for policy in policies])
-    factor = np.array([policy.factor for policy in policies])
-    minimum = np.array([policy.minimum for policy in policies])
-    maximum = np.array([math.inf if policy.maximum is None else policy.maximum for policy in policies])
+    n_steps, n_policies = len(threshold), len(policies)
+    rules = _Rules.of_policies(policies, n_steps)
+    n_parts = _number_of_parts(n_steps, n_policies, int(rules.window.max()))
+    head, length = n_steps % n_parts, n_steps // n_parts
+    scale_at = np.empty((n_policies, len(at)))
+    watch = _Watch(at, scale_at, head, length, n_parts)
+    all_policies = np.arange(n_policies)
+
+    scale, left = np.array([policy.init for policy in policies]), rules.window.copy()
+    sums = np.zeros((3, n_parts, n_policies))
+    in_head = _advance(threshold[:head, np.newaxis], np.zeros_like(all_policies), rules, scale, left, watch.head())
+
+    limits = np.ascontiguousarray(threshold[head:].reshape(n_parts, length).T)
+    starts = np.empty((n_parts, n_policies)), np.empty((n_parts, n_policies), dtype=np.int32)
+    starts[0][0], starts[1][0] = scale, left
+    if n_parts > 1:
+        warm_up = length // 2
+        first_steps = head + warm_up + length * np.arange(n_parts - 1)
+        starts[0][1:], starts[1][1:] = _guess_starts(limits[warm_up:, :-1], first_steps, policies, rules)
+    ends = np.empty_like(starts[0]), np.empty_like(starts[1])
+    part, policy = np.divmod(np.arange(n_parts * n_policies), n_policies)
+    while len(part):
+        scale, left = starts[0][part, policy], starts[1][part, policy]
+        seen = watch.parts(part, policy)
+        sums[:, part, policy] = _advance(limits, part, rules.of(policy), scale, left, seen)
+        ends[0][part, policy], ends[1][part, policy] = scale, left
+        # At its ceiling a scale forgets its streak, whatever that was, before it can matter.
+        other = (starts[0][1:] != ends[0][:-1]) | ((starts[1][1:] != ends[1][:-1]) & rules.may_grow(ends[0][:-1]))
+        starts[0][1:][other], starts[1][1:][other] = ends[0][:-1][other], ends[1][:-1][other]
+        part, policy = np.nonzero(other)
+        part += 1
+    overflows, log2_sum, floor_steps = sums.sum(axis=1) + in_head
+    return np.stack([overflows, ends[0][-1], log2_sum, floor_steps]), scale_at
+
+
+def _number_of_parts(n_steps: int, n_policies: int, longest_window: int) -> int:
+    # Trajectories meet after some windows, so the parts must be many windows long.
+    shortest = max(_SHORTEST_PART, 20 * longest_window)
+    return max(1, min(_LANES // n_policies, n_steps // shortest))
+
+
+def _guess_starts(
+    limits: NDArray[np.float64], first_steps: NDArray[np.int64], policies: Sequence[ScalePolicy], rules: _Rules
+) -> tuple[NDArray[np.float64], NDArray[np.int32]]:
+    """March through the ends of all parts, from scales that fit them, and return the states after it.
+
+    Args:
+        limits: Thresholds of the last steps of each part, shape ``[n_rows, n_parts]``.
+        first_steps: Step of the first row in each part, shape ``[n_parts]``.
+        policies: The policies.
+        rules: The same as arrays.
+
+    Returns:
+        Scales and steps until growth, both of shape ``[n_parts, n_policies]``.
+    """
+    n_parts, n_policies = limits.shape[1], len(policies)
+    typical = np.median(limits[:_ROWS_PER_BLOCK], axis=0)
+    fitting = np.empty((n_parts, n_policies))
+    for index, rule in enumerate(policies):
+        ladder = _ladder(rule)
+        rung = np.maximum(np.searchsorted(ladder, typical, side="right") - 1, 0)
+        if rule.window == 1 and len(ladder) > 1:
+            # Up or down at every step: on even steps only every other rung is possible, and the others never meet it.
+            wrong = (rung - np.searchsorted(ladder, rule.init) - first_steps) % 2 == 1
+            rung = np.where(wrong, np.abs(rung - 1), rung)
+        fitting[:, index] = ladder[rung]
+    part, policy = np.divmod(np.arange(n_parts * n_policies), n_policies)
+    scale, lanes = fitting.ravel(), rules.of(policy)
+    left = lanes.window.copy()
+    _advance(limits, part, lanes, scale, left, None)
+    return scale.reshape(n_parts, n_policies), left.reshape(n_parts, n_policies)
+
+
+def _ladder(policy: ScalePolicy, rungs: int = 150) -> NDArray[np.float64]:
+    """Return scales that the policy can reach from its initial one, ascending; only the nearest if there are many.
+
+    They are made by the rule itself: two trajectories meet only where their scales agree to the last bit.
+    """
+    down, up = [policy.init], [policy.init]
+    for _ in range(rungs):
+        down.append(next_scale(ScaleState(down[-1]), True, policy).scale)
+        up.append(next_scale(ScaleState(up[-1], policy.window - 1), False, policy).scale)
+    return np.unique(down + up)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Where `_advance` looks for scales, and where it puts them.
+
+    Args:
+        rows: Rows of interest, ascending, shape ``[n]``.
+        parts: Part of the run of each.
+        columns: Column of ``out`` of each.
+        lane: Lane of a policy in a part, -1 for none, shape ``[n_parts, n_policies]``.
+        out: Receives the scales, shape ``[n_policies, n_at]``.
+    """
+
+    rows: NDArray[np.int64]
+    parts: NDArray[np.int64]
+    columns: NDArray[np.intp]
+    lane: NDArray[np.intp]
+    out: NDArray[np.float64]
+
+    def look(self, used: NDArray[np.float64], first_row: int) -> None:
+        low, high = np.searchsorted(self.rows, [first_row, first_row + len(used)])
+        if low == high:
+            return
+        lane = self.lane[self.parts[low:high]]
+        which, policy = np.nonzero(lane >= 0)
+        rows, columns = self.rows[low:high] - first_row, self.columns[low:high]
+        self.out[policy, columns[which]] = used[rows[which], lane[which, policy]]
+
+
+class _Watch:
+    """Steps whose scales are wanted, sorted into the head of the run and its parts."""
+
+    def __init__(self, at: NDArray[np.int64], out: NDArray[np.float64], head: int, length: int, n_parts: int) -> None:
+        self._at, self._out, self._head, self._length, self._n_parts = at, out, head, length, n_parts
+
+    def head(self) -> _Seen | None:
+        columns = np.flatnonzero(self._at < self._head)
+        return self._seen(columns, self._at[columns], np.zeros_like(columns), np.arange(len(self._out))[np.newaxis])
+
+    def parts(self, part: NDArray[np.intp], policy: NDArray[np.intp]) -> _Seen | None:
+        columns = np.flatnonzero(self._at >= self._head)
+        parts, rows = np.divmod(self._at[columns] - self._head, max(self._length, 1))
+        lane = np.full((self._n_parts, len(self._out)), -1)
+        lane[part, policy] = np.arange(len(part))
+        return self._seen(columns, rows, parts, lane)
+
+    def _seen(
+        self, columns: NDArray[np.intp], rows: NDArray[np.int64], parts: NDArray[np.int64], lane: NDArray[np.intp]
+    ) -> _Seen | None:
+        order = np.argsort(rows, kind="stable")
+        return _Seen(rows[order], parts[order], columns[order], lane, self._out) if len(order) else None
+
+
+def _advance(
+    limits: NDArray[np.float64],
+    part: NDArray[np.intp],
+    rules: _Rules,
+    scale: NDArray[np.float64],
+    left: NDArray[np.int32],
+    seen: _Seen | None,
+) -> NDArray[np.float64]:
+    """Take all rows of ``limits``, every lane (a policy in a part of the run) beside the others.
+
+    With some hundred lanes a numpy call costs its overhead and no more, so what counts is the number of calls per
+    row. (``np.minimum`` and ``np.maximum`` cost five times a comparison with a masked copy; numbers as operands cost
+    twice an array of shape ``[1]``.)
+
+    Args:
+        limits: Thresholds, shape ``[n_rows, n_parts]``.
+        part: Part of each lane, shape ``[n_lanes]``.
+        rules: Policy of each lane.
+        scale: Scale of each lane; replaced by the one after the last row.
+        left: Finite steps until growth of each lane; replaced as well.
+        seen: Which scales to keep.
+
+    Returns:
+        Overflows, sum of log2 of the scale, steps at the floor, shape ``[3, n_lanes]``.
+    """
+    factor, window, minimum, maximum = rules.factor, rules.window, rules.minimum, rules.maximum
     lowest_top = min(FLOAT32_MAX, maximum.min())
-    window = np.array([policy.window for policy in policies], dtype=np.int64)
-    left = window.copy()  # finite steps until growth
-    zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+    zero, one = np.zeros(1, dtype=np.int32), np.ones(1, dtype=np.int32)
     grown, lowered = np.empty_like(scale), np.empty_like(scale)
     due, beyond = np.empty(len(scale), dtype=bool), np.empty(len(scale), dtype=bool)
-    totals = np.zeros((4, len(scale)))
+    sums = np.zeros((3, len(scale)))
     used = np.empty((_ROWS_PER_BLOCK, len(scale)))
     overflowed = np.empty(used.shape, dtype=bool)
-    for start in range(0, len(threshold), _ROWS_PER_BLOCK):
-        limits = threshold[start : start + _ROWS_PER_BLOCK, np.newaxis]
+    for start in range(0, len(limits), _ROWS_PER_BLOCK):
+        block = limits[start : start + _ROWS_PER_BLOCK]
         # A scale grows only from a value that was at most some limit, and falls only from one that was above some
         # limit. So within the block it stays between these, and where they are inside the bounds nobody need ask.
-        near_top = max(scale.max(), limits.max()) * factor.max() > lowest_top
-        near_floor = min(scale.min(), limits.min()) / factor.max() < minimum.max()
-        for limit, row, over in zip(limits, used, overflowed, strict=False):
+        near_top = max(scale.max(), block.max()) * factor.max() > lowest_top
+        near_floor = min(scale.min(), block.min()) / factor.max() <= minimum.max()
+        for limit, row, over in zip(block[:, part], used, overflowed, strict=False):
             row[:] = scale
             np.greater(scale, limit, over)
             np.subtract(left, one, left)
@@ -344,12 +573,25 @@ def _march(threshold: NDArray[np.float64], policies: Sequence[ScalePolicy]) -> N
             np.copyto(scale, lowered, where=over)  # last: an overflow forbids the growth that was due
             np.logical_or(due, over, due)
             np.copyto(left, window, where=due)
-        filled = slice(0, len(limits))
-        totals[0] += overflowed[filled].sum(axis=0)
-        totals[2] += np.log2(used[filled]).sum(axis=0)
-        totals[3] += (used[filled] <= minimum).sum(axis=0)
-    totals[1] = scale
-    return totals
+        n_rows = len(block)
+        sums[0] += overflowed[:n_rows].view(np.uint8).sum(axis=0, dtype=np.uint8)
+        sums[1] += _sum_log2(used, n_rows, minimum)
+        if near_floor:
+            sums[2] += (used[:n_rows] <= minimum).view(np.uint8).sum(axis=0, dtype=np.uint8)
+        if seen is not None:
+            seen.look(used[:n_rows], start)
+    return sums
+
+
+def _sum_log2(used: NDArray[np.float64], n_rows: int, minimum: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sum of log2 over the first rows, shape ``[n_lanes]``; the rest of ``used`` is overwritten."""
+    if minimum.min() < 2.0**-100:
+        logarithms: NDArray[np.float64] = np.log2(used[:n_rows])
+    else:  # a product of eight scales stays in float64, and a logarithm costs as much as ten products
+        used[n_rows:] = 1.0
+        logarithms = np.log2(used.reshape(-1, 8, used.shape[1]).prod(axis=1))
+    summed: NDArray[np.float64] = logarithms.sum(axis=0)
+    return summed
 
 
 def _expected_events(policy: ScalePolicy, n_steps: int) -> float:
@@ -362,11 +604,9 @@ def _event_budget(policy: ScalePolicy, n_steps: int) -> float:
 
 
 def _short_windows(policies: Sequence[ScalePolicy], n_steps: int) -> set[int]:
-    """Return the policies for which marching is cheaper than walking; empty when they are too few to pay for it."""
-    costs = {
-        index: _EVENT_COST * _expected_events(policy, n_steps)
+    """Return the policies for which marching is cheaper than walking."""
+    return {
+        index
         for index, policy in enumerate(policies)
-        if policy.kind == "dynamic"
+        if policy.kind == "dynamic" and _EVENT_COST * _expected_events(policy, n_steps) > _LANE_COST * n_steps
     }
-    short = {index for index, cost in costs.items() if cost > _LANE_COST * n_steps}
-    return short if sum(costs[index] for index in short) > _ROW_COST * n_steps else set()

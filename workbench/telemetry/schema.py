@@ -85,6 +85,12 @@ EVENT_COLUMNS: dict[str, ColumnInfo] = {
 
 METHOD_COLUMNS: dict[str, ColumnInfo] = {
     "time.": ColumnInfo("float64", "ms", "Time of one part of the step, as the name says."),
+    "amp.float16_grad_amax": ColumnInfo(
+        "float64",
+        "1",
+        "Largest finite absolute unscaled gradient of the parameters whose gradients are computed in float16; NaN on "
+        "steps that overflow and wherever no gradient is computed in float16.",
+    ),
     "dim_reduce.rho": ColumnInfo("float64", "1", "Step length the line search of dimension reduction accepted."),
     "dim_reduce.condition": ColumnInfo("float64", "1", "Condition number of the reduced second-order matrix."),
     "thor.refreshed": ColumnInfo("float64", "1", "1 on steps at which the Kronecker factors were computed anew."),
