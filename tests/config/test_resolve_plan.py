@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import configs, legal_values, levels, repeatable
-from workbench.config import SWITCHES, BoostConfig, ConfigError, Plan
+from workbench.algorithms.grad_freeze import freeze_index_sequence
+from workbench.config import SWITCHES, BoostConfig, ConfigError, GradFreezeConfig, Plan
 
 MANUAL: dict[str, Any] = {"mode": "manual"}
 SOURCE = {"pca_mat_path": "/x/pca.npy"}
@@ -114,6 +115,22 @@ def test_accumulation_over_one_micro_batch_and_one_freezing_group_change_nothing
     plan = plan_of(boost=MANUAL | {"grad_accumulation": True, "grad_freeze": True}, grad_freeze={"param_groups": 1})
     assert plan == plan_of()
     assert [entry.name for entry in plan.dropped] == ["grad_freeze", "grad_accumulation"]
+
+
+def test_a_freezing_schedule_without_a_step_changes_nothing() -> None:
+    plan = plan_of("O1", grad_freeze={"total_steps": 0})
+    assert plan.in_effect() == ("less_bn",)
+    assert [entry.reason for entry in plan.dropped] == [
+        "grad_freeze is not in effect because `grad_freeze.total_steps` is 0: its schedule has no step"
+    ]
+
+
+@pytest.mark.parametrize(("groups", "kind", "p"), [(2, 0, 0.3), (2, 0, 0.7), (10, 0, 0.7), (10, 1, 0.7), (1, 1, 0.3)])
+def test_the_share_of_frozen_steps_shown_is_that_of_the_schedule(groups: int, kind: int, p: float) -> None:
+    freeze = GradFreezeConfig.model_validate({"param_groups": groups, "freeze_type": kind, "freeze_p": p})
+    sequence = freeze_index_sequence(groups, kind, p, 20_000, 0)
+    share = sum(index > 0 for index in sequence) / len(sequence)
+    assert freeze.frozen_share() == pytest.approx(share, abs=1e-3)
 
 
 @pytest.mark.parametrize(

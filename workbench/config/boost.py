@@ -121,6 +121,18 @@ class GradFreezeConfig(Section):
         ge=0,
     )
 
+    def frozen_share(self) -> float:
+        """Return the share of steps that freeze, in [0, 1].
+
+        ``1 - freeze_p``, but a continuous schedule (type 0) has whole steps only: with z full ones in a period of
+        z + param_groups - 1 it freezes more than asked for, and with z = 0 in every step.
+        """
+        n_frozen = self.param_groups - 1
+        if self.freeze_type == 1 or not n_frozen:
+            return 1 - self.freeze_p if n_frozen else 0.0
+        n_full = int(self.freeze_p * n_frozen // (1 - self.freeze_p))
+        return n_frozen / (n_full + n_frozen)
+
     @field_validator("freeze_type", mode="before")
     @classmethod
     def _whole_number(cls, value: Any) -> Any:

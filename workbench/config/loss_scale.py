@@ -66,7 +66,11 @@ class LossScaleConfig(Section):
         "Whether a fixed scale skips the update of an overflowed step (a dynamic one always does).",
     )
     collapse_after: int = described(
-        1000, "Give up after", "So many overflowed steps in a row end the run with an error.", unit="steps", ge=1
+        1000,
+        "Give up after",
+        "So many overflowed updates in a row at the smallest scale end the run.",
+        unit="steps",
+        ge=1,
     )
     groups: int = described(
         2,

@@ -8,7 +8,7 @@ Order of decisions, as in MindSpore 2.7 (``mindspore/boost/boost.py``) unless sa
 3. With grad_freeze on, adasum is not in effect.
 4. adasum needs at least 2 servers, a power of two. The original divides by 8 whatever device_number says; that rule is
    ``compatibility.adasum_servers = "eight"``.
-5. grad_accumulation over 1 micro-batch and freezing with 1 group change nothing and are not in effect.
+5. grad_accumulation over 1 micro-batch and freezing with 1 group or over 0 steps change nothing and are not in effect.
 6. loss_scale_group needs a dynamic loss scale.
 """
 
@@ -129,7 +129,7 @@ class Plan:
         if self.less_bn:
             parts.append("LessBN")
         if self.grad_freeze:
-            parts.append(f"freezing (frozen steps: {_percent(1 - config.grad_freeze.freeze_p)})")
+            parts.append(f"freezing (frozen steps: {_percent(config.grad_freeze.frozen_share())})")
         if self.adasum:
             parts.append("AdaSum")
         if self.grad_accumulation:
@@ -290,6 +290,8 @@ def _why_not(name: str, config: BoostConfig, requested: Mapping[str, bool], worl
         return (
             "grad_freeze is not in effect because `grad_freeze.param_groups` is 1: the only group is the whole network"
         )
+    if name == "grad_freeze" and config.grad_freeze.total_steps == 0:
+        return "grad_freeze is not in effect because `grad_freeze.total_steps` is 0: its schedule has no step"
     if name == "grad_accumulation" and config.grad_accumulation.grad_accumulation_step == 1:
         return "grad_accumulation is not in effect because `grad_accumulation.grad_accumulation_step` is 1"
     if name == "loss_scale_group" and _loss_scale_kind(config) not in {"dynamic", None}:
