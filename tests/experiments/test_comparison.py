@@ -63,7 +63,7 @@ def test_the_sentence_tells_speed_direction_and_bound(measured: list[Any]) -> No
     assert drop is not None
     assert result.sentences() == [
         "B.json: 2.00 x the speed of A.json (95 % interval 1.25 to 2.50), "
-        f"accuracy {drop.mean:.4g} lower on average over 2 seeds (one-sided 95 % bound of the loss {drop.upper:.4g})."
+        f"accuracy {drop.mean:.4g} lower on average over 2 seeds (one-sided 95 % bound of the drop {drop.upper:.4g})."
     ]
 
 
@@ -92,12 +92,14 @@ def test_a_seed_that_diverged_on_one_side_is_no_pair(monkeypatch: pytest.MonkeyP
         return dataclasses.replace(result, metric=math.nan, diverged=True) if bad else result
 
     monkeypatch.setattr(comparison, "run_task", sometimes_diverging)
-    side = compare([BASE, OTHER]).sides[1]
+    result = compare([BASE, OTHER])
+    assert result.sentences()[0].endswith("(one seed bounds nothing); B.json diverged on 1 of 2 seeds.")
+    side = result.sides[1]
     assert math.isnan(side.metrics[0])
     assert side.drop is not None
     assert side.drop.n_pairs == 1
     only = compare([BASE, OTHER], seeds=[3])
-    assert only.sentences()[0].endswith("no seed gave a metric on both sides.")
+    assert only.sentences()[0].endswith("on both sides; B.json diverged on 1 of 1 seeds.")
 
 
 def test_progress_names_side_and_seed(measured: list[Any]) -> None:

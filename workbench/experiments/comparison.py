@@ -86,8 +86,10 @@ class Comparison:
             speed, low, high = 1 / side.speed.ratio, 1 / side.speed.high, 1 / side.speed.low
             faster = f"{speed:.2f} x the speed of {base} (95 % interval {low:.2f} to {high:.2f})"
             pairs = side.drop.n_pairs
+            # Left-out pairs are said: an average over the seeds that went well would flatter a side that diverges.
+            diverged = _diverged(base, self.sides[0].metrics) + _diverged(side.label, side.metrics)
             if not pairs:
-                told.append(f"{side.label}: {faster}; no seed gave a metric on both sides.")
+                told.append(f"{side.label}: {faster}; no seed gave a metric on both sides{diverged}.")
                 continue
             if side.drop.mean == 0:
                 change = f"{self.metric} equal on average"
@@ -97,8 +99,8 @@ class Comparison:
             if pairs == 1:
                 seeds = "1 seed (one seed bounds nothing)"
             else:
-                seeds = f"{pairs} seeds (one-sided 95 % bound of the loss {side.drop.upper:.4g})"
-            told.append(f"{side.label}: {faster}, {change} over {seeds}.")
+                seeds = f"{pairs} seeds (one-sided 95 % bound of the drop {side.drop.upper:.4g})"
+            told.append(f"{side.label}: {faster}, {change} over {seeds}{diverged}.")
         return told
 
 
@@ -160,3 +162,8 @@ def compare_configs(
         speed = measure_speed_ratio(task, base, (side.config, side.level), device=device, seed=seeds[0])
         compared.append(ComparedSide(side.label, summaries[i], tuple(metrics[i]), drops, speed, tuple(paths[i])))
     return Comparison(task.name, task.metric_name, task.higher_is_better, steps, tuple(seeds), tuple(compared))
+
+
+def _diverged(label: str, metrics: Sequence[float]) -> str:
+    count = sum(not math.isfinite(metric) for metric in metrics)
+    return f"; {label} diverged on {count} of {len(metrics)} seeds" if count else ""
