@@ -145,7 +145,8 @@ class BoostTrainOneStepCell(_TrainCell):
         Args:
             loss: Loss of the micro-batch, shape ``()``; returned as it is.
             grads: Gradients, one per trained parameter in the optimizer's order, multiplied by ``sens``.
-            sens: Factor the gradients carry, which stays in them as in ``TrainOneStepCell``.
+            sens: Factor the gradients carry. It stays in them as in ``TrainOneStepCell``; the module with a loss scale
+                divides by its scale at the window's end, so there it must be that scale.
             inputs: Not used; the reference passes them for its graph.
 
         Returns:
