@@ -235,6 +235,7 @@ def _checked_steps(at: ArrayLike | None, n_steps: int) -> NDArray[np.int64]:
 _EVENT_COST, _LANE_COST = 3.0, 0.01
 _ROWS_PER_BLOCK = 64  # at most 255, which an uint8 can count; a multiple of 8, see `_sum_log2`
 _LANES = 2048  # enough to hide the overhead of a numpy call, few enough for the second-level cache
+_HOPEFUL_PASSES = 3
 _SHORTEST_PART = 2000  # steps; shorter parts save nothing
 
 
@@ -399,6 +400,7 @@ def _march(
         starts[0][1:], starts[1][1:] = _guess_starts(limits[warm_up:, :-1], first_steps, policies, rules)
     ends = np.empty_like(starts[0]), np.empty_like(starts[1])
     part, policy = np.divmod(np.arange(n_parts * n_policies), n_policies)
+    passes = 0
     while len(part):
         scale, left = starts[0][part, policy], starts[1][part, policy]
         seen = watch.parts(part, policy)
@@ -406,8 +408,12 @@ def _march(
         ends[0][part, policy], ends[1][part, policy] = scale, left
         # At its ceiling a scale forgets its streak, whatever that was, before it can matter.
         other = (starts[0][1:] != ends[0][:-1]) | ((starts[1][1:] != ends[1][:-1]) & rules.may_grow(ends[0][:-1]))
-        starts[0][1:][other], starts[1][1:][other] = ends[0][:-1][other], ends[1][:-1][other]
         part, policy = np.nonzero(other)
+        passes += 1
+        if passes > _HOPEFUL_PASSES:  # they do not meet, so behind a policy's first wrong part all would be wrong again
+            _, firsts = np.unique(policy, return_index=True)
+            part, policy = part[firsts], policy[firsts]
+        starts[0][part + 1, policy], starts[1][part + 1, policy] = ends[0][part, policy], ends[1][part, policy]
         part += 1
     overflows, log2_sum, floor_steps = sums.sum(axis=1) + in_head
     return np.stack([overflows, ends[0][-1], log2_sum, floor_steps]), scale_at
