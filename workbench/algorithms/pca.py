@@ -1,0 +1,201 @@
+"""Principal components of few snapshots of many weights.
+
+A snapshot matrix is ``[n_snapshots, n_weights]``, one flattened network per row; components are ``[k, n_weights]``,
+unit rows, those of the largest variance first. With 32 snapshots of a million weights the inner products between
+centred snapshots (32 x 32) say everything: their eigenvectors, carried back to the weights, are the components.
+Sirovich, "Turbulence and the dynamics of coherent structures, part I", Quarterly of Applied Mathematics 45, 1987,
+doi:10.1090/qam/910462 (the method of snapshots).
+
+:func:`randomized_components` computes what the reference does (MindSpore 2.7.0, ``mindspore.boost``): Halko,
+Martinsson, Tropp, "Finding Structure with Randomness", SIAM Review 53, 2011, arXiv:0909.4061, algorithms 4.4 and 5.1.
+Upstream centres the caller's array in place; here it changes only where ``overwrite`` asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PrincipalComponents", "Randomness", "principal_components", "randomized_components"]
+
+Randomness = np.random.Generator | np.random.RandomState | int | None
+
+OVERSAMPLING = 10  # extra random directions; Halko et al., section 4.2, and upstream
+# Temporaries hold a few float64 blocks of columns; 1/256 of the weights each keeps them below 5 % of the snapshots.
+BLOCKS = 256
+WIDEST_BLOCK = 65536  # 16 MiB of float64 for 32 snapshots: wider gains nothing
+NARROWEST_BLOCK = 256
+ROUNDING = 10 * float(np.finfo(np.float64).eps)
+NOT_FINITE = "`snapshots` must be finite, got inf or NaN; leave out what was recorded after training failed"
+
+
+@dataclass(frozen=True)
+class PrincipalComponents:
+    """Components with what they explain.
+
+    Attributes:
+        components: ``[k, n_weights]``, orthonormal rows, largest variance first. A row of zeros stands where the
+            snapshots span fewer than k directions.
+        singular_values: ``[k]`` of the centred snapshots, descending; 0 where there is no direction.
+        explained_variance_ratio: ``[k]``, share of the snapshots' total variance along each component.
+    """
+
+    components: NDArray[Any]
+    singular_values: NDArray[np.float64]
+    explained_variance_ratio: NDArray[np.float64]
+
+
+def principal_components(
+    snapshots: NDArray[Any], n_components: int, *, overwrite: bool = False, block: int | None = None
+) -> PrincipalComponents:
+    """Return the exact principal components, by the eigenvectors of the snapshots' inner products.
+
+    Two passes over blocks of columns, accumulated in float64 whatever the snapshots' precision. Besides snapshots and
+    result a few blocks are held; with ``overwrite`` the whole takes at most 1.05 times the memory of the snapshots
+    (of 256 x 256 weights or more). Inner products square the condition: component i is accurate to about
+    1e-16 (s_1 / s_i)^2, s being the singular values; directions below about 1e-7 s_1 count as absent.
+
+    Args:
+        snapshots: ``[n_snapshots, n_weights]``; a memory map will do. Not changed unless ``overwrite``.
+        n_components: How many components, at most the number of snapshots and of weights.
+        overwrite: Put the components into the first rows of ``snapshots`` instead of a new array. What the other rows
+            hold stays as it was.
+        block: Columns taken at a time; None chooses.
+
+    Returns:
+        Components in the precision of the snapshots (float64 for integers). Sign: the entry of largest magnitude of
+        every component is positive.
+
+    Raises:
+        TypeError: When ``n_components`` is no integer or ``overwrite`` is asked of an array that is not floating.
+        ValueError: When the snapshots are no matrix, too few, not finite or all equal.
+
+    Example:
+        >>> found = principal_components(np.array([[1.0, 0, 2], [1, 3, 2], [1, -3, 2]]), 1)
+        >>> np.round(np.abs(found.components), 6).tolist(), np.round(found.explained_variance_ratio, 6).tolist()
+        ([[0.0, 1.0, 0.0]], [1.0])
+    """
+    n_snapshots, n_weights = _checked_shape(snapshots, n_components)
+    floating = np.issubdtype(snapshots.dtype, np.floating)
+    if overwrite and not floating:
+        raise TypeError(f"`overwrite` needs floating point snapshots to write into, got {snapshots.dtype}")
+    blocks = _blocks(n_weights, block)
+
+    gram = np.zeros((n_snapshots, n_snapshots))
+    size = 0.0  # sum of squares before centring: what the rounding of the mean is relative to
+    for columns in blocks:
+        part = snapshots[:, columns].astype(np.float64)
+        size += float(np.vdot(part, part))
+        if not np.isfinite(size):
+            raise ValueError(NOT_FINITE)
+        part -= part.mean(axis=0)
+        gram += part @ part.T
+    if not np.isfinite(size):
+        raise ValueError(
+            "`snapshots` must be finite, got inf or NaN; leave out what was recorded after training failed"
+        )
+    values, vectors = np.linalg.eigh(gram)  # ascending
+    values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
+    # Below this an eigenvalue is rounding: of the eigenvalue problem, or of the subtracted mean.
+    present = values > max(ROUNDING * n_snapshots * values[0], n_snapshots * size * ROUNDING**2)
+    if not present.any():
+        raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
+    singular = np.sqrt(np.where(present, values, 0.0))
+    carry = np.where(present, vectors / np.where(present, singular, 1.0), 0.0).T  # [k, n_snapshots]
+
+    dtype = snapshots.dtype if floating else np.dtype(np.float64)
+    result = snapshots[:n_components] if overwrite else np.empty((n_components, n_weights), dtype)
+    largest, sign = np.zeros(n_components), np.ones(n_components)
+    for columns in blocks:
+        part = snapshots[:, columns].astype(np.float64)
+        part -= part.mean(axis=0)
+        rows = carry @ part
+        extreme = rows[np.arange(n_components), np.abs(rows).argmax(axis=1)]
+        grows = np.abs(extreme) > largest
+        largest = np.where(grows, np.abs(extreme), largest)
+        sign = np.where(grows, np.sign(extreme), sign)
+        result[:, columns] = rows
+    for index in np.flatnonzero(sign < 0):  # row by row: fancy indexing would copy
+        np.negative(result[index], out=result[index])
+    return PrincipalComponents(result, singular, singular**2 / np.trace(gram))
+
+
+def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Randomness = None) -> PrincipalComponents:
+    """Return the components as the reference finds them: a random projection, one power iteration, a small SVD.
+
+    Equal to the exact ones up to sign where the spectrum falls steeply or ``n_components + 10`` directions are all
+    there are. It holds centred snapshots in float64 and is no faster than the exact method for few snapshots; it is
+    here for the reference's numbers. Upstream normalises the power iteration by LU; only the span matters, so this uses
+    QR throughout.
+
+    Args:
+        snapshots: ``[n_snapshots, n_weights]``; not changed.
+        n_components: How many components, at most the number of snapshots and of weights.
+        rng: Where the Gaussian start comes from: a numpy generator, a seed, or None for numpy's global generator, which
+            is what the reference uses.
+
+    Returns:
+        Components in float64. Sign: the snapshot of largest magnitude along each component lies on its positive side.
+        A component of a vanishing singular value is arbitrary, but a unit row.
+
+    Raises:
+        TypeError: When ``n_components`` is no integer.
+        ValueError: When the snapshots are no matrix, too few, not finite or all equal.
+    """
+    n_snapshots, n_weights = _checked_shape(snapshots, n_components)
+    centred = snapshots.astype(np.float64)
+    size = float(np.vdot(centred, centred))
+    if not np.isfinite(size):
+        raise ValueError(NOT_FINITE)
+    centred -= centred.mean(axis=0)
+    total = float(np.vdot(centred, centred))
+    if not total > n_snapshots * size * ROUNDING**2:  # the rounding of the subtracted mean
+        raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
+    # As upstream: the side with fewer columns is sampled, which decides how many numbers are drawn.
+    tall = centred.T if n_snapshots < n_weights else centred
+    span = _generator(rng).normal(size=(tall.shape[1], n_components + OVERSAMPLING))
+    span = np.linalg.qr(tall @ span)[0]
+    span = np.linalg.qr(tall.T @ span)[0]
+    span = np.linalg.qr(tall @ span)[0]
+    left, values, right = np.linalg.svd(span.T @ tall, full_matrices=False)
+    left = span @ left
+    weight_side, sample_side = (left.T, right) if n_snapshots < n_weights else (right, left.T)
+    rows, scores = weight_side[:n_components], sample_side[:n_components]
+    extreme = scores[np.arange(n_components), np.abs(scores).argmax(axis=1)]
+    rows = rows * np.where(extreme < 0, -1.0, 1.0)[:, None]
+    values = values[:n_components]
+    return PrincipalComponents(rows, values, values**2 / total)
+
+
+def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int]:
+    if isinstance(n_components, bool) or not isinstance(n_components, int | np.integer):
+        raise TypeError(f"`n_components` must be an integer, got {n_components!r}")
+    if snapshots.ndim != 2:
+        raise ValueError(f"`snapshots` must be a matrix, one flattened network per row, got shape {snapshots.shape}")
+    n_snapshots, n_weights = snapshots.shape
+    if not n_components >= 1:
+        raise ValueError(f"`n_components` must be at least 1, got {n_components}")
+    if n_components > n_snapshots:
+        raise ValueError(
+            f"`n_components` must not exceed the number of snapshots ({n_snapshots}), got {n_components}; "
+            "record more snapshots or lower it"
+        )
+    if n_components > n_weights:
+        raise ValueError(f"`n_components` must not exceed the number of weights ({n_weights}), got {n_components}")
+    return n_snapshots, n_weights
+
+
+def _blocks(n_weights: int, block: int | None) -> list[slice]:
+    width = block or min(max(n_weights // BLOCKS, NARROWEST_BLOCK), WIDEST_BLOCK)
+    return [slice(start, start + width) for start in range(0, n_weights, width)]
+
+
+def _generator(rng: Randomness) -> Any:
+    if rng is None:
+        return np.random  # the global generator, as upstream
+    if isinstance(rng, int):
+        return np.random.default_rng(rng)
+    return rng
