@@ -34,7 +34,7 @@ from workbench.tuning import (
     tune,
 )
 from workbench.tuning.experimenter import RunStep, Trained
-from workbench.tuning.storage import default_storage, holding_study
+from workbench.tuning.storage import default_storage, holding_study, open_storage
 from workbench.tuning.study_file import StudyFile
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
@@ -473,3 +473,10 @@ def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:
     tune(directory, trials=1, make_experimenter=make_fake, on_progress=lambda one: seen.append(one.done))
     assert 0.5 in seen
     assert isinstance(RunStep(1, 2, 0.5), RunStep)
+
+
+def test_a_password_in_a_storage_url_is_not_repeated() -> None:
+    with pytest.raises(StudyError) as caught:
+        open_storage("postgresql+psycopg://someone:secret@localhost:1/x")
+    assert "someone" in str(caught.value)
+    assert "secret" not in str(caught.value)

@@ -154,8 +154,9 @@ class Search:
         except (KeyboardInterrupt, SystemExit):
             kept.put_back(self._database, study, trial.number)
             raise
-        except (StudyFailedError, OSError):
-            # O0 does not train, or the disk is full: no later trial would do better, and this one is worth repeating.
+        except (StudyFailedError, OSError, *kept.STORAGE_ERRORS):
+            # O0 does not train, the disk is full or the database gone: no later trial would do better, and this one is
+            # worth repeating.
             kept.put_back(self._database, study, trial.number)
             raise
         except Exception as error:  # one configuration that cannot run must not end the search

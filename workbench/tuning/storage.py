@@ -28,6 +28,7 @@ import psutil
 from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from workbench.atomic_file import DiskFullError
@@ -37,6 +38,7 @@ from workbench.tuning.objective import plain
 from workbench.tuning.study_file import StudyFile
 
 __all__ = [
+    "STORAGE_ERRORS",
     "archive_study",
     "beating",
     "changed_values",
@@ -50,6 +52,9 @@ __all__ = [
     "put_back",
     "requeue_interrupted",
 ]
+
+STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
+"""What Optuna and the database driver raise when the database cannot be used."""
 
 _HEARTBEAT_SECONDS = 30
 _GRACE_SECONDS = 180
@@ -83,10 +88,21 @@ def open_storage(url: str) -> RDBStorage:
                 heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
             )
     except ImportError as error:
-        raise StudyError(f"the storage {url!r} needs a driver that is not installed: {error}") from None
+        raise StudyError(
+            f"the storage {_without_password(url)} needs a driver that is not installed ({error}); "
+            'for PostgreSQL: pip install "boost-workbench[cluster]"'
+        ) from None
     except Exception as error:  # SQLAlchemy raises one class per driver and mistake
         reason = str(error).splitlines()[0]
-        raise StudyError(f"the storage {url!r} cannot be opened: {reason}") from None
+        raise StudyError(f"the storage {_without_password(url)} cannot be opened: {reason}") from None
+
+
+def _without_password(url: str) -> str:
+    """Return a storage URL without its password."""
+    try:
+        return repr(make_url(url).render_as_string(hide_password=True))
+    except SQLAlchemyError:
+        return "given"  # what is no URL is not repeated: it may hold a password all the same
 
 
 def open_study(storage: RDBStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
@@ -257,7 +273,7 @@ def plain_storage_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
+    except STORAGE_ERRORS as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         if "disk is full" in reason:
             raise DiskFullError(
