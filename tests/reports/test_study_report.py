@@ -100,9 +100,14 @@ def test_the_header_answers_in_a_sentence_per_export(page: _Page) -> None:
         assert verdict in page.text
 
 
+def test_an_export_without_candidate_says_its_frozen_steps() -> None:
+    page = _Page(study_report_html(replace(full_study(), candidates=[])))
+    assert "Frozen steps: 70 %." in page.text  # the exported freeze_p is 0.3
+
+
 def test_freeze_p_is_called_frozen_steps(page: _Page) -> None:
     assert "frozen steps: 30 %" in page.text
-    assert parameter_text("grad_freeze.freeze_p", 0.3) == "frozen steps: 30 %"
+    assert parameter_text("grad_freeze.freeze_p", 0.3) == "frozen steps: 70 %"  # 0.3 is the share of full steps
     assert parameter_text("boost.less_bn", True) == "less_bn: on"
     assert parameter_text("optimizer.lr", 0.05) == "optimizer.lr: 0.05"
     assert parameter_text("level", "O1") == "level: O1"

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from workbench.atomic_file import write_text_atomically
+from workbench.config import GradFreezeConfig
 from workbench.figures import (
     MetricScale,
     RunCurve,
@@ -224,7 +225,7 @@ def parameter_text(path: str, value: Any) -> str:
         value: Its value.
     """
     if path.endswith("freeze_p") and isinstance(value, int | float):
-        return f"frozen steps: {percent(float(value))}"
+        return f"frozen steps: {percent(1 - float(value))}"  # freeze_p is the share of FULL steps
     if isinstance(value, bool):
         return f"{path.removeprefix('boost.')}: {'on' if value else 'off'}"
     return f"{path}: {compact(value) if isinstance(value, float) else value}"
@@ -272,8 +273,8 @@ def _frozen_steps(config: Mapping[str, Any], said: str) -> str:
     switched = config.get("boost")
     if not (isinstance(freezing, Mapping) and isinstance(switched, Mapping) and switched.get("grad_freeze")):
         return ""
-    share = freezing.get("freeze_p")
-    return f" Frozen steps: {text(percent(float(share)))}." if isinstance(share, int | float) else ""
+    share = GradFreezeConfig.model_validate(dict(freezing)).frozen_share()
+    return f" Frozen steps: {text(percent(share))}."
 
 
 def _key_figures(study: StudyReport) -> str:
