@@ -26,7 +26,7 @@ def test_relative_time_stretches_the_axis_and_seconds_are_looked_up() -> None:
     run = RunCurve("a", _frame([1.0, 1.0, 1.0]), evaluations=[(2, 0.5)], relative_step_time=0.5)
     assert loss_curve_numbers(run, x="relative_time").x.tolist() == [0, 0.5, 1.0]
     assert loss_curve_numbers(run, x="relative_time").evaluation_x.tolist() == [1.0]
-    assert loss_curve_numbers(run, x="seconds").evaluation_x.tolist() == [1.0]
+    assert loss_curve_numbers(run, x="seconds").evaluation_x.tolist() == [0.5]  # after the step with index 1
     with pytest.raises(ValueError, match="`window` must be at least 1"):
         loss_curve_numbers(run, window=0)
 

@@ -30,7 +30,7 @@ class RunCurve:
     Args:
         label: Name in the legend.
         steps: Step table or records.
-        evaluations: Pairs (step, metric) in the task's unit.
+        evaluations: Pairs (micro-batches done, metric in the task's unit).
         relative_step_time: Step time / step time of O0, for the axis of relative time.
     """
 
@@ -97,7 +97,8 @@ def loss_curve_numbers(
     overflow = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(smooth)))
     at = np.array([s for s, _ in run.evaluations], dtype=np.float64)
     values = np.array([v for _, v in run.evaluations], dtype=np.float64)
-    evaluation_x = np.interp(at, step, positions) if x == "seconds" and step.size else at * _step_length(run, x)
+    # After k micro-batches the last one was number k - 1.
+    evaluation_x = np.interp(at - 1, step, positions) if x == "seconds" and step.size else at * _step_length(run, x)
     return LossCurveNumbers(
         label=run.label,
         x=positions[chosen],
