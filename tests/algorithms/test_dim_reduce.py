@@ -1,0 +1,470 @@
+"""DimReduce: the recorded steps, BFGS against its twin formula, laws of the step, exact resume, several ranks."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, distributed, multiprocessing, nn
+
+from tests.golden_files import golden_paths, load_json, load_npz
+from tests.golden_networks import assert_trajectory, build_loss, build_network, golden_batch, load_initial_weights
+from workbench.algorithms.dim_reduce import DimReduce, component_rows, sufficient_decrease, updated_curvature
+
+HYPER: dict[str, Any] = {"rho": 0.55, "gamma": 0.9, "alpha": 0.05, "sigma": 0.4}
+
+
+class LossOf(nn.Module):
+    """A network and its loss, as one module that returns the loss."""
+
+    def __init__(self, network: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.network, self.loss = network, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.network(x), y)
+
+
+def golden_reducer(
+    meta: dict[str, Any], arrays: dict[str, np.ndarray], learning_rate: float | None = None
+) -> tuple[LossOf, DimReduce]:
+    net = build_network(meta["net"])  # float64: the update amplifies rounding
+    load_initial_weights(net, arrays)
+    module = LossOf(net, build_loss(meta["loss"]))
+    parameters = dict(net.named_parameters())
+    weight = [parameters[name] for name in meta.get("parameter_order", parameters)]
+    optimizer = None if learning_rate is None else torch.optim.SGD(weight, lr=learning_rate)
+    options = {**meta["hyper"], "line_search_trials": 2, "arithmetic": "reference", "rank": 0, "rank_size": 1}
+    return module, DimReduce(module, optimizer, weight, arrays["pca_mat"], meta["n_components"], **options)
+
+
+def golden_step(module: LossOf, made: DimReduce, batch: tuple[Tensor, Tensor], sens: float) -> Tensor:
+    loss = module(*batch)
+    grads = torch.autograd.grad(loss * sens, made.weight)
+    return made(loss, grads, made.weight, None, *batch, loss_scale=sens)
+
+
+def assert_near(found: Tensor, wanted: np.ndarray, tolerance: float, name: str, size: float = 1.0) -> None:
+    """Compare a recorded vector or matrix within a share of its largest entry (of ``size`` at least)."""
+    size = max(size, float(np.abs(wanted).max()))
+    actual = found.detach().numpy().reshape(wanted.shape)
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=tolerance * size, err_msg=name)
+
+
+@pytest.mark.parametrize("path", golden_paths("dim_reduce_k*.npz"), ids=lambda path: path.stem)
+def test_golden_steps_searches_and_state(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    module, made = golden_reducer(meta, arrays)
+    for call in range(len(arrays["losses"])):
+        # The recording's gradients are float32 with a tanh of about 1e-5, and the update amplifies that: float32 and
+        # float64 differ from it by the same amounts. Tight at first, 1e-3 later; directions of failed searches 2e-3.
+        early = call < 3
+        loss = golden_step(module, made, golden_batch(arrays, 0 if meta["fixed_batch"] else call), meta["sens"])
+        np.testing.assert_allclose(loss.item(), arrays["losses"][call], rtol=1e-4 if early else 1e-3)
+        step = made.last_step
+        assert step is not None
+        assert step.found is meta["line_search_found"][call]
+        assert step.trials == len(meta["trials_per_step"][call])
+        assert step.rho == pytest.approx(meta["chosen_rho"][call])
+        state = {
+            "gk": step.gradient,
+            "dk": step.direction,
+            "bk": made.inverse_hessian,
+            "gk_last": made.previous_gradient,
+            "sk": made.previous_step,
+        }
+        for name, found in state.items():
+            assert_near(found, arrays[name][call], 2e-4 if early else 2e-3, name)
+        size = float(np.abs(arrays["gk"][call]).max())  # of the gradients whose projection is taken away
+        momentum = torch.split(made.momentum, [p.numel() for p in made.weight])
+        for name, part in zip(meta["parameter_order"], momentum, strict=True):
+            assert_near(part, arrays[f"mom/{name}"][call], 2e-4 if early else 1e-3, name, size)
+        close = {"rtol": 1e-4, "atol": 3e-5} if early else {"rtol": 1e-3, "atol": 2e-4}
+        assert_trajectory(module.network, arrays, call + 1, **close)
+
+
+@pytest.mark.parametrize("path", golden_paths("dim_reduce_autoboost_end_to_end.npz"), ids=lambda path: path.stem)
+def test_golden_training_with_the_optimizer_that_autoboost_puts_in(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    module, made = golden_reducer(meta, arrays, meta["autoboost_result"]["lr"])
+    for call in range(len(arrays["losses"])):
+        loss = golden_step(module, made, golden_batch(arrays, call), 1.0)
+        np.testing.assert_allclose(loss.item(), arrays["losses"][call], rtol=1e-3)
+        assert_trajectory(module.network, arrays, call + 1, rtol=1e-3, atol=2e-4)
+    assert_near(made.inverse_hessian, arrays["bk"], 2e-3, "bk")
+    assert_near(made.previous_step, arrays["sk"], 2e-3, "sk")
+    assert_near(made.previous_gradient, arrays["gk_last"], 2e-3, "gk_last")
+
+
+@pytest.mark.parametrize("path", golden_paths("pca_files.json"), ids=lambda path: path.stem)
+def test_golden_rows_per_rank(path: Path) -> None:
+    cases = load_json(path)["results"]["save_local_split_first_column"]["result"]
+    for title, files in cases.items():
+        rank_size, k = (int(part.partition("=")[2]) for part in title.split(","))
+        first_column = np.arange(k) * 3.0 + 1
+        for rank in range(rank_size):
+            rows = component_rows(k, rank, rank_size, "reference")
+            assert first_column[rows].tolist() == files[f"full_rank_{rank}.npy"]
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_every_component_belongs_to_one_rank(k: int, rank_size: int) -> None:
+    parts = [component_rows(k, rank, rank_size) for rank in range(rank_size)]
+    assert [row for part in parts for row in range(k)[part]] == list(range(k))
+    sizes = [part.stop - part.start for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+vectors = st.tuples(st.integers(1, 6), st.integers(0, 10**6))
+
+
+@given(vectors)
+@settings(max_examples=50, deadline=None)
+def test_the_update_is_the_inverse_of_the_hessians_bfgs_update(drawn: tuple[int, int]) -> None:
+    k, seed = drawn
+    generator = torch.Generator().manual_seed(seed)
+    root, y, s = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((k, k), (k,), (k,)))
+    hessian = root @ root.T + torch.eye(k, dtype=torch.float64)
+    y = y if y @ s > 0 else -y
+    q = y @ s
+    if q < 0.05:
+        y = y + s
+        q = y @ s
+    found = updated_curvature(torch.linalg.inv(hessian), y, s)
+    hs = hessian @ s
+    wanted = torch.linalg.inv(hessian - torch.outer(hs, hs) / (s @ hs) + torch.outer(y, y) / q)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(found @ y, s, rtol=1e-6, atol=1e-8)  # the secant equation
+    torch.testing.assert_close(found, found.T)
+    assert torch.linalg.eigvalsh(found).min() > 0
+
+
+@pytest.mark.parametrize("q", [0.0, -1.0, 1e-21, float("nan")])
+def test_without_curvature_the_inverse_hessian_stays(q: float) -> None:
+    before = torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+    y, s = torch.tensor([q, 5.0], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert torch.equal(updated_curvature(before, y, s), before)
+
+
+def test_a_trial_must_fall_by_more_than_the_promised_share() -> None:
+    loss, slope = torch.tensor(1.0), torch.tensor(-2.0)
+    assert sufficient_decrease(torch.tensor(0.59), loss, slope, 0.5, 0.4)
+    assert not sufficient_decrease(torch.tensor(0.6), loss, slope, 0.5, 0.4)
+    assert not sufficient_decrease(torch.tensor(float("nan")), loss, slope, 0.5, 0.4)
+
+
+class Bowl(nn.Module):
+    """Quadratic loss (w - m)^T H (w - m) / 2 over two parameters of 3 + 2 entries."""
+
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        root = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+        self.hessian = (root @ root.T + torch.eye(5, dtype=torch.float64)).to(dtype)
+        self.minimum = torch.randn(5, generator=generator, dtype=torch.float64).to(dtype)
+        self.a = nn.Parameter(torch.randn(3, 1, generator=generator, dtype=torch.float64).to(dtype))
+        self.b = nn.Parameter(torch.randn(2, generator=generator, dtype=torch.float64).to(dtype))
+
+    def forward(self) -> Tensor:
+        away = self.flat() - self.minimum
+        return away @ self.hessian @ away / 2
+
+    def flat(self) -> Tensor:
+        return torch.cat([self.a.reshape(-1), self.b])
+
+
+def rows(k: int, seed: int = 1) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(5, 5)))[0][:k]
+
+
+def reducer(net: Bowl, k: int = 3, **changes: Any) -> DimReduce:
+    options = {**HYPER, "rank": 0, "rank_size": 1, "pca_mat_local": rows(k), "n_components": k, **changes}
+    return DimReduce(net, options.pop("optimizer", None), list(net.parameters()), **options)
+
+
+def descend(net: Bowl, made: DimReduce, steps: int, loss_scale: float = 1.0) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = net()
+        grads = torch.autograd.grad(loss * loss_scale, made.weight)
+        made(loss, grads, made.weight, None, loss_scale=loss_scale)
+        losses.append(loss.item())
+    return losses
+
+
+def test_with_every_direction_it_minimises_a_quadratic_faster_than_gradient_descent() -> None:
+    net, twin = Bowl(), Bowl()
+    descend(net, reducer(net, 5, alpha=0.0, line_search_trials=20), 30)
+    rate = 1 / torch.linalg.eigvalsh(twin.hessian).max()  # the best safe constant rate
+    for _ in range(30):
+        grads = torch.autograd.grad(twin(), [twin.a, twin.b])
+        with torch.no_grad():
+            for parameter, grad in zip((twin.a, twin.b), grads, strict=True):
+                parameter -= rate * grad
+    torch.testing.assert_close(net.flat(), net.minimum, rtol=0, atol=1e-6)
+    assert net() < 1e-6 * twin()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(1, 12))
+@settings(max_examples=40, deadline=None)
+def test_without_residual_it_stays_in_the_subspace_and_no_step_climbs(seed: int, k: int, trials: int) -> None:
+    net = Bowl(seed)
+    start = net.flat().detach()
+    made = reducer(net, k, alpha=0.0, line_search_trials=trials)
+    for _ in range(6):
+        (before,) = descend(net, made, 1)
+        step = made.last_step
+        assert step is not None
+        assert step.slope <= 0
+        assert net().item() <= before
+        if step.found:
+            assert net() < before + HYPER["sigma"] * step.rho * step.slope + 1e-12
+        else:
+            assert (step.rho, step.trials) == (0.0, trials)
+            assert net().item() == before
+    moved = (net.flat() - start).detach().numpy()
+    np.testing.assert_allclose(rows(k).T @ (rows(k) @ moved), moved, atol=1e-10)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4))
+@settings(max_examples=30, deadline=None)
+def test_what_the_components_do_not_reach_follows_plain_momentum(seed: int, k: int) -> None:
+    net = Bowl(seed)
+    made = reducer(net, k, line_search_trials=12)
+    outside = np.eye(5) - rows(k).T @ rows(k)
+    momentum, position = np.zeros(5), outside @ net.flat().detach().numpy()
+    for _ in range(5):
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(net(), made.weight)]).numpy()
+        descend(net, made, 1)
+        momentum = HYPER["gamma"] * momentum + outside @ gradient
+        position = position - HYPER["alpha"] * momentum
+        np.testing.assert_allclose(outside @ net.flat().detach().numpy(), position, atol=1e-8)
+
+
+@pytest.mark.parametrize("arithmetic", ["corrected", "reference"])
+def test_only_the_reference_depends_on_the_loss_scale(arithmetic: Any) -> None:
+    plain, scaled = Bowl(), Bowl()
+    descend(plain, reducer(plain, arithmetic=arithmetic), 5)
+    descend(scaled, reducer(scaled, arithmetic=arithmetic), 5, loss_scale=16.0)
+    assert torch.equal(plain.flat(), scaled.flat()) is (arithmetic == "corrected")
+
+
+def test_more_trials_find_the_step_where_two_fail() -> None:
+    net = Bowl()
+    net.hessian = net.hessian * 50
+    made = reducer(net, line_search_trials=2, alpha=0.0)
+    losses = descend(net, made, 4)
+    assert made.last_step is not None
+    assert not made.last_step.found
+    assert len(set(losses)) == 1  # stalled
+    made = reducer(net, line_search_trials=16, alpha=0.0)
+    descend(net, made, 1)
+    assert made.last_step is not None
+    assert made.last_step.found
+    assert made.last_step.rho == pytest.approx(0.55 ** (made.last_step.trials - 1))
+    assert net() < losses[-1]
+
+
+def test_a_failed_search_forgets_the_curvature_it_tried() -> None:
+    net = Bowl()
+    made = reducer(net, line_search_trials=16)
+    descend(net, made, 3)
+    before = made.state_dict()
+    made.line_search_trials = 1
+    made.step(net().detach(), [torch.full_like(p, 1e6) for p in made.weight], lambda: torch.tensor(float("nan")))
+    for name in ("inverse_hessian", "previous_step", "previous_gradient"):
+        assert torch.equal(made.state_dict()[name], before[name])
+    assert not torch.equal(made.momentum, before["momentum"])
+
+
+@pytest.mark.parametrize("arithmetic", ["corrected", "reference"])
+def test_trials_leave_batch_norm_statistics_alone(arithmetic: Any) -> None:
+    torch.manual_seed(0)
+    net = LossOf(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), nn.functional.mse_loss)
+    weight = list(net.parameters())
+    n_weights = sum(p.numel() for p in weight)
+    matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(n_weights, 3)))[0].T
+    made = DimReduce(net, None, weight, matrix, 3, **HYPER, rank=0, rank_size=1, arithmetic=arithmetic)
+    x, y = torch.randn(8, 3), torch.randn(8, 2)
+    loss = net(x, y)
+    grads = torch.autograd.grad(loss, weight)
+    after_forward = [buffer.clone() for buffer in net.buffers()]
+    made(loss, grads, weight, None, x, y)
+    assert made.last_step is not None
+    kept = all(torch.equal(now, then) for now, then in zip(net.buffers(), after_forward, strict=True))
+    assert kept is (arithmetic == "corrected")
+    counter = [buffer for buffer in net.buffers() if not buffer.is_floating_point()]
+    assert counter[0].item() == 1 + (0 if kept else made.last_step.trials)
+
+
+@given(st.integers(0, 6), st.sampled_from(["corrected", "reference"]), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_saving_and_resuming_at_any_step_changes_nothing(stop: int, arithmetic: Any, half: bool) -> None:
+    dtype = torch.float32 if half else torch.float64
+    whole, resumed = Bowl(3, dtype), Bowl(4, dtype)
+    resumed.hessian, resumed.minimum = whole.hessian, whole.minimum
+    first, second = (reducer(net, arithmetic=arithmetic) for net in (whole, resumed))
+    descend(whole, first, stop)
+    file = io.BytesIO()
+    torch.save({"net": whole.state_dict(), "dim_reduce": first.state_dict()}, file)
+    losses = descend(whole, first, 4)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed.load_state_dict(saved["net"])
+    second.load_state_dict(saved["dim_reduce"])
+    assert descend(resumed, second, 4) == losses
+    assert torch.equal(resumed.flat(), whole.flat())
+
+
+def test_a_deep_copy_trains_on_its_own_and_shares_the_components() -> None:
+    net = Bowl()
+    made = reducer(net)
+    descend(net, made, 2)
+    twin = copy.deepcopy({"net": net, "dim_reduce": made})
+    assert twin["dim_reduce"].components is made.components
+    losses = descend(net, made, 3)
+    assert descend(twin["net"], twin["dim_reduce"], 3) == losses
+
+
+def test_an_optimizer_applies_the_same_step_and_gradients_are_left_alone() -> None:
+    plain, stepped = Bowl(), Bowl()
+    descend(plain, reducer(plain), 3)
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=1.0)
+    calls: list[int] = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    stepped.a.grad = torch.ones_like(stepped.a)
+    descend(stepped, reducer(stepped, optimizer=optimizer), 3)
+    assert torch.equal(plain.flat(), stepped.flat())
+    assert len(calls) == 3
+    assert torch.equal(stepped.a.grad, torch.ones_like(stepped.a))
+    assert stepped.b.grad is None
+
+
+def test_clones_follow_and_a_missing_gradient_counts_as_zeros() -> None:
+    net, other = Bowl(), Bowl()
+    clones = [p.detach().clone() for p in net.parameters()]
+    grad = torch.ones_like(net.a)
+    made = reducer(net)
+    made(net(), [grad, None], made.weight, clones)
+    reducer(other).step(other(), [grad, torch.zeros_like(other.b)], other)
+    for clone, parameter, wanted in zip(clones, net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(clone, parameter)
+        assert torch.equal(parameter, wanted)
+
+
+def test_a_row_of_zeros_is_never_moved_along() -> None:
+    net, wider = Bowl(), Bowl()
+    descend(net, reducer(net, 2), 5)
+    matrix = np.concatenate([rows(2), np.zeros((1, 5))])
+    descend(wider, reducer(wider, 3, pca_mat_local=matrix), 5)
+    torch.testing.assert_close(net.flat(), wider.flat(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_condition_is_that_of_the_inverse_hessian() -> None:
+    net = Bowl()
+    made = reducer(net, line_search_trials=16)
+    assert made.condition() == 1.0
+    descend(net, made, 3)
+    assert made.condition() == pytest.approx(float(np.linalg.cond(made.inverse_hessian.numpy())))
+    assert made.condition() > 1
+
+
+def test_an_interrupted_trial_leaves_the_weights_as_they_were() -> None:
+    net = Bowl()
+    before = net.flat().detach()
+
+    def interrupted() -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reducer(net).step(net(), [torch.ones_like(p) for p in net.parameters()], interrupted)
+    assert torch.equal(net.flat(), before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rho": 1.0}, r"`rho` must lie in \(0, 1\), got 1\.0"),
+        ({"rho": float("nan")}, "`rho` must lie"),
+        ({"gamma": 1.0}, "`gamma` must lie"),
+        ({"alpha": -0.1}, "`alpha` must lie"),
+        ({"sigma": 1.5}, "`sigma` must lie"),
+        ({"n_components": 0}, "`n_components` must be at least 1, got 0"),
+        ({"line_search_trials": 0}, "`line_search_trials` must be at least 1"),
+        ({"arithmetic": "exact"}, '`arithmetic` must be "corrected" or "reference"'),
+        ({"rank": 2}, r"`rank` must lie in \[0, rank_size\), got rank 2 of 1"),
+        ({"pca_mat_local": np.eye(3, 7)}, r"one column per weight \(5\), got shape \(3, 7\)"),
+        ({"pca_mat_local": np.eye(2, 5)}, "must hold the 3 of 3 components that belong to rank 0 of 1 .*, got 2"),
+        ({"pca_mat_local": np.full((3, 5), np.nan)}, "`pca_mat_local` must be finite"),
+    ],
+)
+def test_bad_arguments_are_told_in_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        reducer(Bowl(), **changes)
+
+
+def test_optimizers_that_would_change_the_step_are_refused() -> None:
+    net = Bowl()
+    for optimizer in (
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9),
+        torch.optim.SGD(net.parameters(), lr=1.0, weight_decay=0.1),
+        torch.optim.Adam(net.parameters(), lr=1.0),
+    ):
+        with pytest.raises(ValueError, match=r"`optimizer` must apply the step as it is: torch\.optim\.SGD with lr=1"):
+            reducer(net, optimizer=optimizer)
+    with pytest.raises(ValueError, match="must hold every weight that is trained, it lacks 1 of 2"):
+        reducer(net, optimizer=torch.optim.SGD([net.a], lr=1.0))
+
+
+def test_wrong_calls_are_told_in_one_sentence() -> None:
+    net = Bowl()
+    made = reducer(net)
+    with pytest.raises(ValueError, match=r"one gradient per weight \(2\), got 1"):
+        made.step(net(), [torch.ones(3, 1)], net)
+    with pytest.raises(ValueError, match="`weight` must be the parameters that DimReduce was made with"):
+        made(net(), [None, None], list(Bowl().parameters()), None)
+    with pytest.raises(ValueError, match=r"inverse_hessian has shape \(2, 2\) there, \(3, 3\) here"):
+        made.load_state_dict(reducer(net, 2).state_dict())
+    with pytest.raises(TypeError, match="`line_search_trials` must be an integer"):
+        reducer(net, line_search_trials=2.5)
+    with pytest.raises(TypeError, match="`network` must be a torch"):
+        DimReduce(lambda: None, None, made.weight, rows(3), 3, **HYPER, rank=0, rank_size=1)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"2 ranks need torch\.distributed"):
+        reducer(net, rank_size=2, pca_mat_local=rows(3)[:2])
+
+
+def descend_on_a_rank(rank: int, rank_size: int, k: int, folder: str, arithmetic: Any) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=rank_size)
+    try:
+        net = Bowl()
+        part = rows(k)[component_rows(k, rank, rank_size, arithmetic)]
+        made = reducer(net, k, rank=rank, rank_size=rank_size, pca_mat_local=part, arithmetic=arithmetic)
+        losses = descend(net, made, 6)
+        torch.save((losses, net.flat().detach()), f"{folder}/{rank}.pt")
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("rank_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_ranks_take_the_steps_of_one(tmp_path: Path, rank_size: int) -> None:
+    k = 5  # neither 2 nor 4 divides it: one rank has a row more
+    multiprocessing.start_processes(
+        descend_on_a_rank, (rank_size, k, str(tmp_path), "corrected"), nprocs=rank_size, start_method="spawn"
+    )
+    net = Bowl()
+    losses = descend(net, reducer(net, k), 6)
+    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(rank_size)]
+    for found, flat in results:
+        np.testing.assert_allclose(found, losses, rtol=1e-9)
+        torch.testing.assert_close(flat, net.flat().detach(), rtol=1e-9, atol=1e-12)
+        assert torch.equal(flat, results[0][1])  # the same bits everywhere
