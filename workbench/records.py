@@ -103,8 +103,10 @@ class StepRecord:
         skipped: Whether the optimizer update of this step was dropped because of it.
         accumulated: Micro-batches in the gradient when the step ended (1 without accumulation).
         grad_norm: Global L2 norm of the unscaled gradient; NaN where no update was due.
-        grad_amax: Largest finite absolute value of the unscaled gradient; NaN where no update was due.
-        underflow_share: Share of gradient elements below the smallest float16 number at the scale in use, in [0, 1].
+        grad_amax: Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no
+            update was due.
+        underflow_share: Share of non-zero gradient elements below the smallest float16 number at the scale in use, in
+            [0, 1]; what a float16 gradient has already lost is zero and not among them.
         group_scales: Loss scale per group; empty without group scales.
         frozen_groups: Number of leading parameter groups that were frozen.
         learning_rate: Rate of the first parameter group.

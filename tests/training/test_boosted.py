@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from workbench.algorithms.grad_freeze import FreezeOpt
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ConfigError
 from workbench.training import Boosted, apply, load_checkpoint, save_checkpoint, training_loop
 from workbench.training.loss_scaling import LossScaling
 
@@ -254,7 +254,7 @@ def test_an_algorithm_that_is_not_built_yet_is_refused_in_a_sentence() -> None:
         "boost": {"mode": "manual", "dim_reduce": True},
         "dim_reduce": {"pca_mat_path": "basis.npy"},
     }
-    with pytest.raises(RuntimeError, match="cannot train with it yet"):
+    with pytest.raises(ConfigError, match="cannot train with it yet"):
         apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
 
 

@@ -46,6 +46,7 @@ __all__ = [
 Arithmetic = Literal["corrected", "reference"]
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
+NO_FLOAT64 = {"mps", "npu"}  # device types without (fast) double precision
 
 
 def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Arithmetic = "corrected") -> slice:
@@ -252,11 +253,15 @@ class DimReduce:
                 f"{rank_size} ranks need torch.distributed; call torch.distributed.init_process_group() first"
             )
 
-        like = self.components
-        self.inverse_hessian = torch.eye(n_components, dtype=like.dtype, device=like.device)
-        self.previous_step = like.new_zeros(n_components)
-        self.previous_gradient = like.new_zeros(n_components)
-        self.momentum = like.new_zeros(like.shape[1])
+        device, dtype = self.components.device, self.components.dtype
+        # In float32 B loses positive definiteness by rounding once its condition passes 1e7, as it does within 120
+        # steps of a LeNet on the digits; k x k numbers may well be wide. As upstream with "reference".
+        wide = arithmetic == "corrected" and device.type not in NO_FLOAT64
+        state: dict[str, Any] = {"dtype": torch.float64 if wide else dtype, "device": device}
+        self.inverse_hessian = torch.eye(n_components, **state)
+        self.previous_step = torch.zeros(n_components, **state)
+        self.previous_gradient = torch.zeros(n_components, **state)
+        self.momentum = torch.zeros(self.components.shape[1], dtype=dtype, device=device)
         self.initialised = False  # whether there is a gradient to compare with
         self.last_step: DimReduceStep | None = None
 
@@ -323,7 +328,7 @@ class DimReduce:
             raise ValueError(f"there must be one gradient per weight ({len(self.weight)}), got {len(grads)}")
         given = flat_vector(grads, self.weight, self.components.dtype)
         gradient = given / loss_scale
-        gradient_k = self._project(gradient)
+        gradient_k = self._project(gradient).to(self.inverse_hessian.dtype)
         curvature = self.inverse_hessian
         if self.initialised:
             curvature = updated_curvature(curvature, gradient_k - self.previous_gradient, self.previous_step)
@@ -383,7 +388,7 @@ class DimReduce:
                     f"{tuple(wanted)} here"
                 )
         for name in names:
-            setattr(self, name, state_dict[name].to(self.components, copy=True))
+            setattr(self, name, state_dict[name].to(getattr(self, name), copy=True))
         self.initialised = bool(state_dict["initialised"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DimReduce:
@@ -450,7 +455,7 @@ class DimReduce:
 
     def _carry_back(self, coefficients: Tensor) -> Tensor:
         """Return P^T coefficients ``[n_weights]``."""
-        return self._sum_over_ranks(self.components.T @ coefficients[self.rows])
+        return self._sum_over_ranks(self.components.T @ coefficients[self.rows].to(self.components.dtype))
 
     def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
         if self.rank_size > 1:

@@ -99,8 +99,7 @@ def train(
         )
     if result.diverged:
         typer.echo(
-            f"workbench: the run ended after {result.steps} steps: {result.message}; a lower learning rate or loss "
-            "scale may help",
+            f"workbench: the run ended after {result.steps} steps: {result.message}; a lower learning rate may help",
             err=True,
         )
         raise typer.Exit(1)

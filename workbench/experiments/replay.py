@@ -38,7 +38,7 @@ _TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is comp
 _BURST = 11  # windows of a running median, which removes bursts of up to five
 _ASSUMPTION = (
     "Assumes the recorded trajectory: weights and batches as recorded, so a skipped or additional update changes no "
-    "later gradient."
+    "later gradient; and what had underflowed at the recorded scale is not seen, so record at a large one."
 )
 
 

@@ -117,7 +117,7 @@ def embed(figure: go.Figure, identifier: str) -> str:
     height = int(figure.layout.height or 420)
     content: str = plotly_io.to_html(
         figure,
-        config=FIGURE_CONFIG,
+        config=dict(FIGURE_CONFIG),  # a copy: plotly takes keys out of the one it is given
         include_plotlyjs=False,
         include_mathjax=False,
         full_html=False,

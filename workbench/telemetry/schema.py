@@ -51,10 +51,16 @@ COLUMNS: dict[str, ColumnInfo] = {
     "accumulated": ColumnInfo("int64", "micro-batches", "Micro-batches in the gradient when the step ended."),
     "grad_norm": ColumnInfo("float64", "1", "Global L2 norm of the unscaled gradient; NaN where no update was due."),
     "grad_amax": ColumnInfo(
-        "float64", "1", "Largest finite absolute value of the unscaled gradient; NaN where no update was due."
+        "float64",
+        "1",
+        "Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no update was "
+        "due.",
     ),
     "underflow_share": ColumnInfo(
-        "float64", "1", "Share of gradient elements below the smallest float16 number at the scale in use, 0 to 1."
+        "float64",
+        "1",
+        "Share of non-zero gradient elements below the smallest float16 number at the scale in use, 0 to 1; what a "
+        "float16 gradient has already lost is zero and not among them.",
     ),
     "group_scales": ColumnInfo("list of float64", "1", "Loss scale per group; empty without group scales."),
     "frozen_groups": ColumnInfo("int64", "groups", "Number of leading parameter groups that were frozen."),

@@ -22,7 +22,7 @@ from workbench.algorithms.less_bn import LessBNReport, reduce_batch_norms_
 from workbench.algorithms.optimizer_process import OptimizerProcess
 from workbench.algorithms.parameter_process import ParameterProcess
 from workbench.algorithms.parameter_succession import follow_parameters
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig, ConfigError, Plan
 
 __all__ = ["AutoBoost", "boost_plan_of", "read_config"]
 
@@ -165,7 +165,7 @@ class AutoBoost:
 def _refuse_unavailable(plan: Plan) -> None:
     for name in ("dim_reduce", "adasum", "loss_scale_group"):
         if getattr(plan, name):
-            raise RuntimeError(
+            raise ConfigError(
                 f"`boost.{name}` is configured and would be in effect, but this version cannot train with it yet; "
                 f"switch it off ({json.dumps({'boost': {name: False}})}) to train with the other algorithms"
             )
