@@ -377,6 +377,30 @@ def test_the_condition_is_that_of_the_inverse_hessian() -> None:
     assert made.condition() > 1
 
 
+def test_curvature_is_kept_in_float64_where_weights_are_float32() -> None:
+    net = Bowl(5, torch.float32)
+    made = reducer(net, line_search_trials=16)
+    wanted, last_gradient, last_step = np.eye(3), None, np.zeros(3)
+    for _ in range(12):
+        descend(net, made, 1)
+        step = made.last_step
+        assert step is not None
+        gradient = step.gradient.numpy()
+        tried = wanted
+        if last_gradient is not None:
+            y = gradient - last_gradient
+            q = y @ last_step
+            if q > 1e-20:
+                t = np.eye(3) - np.outer(y, last_step) / q
+                tried = t.T @ wanted @ t + np.outer(last_step, last_step) / q
+        if step.found:
+            wanted, last_gradient, last_step = tried, gradient, -step.rho * (tried @ gradient)
+    assert not np.array_equal(wanted, np.eye(3))
+    np.testing.assert_allclose(made.inverse_hessian.numpy(), wanted, rtol=1e-9, atol=1e-12)
+    assert all(parameter.dtype == torch.float32 for parameter in net.parameters())
+    assert reducer(net, arithmetic="reference").inverse_hessian.dtype == torch.float32  # as upstream
+
+
 def test_an_interrupted_trial_leaves_the_weights_as_they_were() -> None:
     net = Bowl()
     before = net.flat().detach()
