@@ -16,6 +16,7 @@ from workbench.experiments.confirmation import (
     paired_drops,
     pairs_to_decide,
     planned_looks,
+    smallest_gap,
     verdict_sentence,
 )
 from workbench.records import Verdict
@@ -146,3 +147,17 @@ def test_senseless_arguments_are_refused(allowed: float, looks: int) -> None:
 @pytest.mark.parametrize(("seconds", "said"), [(0.2, "1 s"), (40, "40 s"), (720, "12 min"), (12600, "3.5 h")])
 def test_durations_are_said_as_a_person_would(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said
+
+
+def test_the_smallest_gap_passes_over_rounding_and_nan() -> None:
+    assert smallest_gap([0.9, 0.8, 0.1 * 3 + 0.6, math.nan]) == pytest.approx(0.1)
+    assert smallest_gap([0.5, 0.5]) == 0.0
+    assert smallest_gap([]) == 0.0
+
+
+def test_equal_metrics_over_all_pairs_leave_a_bound_as_wide_as_the_metric_is_coarse() -> None:
+    pairs = [(1.0, 1.0)] * 5
+    assert decide(pairs, 0.005, higher_is_better=True).bounds.upper == 0.0
+    coarse = decide(pairs, 0.005, higher_is_better=True, resolution=1 / 22)
+    assert coarse.bounds.upper > 0.005
+    assert coarse.verdict is Verdict.UNDECIDED

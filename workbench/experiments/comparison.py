@@ -12,7 +12,7 @@ import torch
 
 from workbench import devices
 from workbench.config import BoostConfig
-from workbench.experiments.confirmation import DropBounds, paired_drop_bounds, paired_drops
+from workbench.experiments.confirmation import DropBounds, paired_drop_bounds, paired_drops, smallest_gap
 from workbench.experiments.run import RunProgress, run_task
 from workbench.experiments.speed_ratio import SpeedRatio, measure_speed_ratio
 from workbench.tasks import Task
@@ -157,7 +157,8 @@ def compare_configs(
     compared = [ComparedSide(sides[0].label, summaries[0], tuple(metrics[0]), None, None, tuple(paths[0]))]
     for i, side in enumerate(sides[1:], start=1):
         pairs = [(a, b) for a, b in zip(metrics[0], metrics[i], strict=True) if math.isfinite(a) and math.isfinite(b)]
-        drops = paired_drop_bounds(paired_drops(pairs, higher_is_better=task.higher_is_better))
+        step = smallest_gap(metric for side_metrics in metrics for metric in side_metrics)
+        drops = paired_drop_bounds(paired_drops(pairs, higher_is_better=task.higher_is_better), resolution=step)
         base = (sides[0].config, sides[0].level)
         speed = measure_speed_ratio(task, base, (side.config, side.level), device=device, seed=seeds[0])
         compared.append(ComparedSide(side.label, summaries[i], tuple(metrics[i]), drops, speed, tuple(paths[i])))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ __all__ = [
     "paired_drops",
     "pairs_to_decide",
     "planned_looks",
+    "smallest_gap",
     "verdict_sentence",
 ]
 
@@ -178,6 +179,22 @@ def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
     return high
 
 
+def smallest_gap(values: Iterable[float]) -> float:
+    """Return the smallest step between metrics that were seen: for an accuracy over N samples 1 / N, or a multiple.
+
+    Args:
+        values: Metrics of any runs of one task; NaN is passed over.
+
+    Returns:
+        The smallest difference of two values that differ by more than rounding; 0 when there is none.
+    """
+    finite = sorted(value for value in values if math.isfinite(value))
+    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
+    scale = max((abs(value) for value in finite), default=0.0)
+    gaps = [b - a for a, b in itertools.pairwise(finite) if b - a > 1e-9 * scale]
+    return min(gaps, default=0.0)
+
+
 def decide(
     pairs: Sequence[tuple[float, float]],
     allowed_drop: float,
@@ -211,7 +228,7 @@ def decide(
     usable = [(a, b) for a, b in pairs if math.isfinite(a)]
     diverged = sum(not math.isfinite(b) for _, b in usable)
     finite = [(a, b) for a, b in usable if math.isfinite(b)]
-    step = _smallest_gap(finite) if resolution is None else resolution
+    step = smallest_gap(value for pair in finite for value in pair) if resolution is None else resolution
     drops = paired_drops(finite, higher_is_better=higher_is_better)
     bounds = paired_drop_bounds(drops, error=error / n_looks, resolution=step)
     if diverged:
@@ -285,11 +302,3 @@ def format_duration(seconds: float) -> str:
 
 def _margin(spread: float, n_pairs: int, error: float) -> float:
     return float(stdtrit(n_pairs - 1, 1.0 - error)) * spread / math.sqrt(n_pairs)
-
-
-def _smallest_gap(pairs: Sequence[tuple[float, float]]) -> float:
-    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
-    values = sorted(value for pair in pairs for value in pair)
-    scale = max((abs(value) for value in values), default=0.0)
-    gaps = [b - a for a, b in itertools.pairwise(values) if b - a > 1e-9 * scale]
-    return min(gaps, default=0.0)

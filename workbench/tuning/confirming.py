@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 
 from workbench.config import BoostConfig
-from workbench.experiments.confirmation import Decision, decide, planned_looks, verdict_sentence
+from workbench.experiments.confirmation import Decision, decide, planned_looks, smallest_gap, verdict_sentence
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.objective import explicit, plain, read_speed, read_trained
@@ -132,6 +132,9 @@ class Confirmation:
         self._steps = file.confirm.steps or file.study.budget_steps
         self._baseline = all_off(file.base_config())
         self._baseline_key = self._baseline.resolve("O0").key()
+        # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
+        seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
+        self._resolution = smallest_gap(seen) or None
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
@@ -239,6 +242,7 @@ class Confirmation:
             contender.allowed_drop,
             higher_is_better=self._experimenter.higher_is_better,
             n_looks=len(self._looks),
+            resolution=self._resolution,
         )
 
     def _pairs(self, key: str) -> list[tuple[float, float]]:
