@@ -20,6 +20,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.golden_files import golden_paths, load_npz
+from tests.ranks import leave_together
 from workbench.algorithms.adasum import (
     AdaSum,
     AdaSumState,
@@ -392,7 +393,7 @@ def _update_weights(rank: int, n_ranks: int, folder: str) -> None:
     if n_ranks == 4:
         results["odd ranks"] = _update_among_odd_ranks(rank)
     torch.save(results, f"{folder}/rank{rank}.pt")
-    distributed.destroy_process_group()
+    leave_together()
 
 
 def _update_among_odd_ranks(rank: int) -> list[Tensor]:
@@ -441,7 +442,7 @@ def _train_with_hook(rank: int, n_ranks: int, folder: str) -> None:
     wrapped.register_comm_hook(AdaSumState(), adasum_hook)
     results = {str(step): gradients_of(wrapped, rank, step) for step in range(3)}
     torch.save(results, f"{folder}/rank{rank}.pt")
-    distributed.destroy_process_group()
+    leave_together()
 
 
 def test_the_hook_combines_gradients_under_distributed_data_parallel(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, AdamW
 
+from tests.ranks import leave_together
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.algorithms.grad_freeze import FreezeOpt
 from workbench.config import BoostConfig, ConfigError
@@ -312,7 +313,7 @@ def _train_rank(rank: int, folder: str, order: str) -> None:
         boosted.backward(mean_square(boosted.model, (x[half], y[half])))
         boosted.step()
     torch.save([p.detach() for p in net.parameters()], f"{folder}/rank{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_together()
 
 
 @pytest.mark.parametrize("order", ["distribute", "wrapped before"])

@@ -32,6 +32,9 @@ __all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "replay"]
 
 _FLOAT16_MAX = 65504.0
 _FLOAT16_AMAX = "amp.float16_grad_amax"
+_SLACK = 0.05
+"""Share of the predicted overflows by which the stated range is wider than the repetitions say, at least one."""
+
 # Random repetitions for the range of a short run, whose few overflows scatter; in a long one they average out.
 _REPETITIONS, _LONG_RUN = 12, 100_000
 _TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is computed at once
@@ -152,6 +155,8 @@ def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
     histograms = _recorded_histograms(run, thresholds)
     central = simulate(thresholds.scale, policies, at=[row for row, _ in histograms])
     counts = _plausible_counts(thresholds, policies, central)
+    # Each overflow shifts when the next may come, which no repetition on the recorded trajectory shows.
+    slack = np.ceil(_SLACK * central.overflows).astype(np.int64)
     table = pd.DataFrame(
         {
             "kind": [p.kind for p in policies],
@@ -161,8 +166,8 @@ def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
             "minimum": [p.minimum for p in policies],
             "maximum": [math.inf if p.maximum is None else p.maximum for p in policies],
             "overflows": central.overflows,
-            "overflows_low": counts.min(axis=0),
-            "overflows_high": counts.max(axis=0),
+            "overflows_low": np.maximum(counts.min(axis=0) - slack, 0),
+            "overflows_high": counts.max(axis=0) + slack,
             "wasted_share": central.wasted_share,
             "underflow_share": _underflow([found for _, found in histograms], central.scale_at),
             "final_scale": central.final_scale,
