@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.conftest import Command
 from workbench import __version__
+from workbench.cli import _each_note_once
 from workbench.config import BoostConfig
 from workbench.telemetry import read_run
 
@@ -176,3 +177,11 @@ def test_a_group_without_a_command_prints_its_help(workbench: Command, command: 
     outcome = workbench(*command.split())
     assert outcome.code == 2
     assert "Commands" in outcome.out + outcome.err
+
+
+def test_a_note_that_comes_back_at_every_trial_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show = _each_note_once()
+    for _ in range(3):
+        show("the model has no BatchNorm", UserWarning, "study.py", 7)
+    show("another", UserWarning, "study.py", 8)
+    assert capsys.readouterr().err == "note: the model has no BatchNorm\nnote: another\n"

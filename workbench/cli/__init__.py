@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TextIO
 
 import typer
 
@@ -62,6 +63,26 @@ def _one_line(
     return f"note: {' '.join(str(message).split())}{where}\n"
 
 
+def _each_note_once() -> Callable[..., None]:
+    """Return what shows a warning on stderr, the same words once per command: a study may meet them at every trial."""
+    shown: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        note = _one_line(message, category, filename, lineno, line)
+        if note not in shown:
+            shown.add(note)
+            (file or sys.stderr).write(note)
+
+    return show
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and turn every failure into one sentence and an exit code.
 
@@ -76,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if _TRACEBACK in given:
         given = [argument for argument in given if argument != _TRACEBACK]
         traceback = True
-    before, warnings.formatwarning = warnings.formatwarning, _one_line
+    before, warnings.showwarning = warnings.showwarning, _each_note_once()
     try:
         code = app(args=given, prog_name="workbench", standalone_mode=False)
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
@@ -84,5 +105,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report(error, traceback=traceback))
     finally:
-        warnings.formatwarning = before
+        warnings.showwarning = before
     sys.exit(code if isinstance(code, int) else 0)
