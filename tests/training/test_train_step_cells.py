@@ -11,6 +11,7 @@ from torch.optim import SGD
 
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import (
+    MiniResidualNet,
     assert_trajectory,
     build_loss,
     build_network,
@@ -271,3 +272,43 @@ def test_gradients_handed_over_are_accumulated_like_a_backward_pass() -> None:
         torch.testing.assert_close(net.weight, twin.weight)
     with pytest.raises(ValueError, match="one gradient per trained parameter"):
         cells[0].gradient_accumulation_process(loss, grads[:1], 1.0)
+
+
+def test_the_freezing_process_is_one_step_and_returns_its_loss() -> None:
+    net = nn.Sequential(*[nn.Linear(3, 3, bias=False) for _ in range(7)])
+    config = {
+        "boost": {"mode": "manual", "grad_freeze": True},
+        "grad_freeze": {"param_groups": 2, "freeze_type": 0, "freeze_p": 0.0, "total_steps": 4},
+    }
+    network, optimizer = AutoBoost("O0", config).network_auto_process_train(
+        WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1)
+    )
+    cell = BoostTrainOneStepCell(network, optimizer)
+    before = [p.detach().clone() for p in net.parameters()]
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    expected = nn.functional.mse_loss(net(x), y).detach()
+    assert torch.equal(cell.gradient_freeze_process(x, y), expected)
+    moved = [not torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True)]
+    assert moved[-1]
+    assert not moved[0]  # with freeze_p = 0 the first step freezes the first group
+    assert not cell.check_adasum_enable()
+    assert not cell.check_dim_reduce_enable()
+
+
+def test_evaluation_removes_the_batch_norms_of_training_once() -> None:
+    net = MiniResidualNet("basic", [4, 6], [1, 2], 3)
+    boost = AutoBoost("O1", {"grad_freeze": {"param_groups": 2}, "less_bn": {"fn_flag": True}})
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    evaluated = boost.network_auto_process_eval(net)
+    report = boost.less_bn_report
+    assert report is not None
+    assert report.removed
+    assert type(evaluated.fc) is nn.Linear  # the head stays as it is
+    assert torch.equal(evaluated.fc.weight, state["fc.weight"])
+    assert boost.network_auto_process_eval(net) is evaluated  # a second time there is nothing left to do
+    assert boost.less_bn_report is report
+
+
+def test_the_backbone_is_found_under_the_name_of_the_reference() -> None:
+    net = nn.Linear(2, 1)
+    assert WithLossCell(net, nn.MSELoss()).backbone_network is net
