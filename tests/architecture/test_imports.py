@@ -17,7 +17,7 @@ import pytest
 
 from tests.architecture.import_graph import ROOT, Import, home, imports_below, imports_of, module_name
 
-GROUND = {"config", "devices", "records", "atomic_file"}
+GROUND = {"config", "devices", "ranks", "records", "atomic_file"}
 METHODS = {"algorithms", "optimizers", "scaling"}
 STEP = {"training", "tasks", "telemetry"}
 
@@ -80,7 +80,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},
-    "torch": {"devices", *METHODS, "training", "tasks", "experiments", "doctor"},
+    "torch": {"devices", "ranks", *METHODS, "training", "tasks", "experiments", "doctor"},
     "torchmetrics": {"tasks", "training"},
     "safetensors": {"training", "experiments", "algorithms"},
     "sklearn": {"tasks", "tuning"},
