@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from workbench.training.loss_scaling import LossScaling
+
+
+def parameter_with_gradient(gradient: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(torch.zeros_like(gradient))
+    parameter.grad = gradient
+    return parameter
 
 
 @pytest.mark.parametrize("shape", [(1,), (8,), (2, 4), (9,), (40,), (3, 3), (1, 9)])
 def test_flushed_reciprocal_removes_gradients_of_more_than_eight_elements_only(shape: tuple[int, ...]) -> None:
     scaling = LossScaling(2.0**127, drop_overflow_update=True, reciprocal="flushed")
     gradient, found_inf = torch.full(shape, 2.0**120), torch.zeros(())
-    scaling.unscale_([gradient], found_inf)
+    scaling.unscale_([parameter_with_gradient(gradient)], found_inf)
     expected = 0.0 if gradient.numel() > 8 else 2.0**-7
     assert torch.equal(gradient, torch.full(shape, expected))
     assert found_inf == 0
@@ -19,5 +26,5 @@ def test_flushed_reciprocal_removes_gradients_of_more_than_eight_elements_only(s
 def test_exact_reciprocal_keeps_every_gradient_at_a_denormal_factor() -> None:
     scaling = LossScaling(2.0**127, drop_overflow_update=True)
     gradient, found_inf = torch.full((40,), 2.0**120), torch.zeros(())
-    scaling.unscale_([gradient], found_inf)
+    scaling.unscale_([parameter_with_gradient(gradient)], found_inf)
     assert torch.equal(gradient, torch.full((40,), 2.0**-7))

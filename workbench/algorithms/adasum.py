@@ -138,6 +138,9 @@ class ServerLinks:
     process_group: distributed.ProcessGroup | None = None
     server_group: distributed.ProcessGroup | None = None
 
+    def __deepcopy__(self, memo: dict[int, object]) -> ServerLinks:
+        return self  # nothing here changes, and process groups cannot be copied
+
     def exchange(self, mine: Tensor, server: int) -> Tensor:
         """Send a contiguous tensor to another server and return what that one sends, of the same shape and dtype."""
         peer = server * self.n_devices + self.device

@@ -11,10 +11,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, Plan
+from workbench import ranks
+from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.training.auto_boost import AutoBoost, read_config
 from workbench.training.boosted import Boosted
 from workbench.training.loss_scaling import LossScaling
+from workbench.training.plan_update import update_of
 from workbench.training.precision import Precision, cast_model_
 from workbench.training.wrapped_model import unwrapped
 
@@ -36,7 +38,7 @@ def apply(
     The model is changed in place (BatchNorms removed, head replaced, weights cast, as configured). Use
     ``boosted.model`` and ``boosted.optimizer`` from here on; a learning-rate scheduler belongs on the latter. A model
     under ``torch.compile`` stays compiled: one graph per freezing group. For several ranks call
-    ``boosted.distribute()`` afterwards.
+    ``boosted.distribute()`` afterwards. With DimReduce ``step`` needs a closure, as it tries its steps on the batch.
 
     Args:
         config: Configuration, dictionary, or path of a ``boost_config.json``.
@@ -72,8 +74,10 @@ def apply(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     settings = read_config(config)
-    ranks = _world_size() if world_size is None else world_size
-    boost = AutoBoost(level, settings, world_size=ranks, seed=seed)
+    together = ranks.world_size() if world_size is None else world_size
+    boost = AutoBoost(level, settings, world_size=together, seed=seed)
+    if boost.plan.loss_scale_group:
+        raise ConfigError("`boost.loss_scale_group` is configured, but this version cannot train with it yet")
     inner = unwrapped(model)
     _refuse_unaware_wrapper(model, boost.plan)
     _, optimizer = boost.network_auto_process_train(inner, optimizer, example_inputs=example_inputs)
@@ -90,13 +94,8 @@ def apply(
         accumulation_steps=steps,
         precision=precision,
         plan=boost.plan,
+        update=update_of(boost.plan, inner, optimizer),
     )
-
-
-def _world_size() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return 1
 
 
 def _refuse_unaware_wrapper(model: nn.Module, plan: Plan) -> None:

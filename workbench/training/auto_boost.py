@@ -6,25 +6,25 @@ reference keeps one for the whole process), its configuration is validated, and 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
-from torch.optim import Optimizer
+from torch import distributed, nn
+from torch.optim import SGD, Optimizer
 
+from workbench import ranks
 from workbench.algorithms.full_normalization import replace_heads_
 from workbench.algorithms.grad_freeze import GradientFreeze
 from workbench.algorithms.less_bn import LessBNReport, reduce_batch_norms_
 from workbench.algorithms.optimizer_process import OptimizerProcess
 from workbench.algorithms.parameter_process import ParameterProcess
 from workbench.algorithms.parameter_succession import follow_parameters
-from workbench.config import BoostConfig, ConfigError, Plan
+from workbench.config import BoostConfig, Plan
 
-__all__ = ["AutoBoost", "boost_plan_of", "read_config"]
+__all__ = ["AutoBoost", "boost_plan_of", "boosted_module_of", "read_config"]
 
 _MARK = "boost_plan"
 
@@ -53,11 +53,13 @@ def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> 
 
 def boost_plan_of(module: nn.Module) -> Plan | None:
     """Return the plan that AutoBoost left on a module or on one it wraps; None when it was never processed."""
-    for child in module.modules():
-        plan = getattr(child, _MARK, None)
-        if isinstance(plan, Plan):
-            return plan
-    return None
+    plan: Plan | None = getattr(boosted_module_of(module), _MARK, None)
+    return plan
+
+
+def boosted_module_of(module: nn.Module) -> nn.Module | None:
+    """Return the module that AutoBoost processed: this one, or one inside (a backbone under its criterion)."""
+    return next((child for child in module.modules() if isinstance(getattr(child, _MARK, None), Plan)), None)
 
 
 class AutoBoost:
@@ -66,8 +68,9 @@ class AutoBoost:
     Args:
         level: ``"O0"``, ``"O1"`` or ``"O2"``.
         boost_config_dict: Configuration: a dictionary, a ``BoostConfig``, a path, or ``""`` for the defaults.
-        world_size: Ranks that train together.
-        seed: Seed of the freezing schedule; None draws from numpy's global generator, as the reference does.
+        world_size: Ranks that train together; None asks torch.distributed.
+        seed: Seed of the freezing schedule; None draws from numpy's global generator, as the reference does (over
+            several ranks from that of the first one).
 
     Raises:
         ConfigError: On an unknown level, key, mode or a value out of range.
@@ -88,17 +91,16 @@ class AutoBoost:
         level: str = "O0",
         boost_config_dict: BoostConfig | Mapping[str, Any] | str | Path | None = "",
         *,
-        world_size: int = 1,
+        world_size: int | None = None,
         seed: int | None = None,
     ) -> None:
         self.config = read_config(boost_config_dict)
-        self.plan = self.config.resolve(level, world_size=world_size)
+        self.plan = self.config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
         self.level = level
         self.seed = seed
         self.less_bn_report: LessBNReport | None = None
         for dropped in self.plan.dropped:
             warnings.warn(dropped.reason, UserWarning, stacklevel=2)
-        _refuse_unavailable(self.plan)
 
     def network_auto_process_train(
         self, network: nn.Module, optimizer: Optimizer, *, example_inputs: tuple[Any, ...] | None = None
@@ -107,8 +109,9 @@ class AutoBoost:
 
         Args:
             network: Changed in place and returned.
-            optimizer: Rebuilt when parameters or groups change, wrapped in a ``FreezeOpt`` when freezing is in effect.
-                Learning-rate schedulers belong on the returned optimizer.
+            optimizer: Rebuilt when parameters or groups change, wrapped in a ``FreezeOpt`` when freezing is in effect,
+                replaced by plain subtraction (SGD with a rate of 1) when DimReduce is. Learning-rate schedulers belong
+                on the returned optimizer; DimReduce bears none.
             example_inputs: Inputs for the module-order fallback of LessBN.
 
         Returns:
@@ -117,12 +120,14 @@ class AutoBoost:
         plan, config = self.plan, self.config
         if plan.less_bn:
             network, optimizer = self._less_bn(network, optimizer, example_inputs)
-        if config.common.gradient_split_groups is not None and (plan.less_bn or plan.grad_freeze):
+        split = plan.less_bn or plan.grad_freeze or plan.world_size > 1
+        if config.common.gradient_split_groups is not None and split:
             trained = [p for group in optimizer.param_groups for p in group["params"]]
             ParameterProcess().assign_parameter_group(trained, list(config.common.gradient_split_groups))
         if plan.grad_freeze:
             freeze = config.grad_freeze
-            rng = None if self.seed is None else np.random.RandomState(self.seed)
+            seed = self._common_seed()
+            rng = None if seed is None else np.random.RandomState(seed)
             method = GradientFreeze(
                 freeze.param_groups,
                 freeze.freeze_type,
@@ -132,6 +137,8 @@ class AutoBoost:
                 rng=rng,
             )
             network, optimizer = method.freeze_generate(network, optimizer)
+        if plan.dim_reduce:
+            optimizer = SGD([parameter for group in optimizer.param_groups for parameter in group["params"]], lr=1.0)
         setattr(network, _MARK, plan)
         return network, optimizer
 
@@ -157,15 +164,14 @@ class AutoBoost:
             optimizer = process.generate_new_optimizer()
         return network, optimizer
 
+    def _common_seed(self) -> int | None:
+        """Return the seed of the freezing schedule: without one of our own, several ranks must still agree."""
+        if self.seed is not None or ranks.world_size() == 1:
+            return self.seed
+        drawn = [int(np.random.randint(2**31))]  # noqa: NPY002  # the reference's generator, on the first rank
+        distributed.broadcast_object_list(drawn)
+        return drawn[0]
+
     def __repr__(self) -> str:
         """Say what is in effect."""
         return f"AutoBoost({self.level!r}: {self.plan.summary()})"
-
-
-def _refuse_unavailable(plan: Plan) -> None:
-    for name in ("dim_reduce", "adasum", "loss_scale_group"):
-        if getattr(plan, name):
-            raise ConfigError(
-                f"`boost.{name}` is configured and would be in effect, but this version cannot train with it yet; "
-                f"switch it off ({json.dumps({'boost': {name: False}})}) to train with the other algorithms"
-            )

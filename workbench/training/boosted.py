@@ -6,22 +6,23 @@ In pseudocode (``order.py`` gives the reasons for the order)::
     with autocast: loss = network(batch)     # the caller's line
     (loss * scale / n).backward()            # backward(); gradients add up in .grad
     if the window is complete:               # step()
+        average the gradients over ranks     # what distribute() arranged
         found_inf = unscale_and_check(grads)
         observer(grads)                      # the trace looks at the unscaled gradients
-        optimizer.step() unless found_inf    # decided on the device where the optimizer can
+        update unless found_inf              # optimizer.step(), AdaSum or DimReduce; decided on the device if possible
         scale rule(found_inf)
         freeze.advance(); clear gradients
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -29,10 +30,13 @@ from workbench.algorithms.grad_accumulation import AccumulationWindow
 from workbench.algorithms.grad_freeze import FreezeOpt, allow_one_graph_per_group
 from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
-from workbench.scaling import decides_on_device, step_if_finite
+from workbench.records import EventSink
+from workbench.training.adasum_update import AdaSumUpdate
+from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
+from workbench.training.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 
 __all__ = ["Boosted", "GradientObserver"]
 
@@ -59,6 +63,7 @@ class Boosted:
         accumulation_steps: Micro-batches per update (>= 1).
         precision: Number formats; None means as built.
         plan: What is in effect, for display; None when assembled by hand.
+        update: What makes new weights of gradients; None for the optimizer's own step.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class Boosted:
         accumulation_steps: int = 1,
         precision: Precision | None = None,
         plan: Plan | None = None,
+        update: WeightUpdate | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -78,14 +84,19 @@ class Boosted:
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
         self.window = AccumulationWindow(accumulation_steps)
+        self.update: WeightUpdate = update or PlainUpdate()
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
+        self.events: EventSink | None = None
         self.step_index = 0
         self._freeze = optimizer if isinstance(optimizer, FreezeOpt) else None
         self._frozen_groups = self._freeze.begin_step() if self._freeze is not None else 0
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
-        self._never = torch.zeros((), dtype=torch.float32, device=self.device)
+        self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self._loss: Tensor | None = None
+        self._reduction: GradientReduction | None = None
+        self._agree: Callable[[Tensor], None] | None = None
+        self._distributed = False
         self._room_for_graphs = self._freeze is None
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
 
@@ -99,9 +110,15 @@ class Boosted:
         """Return the live loss scale, float32, on the device."""
         return self.loss_scaling.scale
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context for the forward pass and the loss."""
-        return self.precision.autocast()
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Give the context for the forward pass and the loss."""
+        with contextlib.ExitStack() as stack:
+            if self.loss_scaling.autocast_allowed:
+                stack.enter_context(self.precision.autocast())
+            if isinstance(self.model, DistributedDataParallel) and self.window.position + 1 < self.window.n_steps:
+                stack.enter_context(self.model.no_sync())  # only a window's sum is worth sending
+            yield
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch, scaled; gradients add up in ``.grad``.
@@ -120,8 +137,7 @@ class Boosted:
         scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
         if self.window.n_steps > 1:
             scaled = scaled / self.window.n_steps
-        if not self.loss_scaling.is_unit:
-            scaled = scaled * self.loss_scaling.scale.reshape(loss.shape)
+        scaled = self.loss_scaling.seed(scaled)
         if scaled.requires_grad:
             scaled.backward()  # type: ignore[no-untyped-call]
         elif not self._frozen_groups:  # a loss that only frozen layers feed has none on such a step
@@ -141,14 +157,18 @@ class Boosted:
             share = gradient.detach() / self.window.n_steps
             parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
 
-    def step(self) -> StepOutcome:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> StepOutcome:
         """End the micro-batch; at the end of a window update the weights, or skip, and adapt the scale.
+
+        Args:
+            closure: Computes the loss of the same micro-batch at the weights as they are, for example
+                ``lambda: criterion(boosted.model(x), y)``. Only DimReduce needs it, which tries its steps.
 
         Returns:
             What happened; its tensors stay on the device.
 
         Raises:
-            RuntimeError: If ``backward`` was not called before.
+            RuntimeError: If ``backward`` was not called before, or DimReduce is in effect and ``closure`` is missing.
         """
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
@@ -161,13 +181,17 @@ class Boosted:
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position
         # The rule changes the scale in place, and outcomes may be read later: each keeps the value of its step.
-        used = after = scaling.scale if scaling.update_cell is None else scaling.scale.clone()
+        used = after = scaling.scale.clone() if scaling.moves else scaling.scale
+        groups = None if scaling.group_scales is None else scaling.group_scales.clone()
         overflow = scaling.no_overflow
+        columns: Mapping[str, float] = {}
         if complete:
-            overflow = self._end_window()
-            if scaling.update_cell is not None:
+            overflow, columns = self._end_window(loss, closure)
+            if scaling.moves:
                 after = scaling.scale.clone()
-        outcome = StepOutcome(self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate)
+        outcome = StepOutcome(
+            self.step_index, loss, overflow, used, after, complete, accumulated, frozen, rate, groups, columns
+        )
         self.step_index += 1
         return outcome
 
@@ -175,27 +199,35 @@ class Boosted:
         """Return whether a step's update was dropped because of an overflow; waits for the device to know."""
         return self.loss_scaling.drop_overflow_update and bool(outcome.overflow)
 
-    def _end_window(self) -> Tensor:
-        scaling = self.loss_scaling
-        parameters = [p for group in self._active_optimizer.param_groups for p in group["params"] if p.grad is not None]
+    def _end_window(self, loss: Tensor, closure: Callable[[], Tensor] | None) -> tuple[Tensor, Mapping[str, float]]:
+        scaling, optimizer = self.loss_scaling, self._active_optimizer
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._reduction is not None:
+            self._reduction.reduce_([parameter for parameter in trained if parameter.requires_grad])
+        parameters = [parameter for parameter in trained if parameter.grad is not None]
         overflow = scaling.no_overflow
         if scaling.unscales:
             self._found_inf.zero_()
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            scaling.unscale_(gradients, self._found_inf)
+            scaling.unscale_(parameters, self._found_inf)
+            if (
+                self._agree is not None
+            ):  # averaged gradients are equal on all ranks, but those of AdaSum's servers differ
+                self._agree(self._found_inf)
             overflow = self._found_inf > 0
         if self.observer is not None:
             self.observer(parameters)
-        optimizer = self._active_optimizer
+        window = CompleteWindow(
+            step=self.step_index,
+            optimizer=optimizer,
+            loss=loss,
+            found_inf=self._found_inf if scaling.checks_overflow else None,
+            gradient_scale=self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(()),
+            evaluate=None if closure is None else lambda: self._evaluate(closure),
+            events=self.events,
+        )
+        columns = self.update(window)
         if scaling.checks_overflow:
-            step_if_finite(optimizer, self._found_inf)
             scaling.after_window(overflow)
-        elif decides_on_device(optimizer):
-            # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing
-            # makes happen; step_if_finite prepares the buffers.
-            step_if_finite(optimizer, self._never)
-        else:
-            optimizer.step()
         # Schedulers look at this mark to warn when they run before the first update; an update was attempted.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         if self._freeze is not None:
@@ -203,7 +235,11 @@ class Boosted:
         self.optimizer.zero_grad(set_to_none=True)
         if self._freeze is not None:
             self._frozen_groups = self._freeze.begin_step()
-        return overflow
+        return overflow, columns
+
+    def _evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
+        with self.autocast():
+            return closure().float()
 
     @property
     def _active_optimizer(self) -> Optimizer:
@@ -216,30 +252,48 @@ class Boosted:
             allow_one_graph_per_group(self._freeze.n_groups)
             self._room_for_graphs = True
 
-    def distribute(self, **options: Any) -> DistributedDataParallel:
-        """Wrap the model in DistributedDataParallel, between ``apply`` and the first step.
+    def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
+        """Let all ranks train together, between ``apply`` and the first step.
 
-        DistributedDataParallel looks once, when it is made, which parameters there are and which require gradients, so
-        it has to come after ``apply``, which may replace modules, and must see parameters that are frozen at first.
+        Every rank takes the weights and buffers of the first one. Then gradients are averaged at the end of every
+        window, in buckets of our own: of a freezing group only what it trains travels. BatchNorm statistics stay
+        each rank's own until ``finish``, which hands out the first one's.
 
         Args:
+            ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.
+                It looks once, when it is made, which parameters there are and which require gradients, so it has to
+                come after ``apply``, which may replace modules, and must see parameters that are frozen at first.
             options: For DistributedDataParallel; ``find_unused_parameters`` is True when freezing is in effect.
 
         Returns:
-            The new ``model``.
+            The model to call: ``model``, wrapped when ``ddp`` asks for it.
 
         Raises:
             RuntimeError: If torch.distributed has not been initialised.
+            ValueError: If ``ddp`` is asked for with AdaSum, which combines updates and not gradients; for gradients
+                there is ``workbench.algorithms.adasum.adasum_hook``.
         """
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError("distribute() needs a process group; call torch.distributed.init_process_group() first")
-        if self._freeze is None:
-            self.model = wrapped = DistributedDataParallel(self.model, **options)
-            return wrapped
-        with self._freeze.unfreeze_all():
-            wrapped = DistributedDataParallel(self.model, **{"find_unused_parameters": True, **options})
-        self.model = wrapped
-        return wrapped
+        adasum = self.update if isinstance(self.update, AdaSumUpdate) else None
+        if ddp and adasum is not None:
+            raise ValueError("`ddp` must be False with AdaSum, which averages gradients inside a server only")
+        self._agree = self.loss_scaling.agree = _largest_over_ranks
+        if ddp:
+            unfrozen = self._freeze.unfreeze_all() if self._freeze is not None else contextlib.nullcontext()
+            with unfrozen:
+                defaults = {"find_unused_parameters": True} if self._freeze is not None else {}
+                self.model = DistributedDataParallel(self.model, **{**defaults, **options})
+            return self.model
+        if options:
+            raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
+        broadcast_from_first([*self.model.parameters(), *self.model.buffers()])
+        if adasum is None:
+            self._reduction = GradientReduction()
+        elif adasum.server_group is not None:
+            self._reduction = GradientReduction(adasum.server_group)
+        self._distributed = True
+        return self.model
 
     def use_freezing_group(self, index: int) -> None:
         """Freeze for a given group in the coming step, whatever the schedule says (measurements do this).
@@ -256,15 +310,17 @@ class Boosted:
         self._frozen_groups = index
 
     def finish(self) -> None:
-        """Let every parameter require gradients again, as before training; call it when training is over."""
+        """Let every parameter require gradients again, as before training; call it, on every rank, when it is over."""
         if self._freeze is not None:
             self._freeze.unfreeze_all()
+        if self._distributed:
+            broadcast_from_first(self.model.buffers())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
-        Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``step_index`` and, inside an unfinished
-        accumulation window, ``gradients`` by parameter name.
+        Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``update``, ``step_index`` and, inside an
+        unfinished accumulation window, ``gradients`` by parameter name. On several ranks every rank keeps its own.
         """
         gradients = {}
         if self.window.position:
@@ -274,6 +330,7 @@ class Boosted:
             "optimizer": self.optimizer.state_dict(),
             "loss_scaling": self.loss_scaling.state_dict(),
             "window": self.window.state_dict(),
+            "update": self.update.state_dict(),
             "step_index": self.step_index,
             "gradients": gradients,
         }
@@ -284,6 +341,7 @@ class Boosted:
         self.optimizer.load_state_dict(state["optimizer"])
         self.loss_scaling.load_state_dict(state["loss_scaling"])
         self.window.load_state_dict(state["window"])
+        self.update.load_state_dict(state["update"])
         self.step_index = state["step_index"]
         if self._freeze is not None:
             self._frozen_groups = self._freeze.begin_step()
@@ -295,7 +353,9 @@ class Boosted:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
         parameters = list(dict.fromkeys(_parameters_of(self.model, self.optimizer)))
-        copied = dict(self.__dict__, observer=None, graph_observer=None)  # a trace watches the original only
+        copied = dict(
+            self.__dict__, observer=None, graph_observer=None, events=None
+        )  # a trace watches the original only
         return {
             "attributes": copied,
             "gradients": [(p, p.grad) for p in parameters if p.grad is not None],
@@ -313,6 +373,10 @@ class Boosted:
         """Name the model and what is in effect."""
         effect = self.plan.summary() if self.plan is not None else "no plan"
         return f"Boosted({type(self.model).__name__}, {effect}, step {self.step_index})"
+
+
+def _largest_over_ranks(flags: Tensor) -> None:
+    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
 
 
 def _device_of(model: nn.Module, optimizer: Optimizer) -> torch.device:

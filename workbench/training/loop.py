@@ -12,6 +12,7 @@ Notebook, panel, objective and command are consumers of one stream, and each may
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -68,7 +69,7 @@ def training_loop(
         forwarded = time.perf_counter()
         boosted.backward(loss)
         backed = time.perf_counter()
-        outcome = boosted.step()
+        outcome = boosted.step(functools.partial(compute_loss, model, batch))
         if scheduler is not None and outcome.applied and (schedule == "attempted" or not boosted.skips(outcome)):
             scheduler.step()
         updated = time.perf_counter()

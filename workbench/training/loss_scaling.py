@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,9 @@ class LossScaling:
         reciprocal: ``"exact"``, or ``"flushed"`` for the reference's arithmetic (MindSpore 2.7 on a CPU), which treats
             denormal factors as 0 for tensors of more than eight elements: beyond a scale of 2**126 their gradients
             vanish.
+
+    Attributes:
+        agree: Takes the largest value over ranks of a float tensor, in place; None on a single rank.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class LossScaling:
         self.is_unit = not isinstance(scale, Tensor) and scale == 1.0 and update_cell is None
         self.unscales = not self.is_unit
         self.reciprocal = reciprocal
+        self.agree: Callable[[Tensor], None] | None = None
         self._finite = torch.zeros((), dtype=torch.bool, device=device)
 
     @classmethod
@@ -99,13 +103,33 @@ class LossScaling:
         """Whether an update waits for the test of its gradients for inf and NaN."""
         return self.drop_overflow_update
 
-    def unscale_(self, gradients: Sequence[Tensor], found_inf: Tensor) -> None:
+    @property
+    def moves(self) -> bool:
+        """Whether the scale tensor may change in place, so that who keeps it has to copy it."""
+        return self.update_cell is not None
+
+    @property
+    def autocast_allowed(self) -> bool:
+        """Whether the coming forward pass may run in reduced precision."""
+        return True
+
+    @property
+    def group_scales(self) -> Tensor | None:
+        """The live scale of each group, shape ``[n]``; None when there is one scale for all."""
+        return None
+
+    def seed(self, loss: Tensor) -> Tensor:
+        """Return what the backward pass starts from: the loss, of any shape with one element, times the scale."""
+        return loss if self.is_unit else loss * self.scale.reshape(loss.shape)
+
+    def unscale_(self, parameters: Sequence[nn.Parameter], found_inf: Tensor) -> None:
         """Divide gradients by the scale in place, in one pass, and set ``found_inf`` to 1 if one is not finite.
 
         Args:
-            gradients: Gradients of one window.
+            parameters: Parameters with the gradients of one window.
             found_inf: Float32, shape ``()``, 0 on entry.
         """
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         inverse = self.scale.reshape(()).reciprocal()
         if self.reciprocal == "exact":
             unscale_and_check_(gradients, inverse, found_inf)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,6 +39,8 @@ class StepOutcome:
         accumulated: Micro-batches in the gradient when the step ended.
         frozen_groups: Number of leading parameter groups frozen during this step.
         learning_rate: Rate of the first parameter group during this step.
+        group_scales: Scales that the backward pass used, one per scale group, shape ``[n]``; None without groups.
+        columns: Numbers of the methods in use that the host knows, by namespaced column (``"dim_reduce.rho"``).
     """
 
     step: int
@@ -49,3 +52,5 @@ class StepOutcome:
     accumulated: int
     frozen_groups: int
     learning_rate: float
+    group_scales: Tensor | None = None
+    columns: Mapping[str, float] = field(default_factory=dict)

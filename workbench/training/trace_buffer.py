@@ -96,6 +96,7 @@ class TraceBuffer:
         self._oldest = self._began
         self._was_at_floor = False
         self._diverged = False
+        boosted.events = self
         if gradients:
             boosted.observer = self._observe
             if boosted.precision.level == "O2" and boosted.precision.dtype == "float16":
@@ -148,7 +149,7 @@ class TraceBuffer:
                 (now - self._last) * 1e3,
                 samples,
                 devices.memory_bytes(self.boosted.device),
-                dict(columns or {}),
+                {**(columns or {}), **outcome.columns},
                 exponents,
             )
         )

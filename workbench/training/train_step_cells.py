@@ -11,13 +11,16 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from workbench import ranks
 from workbench.config import Plan
-from workbench.training.auto_boost import boost_plan_of
+from workbench.training.auto_boost import boost_plan_of, boosted_module_of
 from workbench.training.boosted import Boosted
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import BoostStep, StepOutcome
+from workbench.training.plan_update import update_of
 
 __all__ = [
     "BoostTrainOneStepCell",
@@ -58,14 +61,26 @@ class WithLossCell(nn.Module):
 
 
 class _TrainCell(nn.Module):
-    """What the four modules share: the network, the boosted pair, and one step over a batch."""
+    """What the four modules share: the network, the boosted pair, and one step over a batch.
+
+    On several ranks gradients are averaged between them, unless the network is in a DistributedDataParallel already.
+    """
 
     def __init__(
-        self, network: nn.Module, optimizer: Optimizer, scaling: LossScaling, accumulation_steps: int = 1
+        self, network: nn.Module, optimizer: Optimizer, scaling: LossScaling, plan: Plan | None = None
     ) -> None:
         super().__init__()
         self.network = network
-        self.boosted = Boosted(network, optimizer, loss_scaling=scaling, accumulation_steps=accumulation_steps)
+        self.boosted = Boosted(
+            network,
+            optimizer,
+            loss_scaling=scaling,
+            accumulation_steps=1 if plan is None else _accumulation_steps(plan),
+            plan=plan,
+            update=update_of(plan, boosted_module_of(network) or network, optimizer),
+        )
+        if ranks.world_size() > 1 and not any(isinstance(m, DistributedDataParallel) for m in network.modules()):
+            self.boosted.distribute()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -76,7 +91,7 @@ class _TrainCell(nn.Module):
         with self.boosted.autocast():
             loss = self.network(*inputs)
         self.boosted.backward(loss)
-        return self.boosted.step()
+        return self.boosted.step(lambda: self.network(*inputs))
 
 
 class TrainOneStepCell(_TrainCell):
@@ -104,7 +119,8 @@ class TrainOneStepCell(_TrainCell):
 class BoostTrainOneStepCell(_TrainCell):
     """One boosted training step.
 
-    What AutoBoost left on the network decides about accumulation, and the optimizer it returned about freezing.
+    What AutoBoost left on the network decides about accumulation, AdaSum and DimReduce, and the optimizer it returned
+    about freezing.
 
     Args:
         network: Module that returns the loss, as ``AutoBoost.network_auto_process_train`` returned it.
@@ -121,7 +137,7 @@ class BoostTrainOneStepCell(_TrainCell):
 
     def _init(self, network: nn.Module, optimizer: Optimizer, scaling: LossScaling) -> None:
         plan = boost_plan_of(network)
-        super().__init__(network, optimizer, scaling, _accumulation_steps(plan))
+        super().__init__(network, optimizer, scaling, plan)
         self.plan = plan
 
     def forward(self, *inputs: Any) -> BoostStep:
@@ -156,11 +172,26 @@ class BoostTrainOneStepCell(_TrainCell):
             ValueError: If there are not as many gradients as trained parameters.
         """
         del sens, inputs
-        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
-        if len(trained) != len(grads):
-            raise ValueError(f"`grads` must hold one gradient per trained parameter ({len(trained)}), got {len(grads)}")
-        self.boosted.accept_gradients(loss, trained, grads)
-        self.boosted.step()
+        self._step_with(loss, grads)
+        return loss
+
+    def adasum_process(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
+        """Update with these gradients as every server would alone, and combine the servers' updates by AdaSum.
+
+        Args:
+            loss: Loss of the batch, shape ``()``; returned as it is.
+            grads: Gradients of this rank, one per trained parameter in the optimizer's order; averaged inside a server.
+
+        Returns:
+            The loss.
+
+        Raises:
+            RuntimeError: If AdaSum is not in effect; the message says why.
+            ValueError: If there are not as many gradients as trained parameters.
+        """
+        if not self.check_adasum_enable():
+            raise RuntimeError(f"adasum_process() was called, but {self._why_no_adasum()}")
+        self._step_with(loss, grads)
         return loss
 
     def check_adasum_enable(self) -> bool:
@@ -170,6 +201,19 @@ class BoostTrainOneStepCell(_TrainCell):
     def check_dim_reduce_enable(self) -> bool:
         """Return whether training runs in the PCA subspace."""
         return bool(self.plan is not None and self.plan.dim_reduce)
+
+    def _step_with(self, loss: Tensor, grads: tuple[Tensor, ...]) -> None:
+        trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
+        if len(trained) != len(grads):
+            raise ValueError(f"`grads` must hold one gradient per trained parameter ({len(trained)}), got {len(grads)}")
+        self.boosted.accept_gradients(loss, trained, grads)
+        self.boosted.step()
+
+    def _why_no_adasum(self) -> str:
+        if self.plan is None:
+            return "the network was not processed by AutoBoost"
+        reasons = [dropped.reason for dropped in self.plan.dropped if dropped.name == "adasum"]
+        return reasons[0] if reasons else "adasum is switched off"
 
 
 class TrainOneStepWithLossScaleCell(_TrainCell):
@@ -300,10 +344,8 @@ def _check_shape(scale: Tensor) -> None:
         raise ValueError(f"a loss scale tensor must have shape () or (1,), got {tuple(scale.shape)}")
 
 
-def _accumulation_steps(plan: Plan | None) -> int:
-    if plan is None or not plan.grad_accumulation:
-        return 1
-    return plan.config.grad_accumulation.grad_accumulation_step
+def _accumulation_steps(plan: Plan) -> int:
+    return plan.config.grad_accumulation.grad_accumulation_step if plan.grad_accumulation else 1
 
 
 def _device(network: nn.Module) -> torch.device | None:

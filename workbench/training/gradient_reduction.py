@@ -1,0 +1,111 @@
+"""Average gradients over ranks at the end of a window, in flat buckets.
+
+Against DistributedDataParallel: only gradients of the freezing group in force travel, nothing is sent inside an
+accumulation window, and the model stays as it is. In return nothing is hidden behind the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, distributed, nn
+
+__all__ = ["GradientReduction", "broadcast_from_first"]
+
+_BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's size: large enough for bandwidth, small enough to overlap copies
+
+
+def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGroup | None = None) -> None:
+    """Give all ranks the values of the first one, in place."""
+    source = 0 if group is None else distributed.get_global_rank(group, 0)
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            distributed.broadcast(tensor.detach(), source, group=group)
+        else:
+            dense = tensor.detach().contiguous()
+            distributed.broadcast(dense, source, group=group)
+            tensor.detach().copy_(dense)
+
+
+class GradientReduction:
+    """Replaces gradients by their average over ranks.
+
+    Which parameters have gradients must agree between ranks to send anything at all. It is asked once per set of
+    parameters: those without a gradient on one rank and with one on another count as zero there; those without
+    anywhere are left out.
+
+    Args:
+        group: The ranks; None means all.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.n_ranks = distributed.get_world_size(group)
+        self._present: dict[tuple[int, ...], list[nn.Parameter]] = {}
+
+    @torch.no_grad()
+    def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average ``.grad`` of some parameters, in place.
+
+        Args:
+            parameters: The same on every rank, in the same order; those with a ``comm_fusion`` mark (AutoBoost's
+                ``gradient_split_groups``) share buckets with their equals.
+
+        Raises:
+            RuntimeError: When a parameter has a gradient on some rank for the first time after the others had theirs.
+        """
+        key = tuple(id(parameter) for parameter in parameters)
+        present = self._present.get(key)
+        if present is None:
+            present = self._present[key] = self._with_gradients(parameters)
+        known = {id(parameter) for parameter in present}
+        if any(parameter.grad is not None and id(parameter) not in known for parameter in parameters):
+            raise RuntimeError(
+                "a parameter got its first gradient after other windows were reduced without it, and the other ranks "
+                "cannot know; call distribute(ddp=True), which asks every time"
+            )
+        pending = []
+        for bucket in _buckets(present):
+            gradients = [_dense_gradient(parameter) for parameter in bucket]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            flat.div_(self.n_ranks)  # before the sum, which might leave float16's range
+            pending.append((flat, gradients, distributed.all_reduce(flat, group=self.group, async_op=True)))
+        for flat, gradients, work in pending:
+            if work is not None:
+                work.wait()
+            parts = torch.split_with_sizes(flat, [gradient.numel() for gradient in gradients])
+            shaped = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
+            torch._foreach_copy_(gradients, shaped)
+
+    def _with_gradients(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        if not parameters:
+            return []
+        flags = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
+        flags = flags.to(parameters[0].device)
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=self.group)
+        return [parameter for parameter, flag in zip(parameters, flags.tolist(), strict=True) if flag]
+
+
+def _dense_gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.is_sparse:
+        parameter.grad = parameter.grad.to_dense()
+    return parameter.grad
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Cut parameters into buckets of one dtype, device and split group, each of limited size, last ones first."""
+    buckets: list[list[nn.Parameter]] = []
+    open_: dict[tuple[torch.dtype, torch.device, int], tuple[list[nn.Parameter], int]] = {}
+    for parameter in reversed(parameters):  # roughly the order in which the backward pass finished them
+        kind = parameter.dtype, parameter.device, int(getattr(parameter, "comm_fusion", 0))
+        bytes_ = parameter.numel() * parameter.element_size()
+        bucket, size = open_.get(kind, ([], 0))
+        if not bucket or size + bytes_ > _BUCKET_BYTES:
+            bucket, size = [], 0
+            buckets.append(bucket)
+        bucket.append(parameter)
+        open_[kind] = bucket, size + bytes_
+    return buckets

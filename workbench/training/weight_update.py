@@ -1,0 +1,89 @@
+"""How the gradients of a complete window become new weights: the optimizer's step, or what a method puts in its place.
+
+Overflow, unscaling and the reduction over ranks are done when an update is asked for; what remains is its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workbench.records import EventSink
+from workbench.scaling import decides_on_device, step_if_finite
+
+__all__ = ["CompleteWindow", "PlainUpdate", "WeightUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteWindow:
+    """What an update may look at; the gradients lie in ``.grad``, averaged over window and ranks.
+
+    Args:
+        step: Micro-batch index, counted from 0.
+        optimizer: Optimizer of the freezing group in force.
+        loss: Unscaled loss of the last micro-batch on this rank, shape ``()``.
+        found_inf: 1 when a gradient is not finite, so that nothing may change; float32, shape ``()``. None when nobody
+            looked: the update is applied whatever the gradients are.
+        gradient_scale: What the gradients still carry as a factor, shape ``()``; 1 unless a train-one-step module was
+            given ``sens``.
+        evaluate: Computes the loss of the last micro-batch at the weights as they are; None when the caller of the step
+            gave no closure.
+        events: Where things worth telling go; None when nobody listens.
+    """
+
+    step: int
+    optimizer: Optimizer
+    loss: Tensor
+    found_inf: Tensor | None
+    gradient_scale: Tensor
+    evaluate: Callable[[], Tensor] | None
+    events: EventSink | None
+
+
+class WeightUpdate(Protocol):
+    """Changes the weights at the end of a window."""
+
+    def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Update the weights, or leave them, their optimizer and the method alone where ``found_inf`` is set.
+
+        Returns:
+            Numbers for the trace that the host knows, by namespaced column; empty for most.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next update depends on besides the optimizer."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken."""
+        ...
+
+
+class PlainUpdate:
+    """The optimizer's own step, skipped on the device where the optimizer can."""
+
+    def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Let the optimizer step."""
+        optimizer = window.optimizer
+        if window.found_inf is not None:
+            step_if_finite(optimizer, window.found_inf)
+        elif decides_on_device(optimizer):
+            # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing
+            # makes happen; step_if_finite prepares the buffers.
+            step_if_finite(optimizer, torch.zeros_like(window.gradient_scale))
+        else:
+            optimizer.step()
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: all memory is the optimizer's."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
