@@ -284,7 +284,7 @@ def test_the_trace_of_a_distributed_model_has_its_own_names(one_rank: None) -> N
     net = network()
     config = FREEZING | {"loss_scale": {"kind": "dynamic"}}
     boosted = apply(config, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
-    boosted.distribute()
+    boosted.distribute(ddp=True)
     trace = TraceBuffer(boosted, exponents_every=1)
     net[-1].bias.register_hook(lambda gradient: gradient * torch.inf)
     for _ in training_loop(boosted, mean_square, batches(1), trace=trace):
@@ -298,10 +298,10 @@ def _train_rank(rank: int, folder: str, order: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     net = network(seed=rank)  # DistributedDataParallel begins with rank 0's weights
-    if order == "distribute":
+    if order != "wrapped before":
         boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
         boosted.use_freezing_group(2)  # as after a resume: more is frozen now than will be later
-        boosted.distribute()
+        boosted.distribute(ddp=order == "wrapped by distribute")
     else:
         wrapped = DistributedDataParallel(net, find_unused_parameters=True)
         boosted = apply(FREEZING, wrapped, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
@@ -316,7 +316,7 @@ def _train_rank(rank: int, folder: str, order: str) -> None:
     leave_together()
 
 
-@pytest.mark.parametrize("order", ["distribute", "wrapped before"])
+@pytest.mark.parametrize("order", ["own buckets", "wrapped by distribute", "wrapped before"])
 def test_two_ranks_with_freezing_train_like_one_on_both_their_data(tmp_path: Path, order: str) -> None:
     torch.multiprocessing.spawn(_train_rank, (str(tmp_path), order), nprocs=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]

@@ -98,6 +98,8 @@ class Boosted:
         self._agree: Callable[[Tensor], None] | None = None
         self._distributed = False
         self._room_for_graphs = self._freeze is None
+        if isinstance(model, DistributedDataParallel):
+            self._agree = self.loss_scaling.agree = _largest_over_ranks
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
 
     @property

@@ -1,0 +1,160 @@
+"""What every rank of the tests in test_ranks_together.py runs; started by torchrun as ``rank_program.py CASE FOLDER``.
+
+A case saves what its rank ended with as ``FOLDER/CASE.RANK.pt``; the test compares it with one process.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.optim import SGD
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts a script, not a module of the repository
+
+from tests.ranks import leave_together
+from workbench.algorithms.adasum import AdaSum
+from workbench.training import AutoBoost, BoostTrainOneStepCell, WithLossCell, apply
+
+SHAPES = [(1,), (2,), (3,), (5,), (7,), (128, 3), (), (4, 1, 5)]
+ADASUM = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True}}
+SCALED = {"boost": {"mode": "manual"}, "loss_scale": {"kind": "dynamic", "init": 1024.0}}
+OVERFLOWING_RANK, OVERFLOWING_STEP = 1, 2
+
+
+def network(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 2))
+
+
+def data(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(6, 3, generator=generator), torch.randn(6, 2, generator=generator)
+
+
+def random_changes(rank: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+def adasum_of_tensors(rank: int) -> dict[str, Any]:
+    old = [torch.zeros(shape) for shape in SHAPES]
+    new = [tensor.clone() for tensor in old]
+    AdaSum(rank, 1, distributed.get_world_size(), new)(random_changes(rank), new, old)
+    return {"weights": new}
+
+
+def adasum_training(rank: int, device_number: int = 1) -> dict[str, Any]:
+    net = network(seed=rank)
+    config = ADASUM | {"common": {"device_number": device_number}, "amp": {"level": "O0"}}
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    boosted.distribute()
+    losses = []
+    for step in range(5):
+        x, y = data(step, rank)
+        loss = nn.functional.mse_loss(boosted.model(x), y)
+        boosted.backward(loss)
+        losses.append(boosted.step().loss)
+    return {"weights": [p.detach() for p in net.parameters()], "losses": losses, "plan": boosted.plan.summary()}  # type: ignore[union-attr]
+
+
+def adasum_of_servers(rank: int) -> dict[str, Any]:
+    return adasum_training(rank, device_number=2)
+
+
+def adasum_cell(rank: int) -> dict[str, Any]:
+    net = network(seed=0)
+    optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net, boosted = AutoBoost("O0", ADASUM | {"common": {"device_number": 1}}).network_auto_process_train(net, optimizer)  # type: ignore[assignment]
+    cell = BoostTrainOneStepCell(WithLossCell(net, nn.MSELoss()), boosted)  # type: ignore[arg-type]
+    enabled = cell.check_adasum_enable()
+    for step in range(4):
+        cell(*data(step, rank))
+    x, y = data(4, rank)
+    loss = nn.functional.mse_loss(net(x), y)
+    returned = cell.adasum_process(loss, torch.autograd.grad(loss, list(net.parameters())))
+    return {"weights": [p.detach() for p in net.parameters()], "enabled": enabled, "same": returned is loss}
+
+
+def overflow(rank: int, *, ddp: bool, adasum: bool) -> dict[str, Any]:
+    net = network(seed=rank)
+    config = SCALED | (ADASUM | {"common": {"device_number": 1}} if adasum else {})
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), level="O0")
+    model = boosted.distribute(ddp=ddp)
+    rows, weights = [], []
+    for step in range(4):
+        x, y = data(step, rank)
+        if (rank, step) == (OVERFLOWING_RANK, OVERFLOWING_STEP):
+            x = x * torch.inf
+        boosted.backward(nn.functional.mse_loss(model(x), y))
+        outcome = boosted.step()
+        rows.append((bool(outcome.overflow), float(outcome.loss_scale), float(outcome.loss_scale_after)))
+        weights.append([p.detach().clone() for p in net.parameters()])
+    return {"rows": rows, "weights": weights}
+
+
+def overflow_in_buckets(rank: int) -> dict[str, Any]:
+    return overflow(rank, ddp=False, adasum=False)
+
+
+def overflow_under_ddp(rank: int) -> dict[str, Any]:
+    return overflow(rank, ddp=True, adasum=False)
+
+
+def overflow_with_adasum(rank: int) -> dict[str, Any]:
+    return overflow(rank, ddp=False, adasum=True)
+
+
+def accumulation(rank: int, *, ddp: bool) -> dict[str, Any]:
+    net = network(seed=rank)
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+    }
+    boosted = apply(config, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    model = boosted.distribute(ddp=ddp)
+    for step in range(6):
+        x, y = data(step, rank)
+        with boosted.autocast():
+            loss = nn.functional.mse_loss(model(x), y)
+        boosted.backward(loss)
+        boosted.step()
+    return {"weights": [p.detach() for p in net.parameters()]}
+
+
+def accumulation_in_buckets(rank: int) -> dict[str, Any]:
+    return accumulation(rank, ddp=False)
+
+
+def accumulation_under_ddp(rank: int) -> dict[str, Any]:
+    return accumulation(rank, ddp=True)
+
+
+CASES: dict[str, Callable[[int], dict[str, Any]]] = {
+    case.__name__: case
+    for case in (
+        adasum_of_tensors,
+        adasum_training,
+        adasum_of_servers,
+        adasum_cell,
+        overflow_in_buckets,
+        overflow_under_ddp,
+        overflow_with_adasum,
+        accumulation_in_buckets,
+        accumulation_under_ddp,
+    )
+}
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    own = distributed.get_rank()
+    for name, case in CASES.items():
+        torch.save(case(own), Path(sys.argv[1]) / f"{name}.{own}.pt")
+    leave_together()

@@ -1,0 +1,120 @@
+"""Four ranks under torchrun against one process that does the same by definition."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from tests.training import rank_program as program
+from workbench.algorithms.adasum import adasum_tree
+
+RANKS = range(4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run every case of rank_program.py once, with torchrun."""
+    results = tmp_path_factory.mktemp("ranks")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(RANKS))]
+    done = subprocess.run(
+        [*torchrun, program.__file__, str(results)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return results
+
+
+def loaded(folder: Path, case: str) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{case}.{rank}.pt") for rank in RANKS]
+
+
+def assert_equal_bits(ranks: list[list[Tensor]]) -> None:
+    for other in ranks[1:]:
+        for first, second in zip(ranks[0], other, strict=True):
+            assert torch.equal(first, second)
+
+
+def trained_alone(n_servers: int, steps: int = 5) -> list[Tensor]:
+    """AdaSum training by its definition, in float64: each server steps alone, the tree combines what changed."""
+    per_server = len(RANKS) // n_servers
+    nets = [program.network(seed=0).double() for _ in range(n_servers)]
+    optimizers = [SGD(net.parameters(), lr=0.1, momentum=0.9) for net in nets]
+    for step in range(steps):
+        old = [p.detach().clone() for p in nets[0].parameters()]
+        for server, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+            optimizer.zero_grad()
+            for rank in range(server * per_server, (server + 1) * per_server):
+                x, y = program.data(step, rank)
+                (nn.functional.mse_loss(net(x.double()), y.double()) / per_server).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for i, start in enumerate(old):
+                combined = start - adasum_tree([start - list(net.parameters())[i] for net in nets])
+                for net in nets:
+                    list(net.parameters())[i].copy_(combined)
+    return [p.detach() for p in nets[0].parameters()]
+
+
+def test_adasum_of_every_shape_is_the_formula_on_all_ranks(folder: Path) -> None:
+    ranks = [result["weights"] for result in loaded(folder, "adasum_of_tensors")]
+    assert_equal_bits(ranks)
+    changes = [program.random_changes(rank) for rank in RANKS]
+    for i, found in enumerate(ranks[0]):
+        expected = -adasum_tree([change[i].double() for change in changes])
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("case", "n_servers"), [("adasum_training", 4), ("adasum_of_servers", 2), ("adasum_cell", 4)], ids=str
+)
+def test_training_with_adasum_is_servers_stepping_alone_and_a_tree(folder: Path, case: str, n_servers: int) -> None:
+    results = loaded(folder, case)
+    assert_equal_bits([result["weights"] for result in results])
+    for found, expected in zip(results[0]["weights"], trained_alone(n_servers), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_cell_says_that_adasum_is_in_effect_and_returns_the_loss(folder: Path) -> None:
+    assert all(result["enabled"] and result["same"] for result in loaded(folder, "adasum_cell"))
+
+
+@pytest.mark.parametrize("case", ["overflow_in_buckets", "overflow_under_ddp", "overflow_with_adasum"])
+def test_an_overflow_on_one_rank_makes_all_ranks_skip(folder: Path, case: str) -> None:
+    results = loaded(folder, case)
+    for result in results:
+        overflowed = program.OVERFLOWING_STEP
+        assert [row[0] for row in result["rows"]] == [step == overflowed for step in range(4)]
+        assert result["rows"][overflowed][1:] == (1024.0, 512.0)
+        before, after = result["weights"][overflowed - 1], result["weights"][overflowed]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        changed = result["weights"][overflowed + 1]
+        assert not any(torch.equal(a, b) for a, b in zip(after, changed, strict=True))
+    assert_equal_bits([result["weights"][-1] for result in results])
+
+
+@pytest.mark.parametrize("case", ["accumulation_in_buckets", "accumulation_under_ddp"])
+def test_accumulation_on_four_ranks_is_one_rank_with_all_their_data(folder: Path, case: str) -> None:
+    results = loaded(folder, case)
+    assert_equal_bits([result["weights"] for result in results])
+    net = program.network(seed=0)
+    optimizer = SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for step in range(0, 6, 2):
+        optimizer.zero_grad()
+        batches = [program.data(s, rank) for s in (step, step + 1) for rank in RANKS]
+        for x, y in batches:
+            (nn.functional.mse_loss(net(x), y) / len(batches)).backward()
+        optimizer.step()
+    for found, expected in zip(results[0]["weights"], net.parameters(), strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
