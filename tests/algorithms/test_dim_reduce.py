@@ -402,6 +402,14 @@ def test_curvature_is_kept_in_float64_where_weights_are_float32() -> None:
     assert reducer(net, arithmetic="reference").inverse_hessian.dtype == torch.float32  # as upstream
 
 
+def test_the_condition_says_how_far_the_inverse_hessian_is_stretched() -> None:
+    made = reducer(Bowl())
+    made.inverse_hessian = torch.diag(torch.tensor([2.0, 50.0, 5.0], dtype=torch.float64))
+    assert made.condition() == pytest.approx(25.0)
+    made.inverse_hessian[0, 0] = -1e-3  # what rounding may do in float32
+    assert made.condition() == float("inf")
+
+
 def test_an_interrupted_trial_leaves_the_weights_as_they_were() -> None:
     net = Bowl()
     before = net.flat().detach()

@@ -21,6 +21,7 @@ from tests.golden_files import golden_paths, load_json
 from workbench.algorithms.pca import principal_components
 from workbench.algorithms.pca_files import (
     list_snapshots,
+    load_explained_variance,
     load_pca_matrix,
     load_snapshots,
     pca_matrix_path,
@@ -50,8 +51,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def components(snapshots: NDArray[Any]) -> NDArray[Any]:
-    return principal_components(snapshots, 3, overwrite=True).components
+def components(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    found = principal_components(snapshots, 3, overwrite=True)
+    return found.components, found.explained_variance_ratio
 
 
 def test_rows_are_files_in_sorted_order_and_columns_follow_the_parameters(folder: Path) -> None:
@@ -80,8 +82,9 @@ def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
         save_file({"w": values}, tmp_path / f"ck{number}.safetensors")
     assert load_snapshots(tmp_path, shapes).shape == (n_snapshots, width)
 
-    def compute(snapshots: NDArray[Any]) -> NDArray[Any]:
-        return principal_components(snapshots.astype(dtype), k).components
+    def compute(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        found = principal_components(snapshots.astype(dtype), k)
+        return found.components, found.explained_variance_ratio
 
     made = prepare_pca_matrix(None, tmp_path, shapes, k, compute)
     assert made.parent == tmp_path
@@ -148,10 +151,12 @@ def test_a_matrix_is_read_back_as_it_was_written(
 def test_a_second_run_takes_the_computed_file_and_new_snapshots_make_another(folder: Path) -> None:
     first = prepare_pca_matrix(None, folder, SHAPES, 3, components)
 
-    def never(snapshots: NDArray[Any]) -> NDArray[Any]:
+    def never(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         raise AssertionError("computed again")
 
     assert prepare_pca_matrix(None, folder, SHAPES, 3, never) == first
+    shares = principal_components(load_snapshots(folder, SHAPES), 3).explained_variance_ratio
+    np.testing.assert_allclose(load_explained_variance(first), shares, rtol=1e-12)
     assert pca_matrix_path(None, folder, SHAPES, 2)[1]
     assert pca_matrix_path(None, folder, {"a": (4,)}, 3)[1]
     write_snapshot(folder, "step_0011.safetensors", 11)
@@ -162,8 +167,28 @@ def test_a_second_run_takes_the_computed_file_and_new_snapshots_make_another(fol
     assert pca_matrix_path(None, folder, SHAPES, 3)[1]
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors"])
+def test_explained_variance_stays_with_its_matrix(tmp_path: Path, suffix: str) -> None:
+    path = save_pca_matrix(tmp_path / f"pca{suffix}", np.eye(2, 3), np.array([0.7, 0.2]))
+    np.testing.assert_array_equal(load_explained_variance(path), [0.7, 0.2])
+    assert load_pca_matrix(path).shape == (2, 3)
+    save_pca_matrix(path, np.eye(2, 3))  # another matrix under the same name: the shares are not its own
+    assert load_explained_variance(path) is None
+    assert load_explained_variance(tmp_path / f"none{suffix}") is None
+    for wrong in ([0.7], [0.7, float("nan")]):
+        with pytest.raises(ValueError, match=r"`explained_variance` must be one finite share per component \(2\)"):
+            save_pca_matrix(path, np.eye(2, 3), np.array(wrong))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"explained_variance_ratio": "much"}', '{"explained_variance_ratio": 1}'])
+def test_unreadable_shares_do_not_stop_anybody(tmp_path: Path, text: str) -> None:
+    path = save_pca_matrix(tmp_path / "pca.npy", np.eye(2, 3))
+    (tmp_path / "pca.json").write_text(text)
+    assert load_explained_variance(path) is None
+
+
 def test_other_ranks_wait_for_rank_0(folder: Path) -> None:
-    def slowly(snapshots: NDArray[Any]) -> NDArray[Any]:
+    def slowly(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         time.sleep(0.1)
         return components(snapshots)
 
@@ -203,6 +228,12 @@ def test_a_wrong_snapshot_is_named(folder: Path, changes: dict[str, torch.Tensor
     write_snapshot(folder, "step_0002.safetensors", 2, **changes)
     with pytest.raises(ValueError, match=words):
         load_snapshots(folder, SHAPES)
+
+
+def test_too_few_snapshots_are_told_on_every_rank_at_once(folder: Path) -> None:
+    for rank in (0, 1):
+        with pytest.raises(ValueError, match=r"number of snapshots \(4 in .*\), got 5; record more snapshots"):
+            prepare_pca_matrix(None, folder, SHAPES, 5, components, rank=rank, timeout=1000)
 
 
 def test_wrong_folders_are_told_in_one_sentence(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -44,6 +44,7 @@ legal_values: dict[str, st.SearchStrategy[Any]] = {
     "dim_reduce.gamma": _share,
     "dim_reduce.alpha": st.floats(0, 10),
     "dim_reduce.sigma": _inner,
+    "dim_reduce.line_search_trials": st.none() | st.integers(1, 32),
     "dim_reduce.n_components": st.integers(1, 64),
     "dim_reduce.pca_mat_path": st.none() | _path,
     "dim_reduce.weight_load_dir": st.none() | _path,

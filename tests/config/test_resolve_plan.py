@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.config.config_strategies import configs, legal_values, levels, repeatable
 from workbench.algorithms.grad_freeze import freeze_index_sequence
-from workbench.config import SWITCHES, BoostConfig, ConfigError, GradFreezeConfig, Plan
+from workbench.config import SWITCHES, BoostConfig, ConfigError, GradFreezeConfig, Plan, line_search_trials
 
 MANUAL: dict[str, Any] = {"mode": "manual"}
 SOURCE = {"pca_mat_path": "/x/pca.npy"}
@@ -324,3 +324,17 @@ def test_parameter_matters_exactly_where_it_acts(
     assert plan_of(acting[0], acting[1], **acting[2]).matters(path)
     assert not plan_of(idle[0], idle[1], **idle[2]).matters(path)
     assert path.startswith("boost.") or path not in plan_of(idle[0], idle[1], **idle[2]).parameters_in_effect()
+
+
+def test_the_number_of_line_search_trials_follows_the_arithmetic_unless_it_is_set() -> None:
+    base = BoostConfig.from_dict(
+        {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": {"weight_load_dir": "snapshots"}}
+    )
+    reference = base.with_values({"compatibility": "mindspore-2.7"})
+    assert line_search_trials(base) == 8
+    assert line_search_trials(reference) == 2
+    assert line_search_trials(reference.with_values({"dim_reduce.line_search_trials": 5})) == 5
+    # Eight said and eight meant are one plan; another number is another.
+    assert base.resolve() == base.with_values({"dim_reduce.line_search_trials": 8}).resolve()
+    assert base.resolve() != base.with_values({"dim_reduce.line_search_trials": 2}).resolve()
+    assert "dim_reduce.line_search_trials" not in BoostConfig().resolve().parameters_in_effect()

@@ -23,6 +23,7 @@ Vectors over the weights are flat: parameters in the order given, each row by ro
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -352,9 +353,14 @@ class DimReduce:
         return taken
 
     def condition(self) -> float:
-        """Return the condition number of the inverse Hessian in the subspace; a host synchronisation."""
+        """Return the condition number of the inverse Hessian in the subspace; a host synchronisation.
+
+        Returns:
+            Largest by smallest eigenvalue; inf when B has lost positive definiteness, as it may by rounding where it
+            is kept in float32. 0.03 ms for 32 components on a CPU, 0.2 ms for 64.
+        """
         values = torch.linalg.eigvalsh(self.inverse_hessian.cpu().double())
-        return float(values[-1] / values[0])
+        return float(values[-1] / values[0]) if values[0] > 0 else math.inf
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of what a step depends on besides weights, components and hyper-parameters.

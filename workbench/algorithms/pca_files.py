@@ -2,7 +2,9 @@
 
 A snapshot is one ``.safetensors`` file of tensors by parameter name. A PCA matrix is ``[k, n_weights]``, one component
 per row, columns in the order of the parameters, each flattened row by row; it lies in a ``.npy`` file (never pickled)
-or under the name ``pca_mat`` in a ``.safetensors`` file.
+or under the name ``pca_mat`` in a ``.safetensors`` file. Which share of the snapshots' variance every component
+explains stands beside it: in ``<name>.json`` next to a ``.npy``, under ``explained_variance_ratio`` in a
+``.safetensors`` file; it is for people only, and may be missing.
 
 ``pca_mat_path``, ``weight_load_dir`` and ``timeout`` mean what they mean in MindSpore 2.7.0 (``mindspore.boost``): a
 stored matrix is used where there is one, otherwise one rank computes it from the snapshots of a folder while the others
@@ -15,6 +17,7 @@ neither half a file nor an old one can be taken for it.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import time
 import warnings
@@ -27,10 +30,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from workbench.atomic_file import replacing
+from workbench.atomic_file import replacing, write_text_atomically
 
 __all__ = [
     "list_snapshots",
+    "load_explained_variance",
     "load_pca_matrix",
     "load_snapshots",
     "pca_matrix_path",
@@ -40,10 +44,12 @@ __all__ = [
 ]
 
 TENSOR_NAME = "pca_mat"
+EXPLAINED = "explained_variance_ratio"
 SUFFIXES = (".npy", ".safetensors")
 POLL_SECONDS = 0.5  # upstream looks every 5 s
 
 Shapes = Mapping[str, Sequence[int]]
+Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
@@ -84,12 +90,7 @@ def load_snapshots(
         ValueError: When the folder is missing or empty or holds too few snapshots, or a file is broken, lacks a
             parameter, has one of another shape, or holds inf or NaN.
     """
-    paths = list_snapshots(folder)
-    if len(paths) < n_components:
-        raise ValueError(
-            f"`n_components` must not exceed the number of snapshots ({len(paths)} in {folder}), got {n_components}; "
-            "record more snapshots or lower it"
-        )
+    paths = _enough_snapshots(folder, n_components)
     if not shapes:
         raise ValueError("`shapes` must name the parameters that the columns belong to, got none")
     width = sum(math.prod(shape) for shape in shapes.values())
@@ -101,28 +102,66 @@ def load_snapshots(
     return matrix
 
 
-def save_pca_matrix(path: str | Path, matrix: NDArray[Any]) -> Path:
+def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: NDArray[Any] | None = None) -> Path:
     """Write a PCA matrix; the file appears complete or not at all.
 
     Args:
         path: File to write, ``.npy`` or ``.safetensors``; its folder must exist.
         matrix: ``[k, n_weights]``.
+        explained_variance: Share of the snapshots' variance along each component, ``[k]``; None when unknown.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: When the suffix is another one or the matrix is no finite floating point matrix.
+        ValueError: When the suffix is another one, the matrix is no finite floating point matrix, or the shares are
+            not one per component.
     """
     path = Path(path)
     _check_suffix(path)
     _check_matrix(matrix, "`matrix`")
+    shares = None if explained_variance is None else np.asarray(explained_variance, np.float64)
+    if shares is not None and (shares.shape != (len(matrix),) or not np.isfinite(shares).all()):
+        raise ValueError(f"`explained_variance` must be one finite share per component ({len(matrix)}), got {shares}")
+    if path.suffix == ".npy":
+        if shares is None:  # those of an older matrix of this name would be wrong
+            _beside(path).unlink(missing_ok=True)
+        else:  # first: who waits for the matrix finds both
+            write_text_atomically(_beside(path), json.dumps({EXPLAINED: shares.tolist()}) + "\n")
     with replacing(path) as temporary:
         if path.suffix == ".npy":
             np.save(temporary, matrix, allow_pickle=False)
         else:
-            save_file({TENSOR_NAME: np.ascontiguousarray(matrix)}, temporary)
+            more = {} if shares is None else {EXPLAINED: shares}
+            save_file({TENSOR_NAME: np.ascontiguousarray(matrix), **more}, temporary)
     return path
+
+
+def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
+    """Read which share of the snapshots' variance every component of a stored matrix explains.
+
+    Args:
+        path: The matrix, ``.npy`` or ``.safetensors``.
+
+    Returns:
+        ``[k]``, or None when it was not kept or cannot be read: training does not depend on it.
+
+    Example:
+        >>> import tempfile
+        >>> path = save_pca_matrix(Path(tempfile.mkdtemp()) / "pca.npy", np.eye(2, 3), np.array([0.75, 0.2]))
+        >>> load_explained_variance(path).tolist()
+        [0.75, 0.2]
+    """
+    path = Path(path)
+    try:
+        if path.suffix == ".npy":
+            shares = np.array(json.loads(_beside(path).read_text(encoding="utf-8"))[EXPLAINED], np.float64)
+        else:
+            with safe_open(path, framework="np") as stored:
+                shares = np.array(stored.get_tensor(EXPLAINED), np.float64)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        return None
+    return shares if shares.ndim == 1 and np.isfinite(shares).all() else None
 
 
 def load_pca_matrix(
@@ -192,7 +231,7 @@ def pca_matrix_path(
         named after the snapshots (names, sizes, dates), the parameters and the number of components.
 
     Raises:
-        ValueError: When neither leads anywhere.
+        ValueError: When neither leads anywhere, or the folder holds fewer snapshots than components.
     """
     if pca_mat_path is not None:
         stored = Path(pca_mat_path)
@@ -213,7 +252,7 @@ def pca_matrix_path(
             "got neither"
         )
     facts: list[Any] = [(name, tuple(shape)) for name, shape in shapes.items()]
-    for path in list_snapshots(weight_load_dir):
+    for path in _enough_snapshots(weight_load_dir, n_components):
         stat = path.stat()
         facts.append((path.name, stat.st_size, stat.st_mtime_ns))
     fingerprint = hashlib.sha256(repr((n_components, facts)).encode()).hexdigest()[:16]
@@ -226,7 +265,7 @@ def prepare_pca_matrix(
     weight_load_dir: str | Path | None,
     shapes: Shapes,
     n_components: int,
-    compute: Callable[[NDArray[Any]], NDArray[Any]],
+    compute: Compute,
     *,
     rank: int = 0,
     timeout: float = 1800.0,
@@ -239,7 +278,7 @@ def prepare_pca_matrix(
         shapes: Parameter name -> shape, in the order of the columns.
         n_components: How many components are wanted.
         compute: Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components
-            ``[n_components, n_weights]``.
+            ``[n_components, n_weights]`` and the share of variance along each, ``[n_components]``.
         rank: This process; all but 0 wait for the file.
         timeout: How long they wait, in seconds.
 
@@ -255,7 +294,7 @@ def prepare_pca_matrix(
         return path
     if rank != 0:
         return wait_for_pca_matrix(path, timeout)
-    return save_pca_matrix(path, compute(load_snapshots(path.parent, shapes, n_components=n_components)))
+    return save_pca_matrix(path, *compute(load_snapshots(path.parent, shapes, n_components=n_components)))
 
 
 def wait_for_pca_matrix(path: str | Path, timeout: float) -> Path:
@@ -284,6 +323,20 @@ def wait_for_pca_matrix(path: str | Path, timeout: float) -> Path:
             )
         time.sleep(min(POLL_SECONDS, left))
     return path
+
+
+def _enough_snapshots(folder: str | Path, n_components: int) -> list[Path]:
+    paths = list_snapshots(folder)
+    if len(paths) < n_components:
+        raise ValueError(
+            f"`n_components` must not exceed the number of snapshots ({len(paths)} in {folder}), got {n_components}; "
+            "record more snapshots or lower it"
+        )
+    return paths
+
+
+def _beside(path: Path) -> Path:
+    return path.with_suffix(".json")
 
 
 def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:

@@ -194,6 +194,16 @@ class DimReduceConfig(Section):
         gt=0,
         lt=1,
     )
+    line_search_trials: int | None = described(
+        None,
+        "Line-search trials",
+        "Most step lengths tried per step, each one forward pass; unset means 8, or the original's 2 where "
+        "compatibility.dim_reduce is reference. MindSpore passes over this name.",
+        unit="trials",
+        low=2,
+        high=16,
+        ge=1,
+    )
     n_components: int = described(
         32,
         "Subspace dimension",
@@ -207,7 +217,7 @@ class DimReduceConfig(Section):
     pca_mat_path: str | None = described(
         None,
         "Subspace file",
-        "Path of a .npy matrix [n_components, parameters]; unset means computed from weight_load_dir.",
+        "Path of a .npy or .safetensors matrix [n_components, parameters]; unset means computed from weight_load_dir.",
     )
     weight_load_dir: str | None = described(
         None, "Snapshot folder", "Folder of weight snapshots from which the subspace is computed; unset means none."

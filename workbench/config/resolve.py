@@ -26,7 +26,7 @@ from workbench.config.errors import ConfigError, shown
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
 
-__all__ = ["LEVELS", "Dropped", "Plan", "requested_switches", "resolve"]
+__all__ = ["LEVELS", "Dropped", "Plan", "line_search_trials", "requested_switches", "resolve"]
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "O0": (),
@@ -103,6 +103,8 @@ class Plan:
             path: value for path, value in relevant.items() if value is not None
         }
         effective["loss_scale.kind"] = _loss_scale_kind(self.config)
+        if self.dim_reduce:
+            effective["dim_reduce.line_search_trials"] = line_search_trials(self.config)
         if self.config.amp.level in {"O2", "O3"}:
             effective["amp.keep_batchnorm_fp32"] = self.config.effective_keep_batchnorm_fp32("")
         return effective
@@ -227,6 +229,12 @@ def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
             given = {name: getattr(config.boost, name) for name in SWITCHES}
             return table | {name: value for name, value in given.items() if value is not None}
     return table
+
+
+def line_search_trials(config: BoostConfig) -> int:
+    """Return how many step lengths DimReduce tries: what is set, else 8, or 2 as the original where it is followed."""
+    given = config.dim_reduce.line_search_trials
+    return given or (2 if config.compatibility.dim_reduce == "reference" else 8)
 
 
 def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1) -> Plan:

@@ -20,4 +20,12 @@ class SnapshotConfig(Section):
     count: int = described(
         0, "Snapshots", "How many are kept; 0 keeps none.", unit="snapshots", low=8, high=128, log=True, ge=0
     )
-    start_step: int = described(0, "First snapshot", "Step of the first one.", unit="steps", low=0, high=1000, ge=0)
+    start_step: int = described(
+        0,
+        "First snapshot",
+        "Steps before the first one; 0 keeps the initial weights.",
+        unit="steps",
+        low=0,
+        high=1000,
+        ge=0,
+    )
