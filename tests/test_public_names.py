@@ -16,9 +16,11 @@ import workbench.nn
 
 EXPORTED = {
     workbench.boost: {
+        "AdaSum",
         "AutoBoost",
         "BoostTrainOneStepCell",
         "BoostTrainOneStepWithLossScaleCell",
+        "DimReduce",
         "FreezeOpt",
         "GradientAccumulation",
         "GradientFreeze",
@@ -40,7 +42,7 @@ EXPORTED = {
 }
 # Names of the reference that come with later work: until they do something they are not here.
 TO_COME = {
-    workbench.boost: {"AdaSum", "DimReduce", "GroupLossScaleManager"},
+    workbench.boost: {"GroupLossScaleManager"},
     workbench.nn: {"AdamOffload", "ConvertModelUtils", "Model", "thor"},
     workbench: {"Workbench"},
 }

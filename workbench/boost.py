@@ -1,5 +1,7 @@
 """The names of ``mindspore.boost``; everything is defined elsewhere."""
 
+from workbench.algorithms.adasum import AdaSum
+from workbench.algorithms.dim_reduce import DimReduce
 from workbench.algorithms.freeze_cell import freeze_cell
 from workbench.algorithms.grad_accumulation import GradientAccumulation
 from workbench.algorithms.grad_freeze import FreezeOpt, GradientFreeze
@@ -9,9 +11,11 @@ from workbench.algorithms.parameter_process import ParameterProcess
 from workbench.training import AutoBoost, BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell
 
 __all__ = [
+    "AdaSum",
     "AutoBoost",
     "BoostTrainOneStepCell",
     "BoostTrainOneStepWithLossScaleCell",
+    "DimReduce",
     "FreezeOpt",
     "GradientAccumulation",
     "GradientFreeze",

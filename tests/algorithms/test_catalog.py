@@ -1,12 +1,14 @@
 """Contracts: the same questions asked of every method in the catalogue.
 
-A method is applied the way a user does it, through a configuration, to a small residual network.
+A method is applied the way a user does it, through a configuration, to a small residual network. Methods that need
+several ranks are asked on as many processes, every one of which makes the same checks.
 """
 
 from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from tests.ranks import Ranks
+from workbench import ranks
 from workbench.algorithms.catalog import METHODS, Method, method
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
@@ -67,11 +71,14 @@ def configured(row: Method, optimizer: str = "sgd", frozen: tuple[str, ...] = ()
     # Short and often frozen, so that a few steps see every kind of step.
     short = {"grad_freeze.param_groups": 3, "grad_freeze.freeze_p": 0.5, "grad_freeze.total_steps": 50}
     config = BoostConfig().with_values({**short, **row.enabled_by, "loss_scale.kind": "dynamic"})
-    return apply(config, net, made)
+    boosted = apply(config, net, made)
+    if ranks.world_size() > 1:
+        boosted.distribute()
+    return boosted
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
+    generator = torch.Generator().manual_seed(step * ranks.world_size() + ranks.rank())
     return torch.randn(6, 1, 5, 5, generator=generator), torch.randint(0, 3, (6,), generator=generator)
 
 
@@ -134,7 +141,7 @@ def test_it_has_a_config_section_and_a_switch(row: Method) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_its_values_put_it_and_no_other_switch_into_effect(row: Method) -> None:
-    plan = BoostConfig().with_values(row.enabled_by).resolve("O0")
+    plan = BoostConfig().with_values(row.enabled_by).resolve("O0", world_size=row.n_ranks)
     switch = row.switch.rpartition(".")[2] if row.switch.startswith("boost.") else row.section
     assert [name for name, on in plan.requested.items() if on] == [switch]
     assert not plan.dropped
@@ -154,9 +161,29 @@ def test_it_has_a_card_and_a_paper(row: Method) -> None:
     assert len(row.summary) <= 120
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_it_runs_steps_and_learns_something(row: Method, optimizer: str) -> None:
+Ask = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
+    """Give a function that asks a question of a row, here or on as many ranks as it needs."""
+    started: dict[int, Ranks] = {}
+
+    def asking(question: Callable[..., None], row: Method, *args: Any) -> None:
+        if row.n_ranks == 1:
+            question(row.name, *args)
+            return
+        if row.n_ranks not in started:
+            started[row.n_ranks] = Ranks(row.n_ranks, tmp_path_factory.mktemp("ranks"))
+        started[row.n_ranks].run(question, row.name, *args)
+
+    yield asking
+    for group in started.values():
+        group.close()
+
+
+def it_runs_steps_and_learns_something(name: str, optimizer: str) -> None:
+    row = method(name)
     boosted = configured(row, optimizer)
     before = {name: p.detach().clone() for name, p in boosted.model.named_parameters()}
     losses = train(boosted, 0, N_STEPS)
@@ -169,7 +196,13 @@ def test_it_runs_steps_and_learns_something(row: Method, optimizer: str) -> None
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_it_changes_what_training_does(row: Method) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_it_runs_steps_and_learns_something(ask: Ask, row: Method, optimizer: str) -> None:
+    ask(it_runs_steps_and_learns_something, row, optimizer)
+
+
+def it_changes_what_training_does(name: str) -> None:
+    row = method(name)
     plain = Method(**{**vars(row), "enabled_by": {"boost.mode": "disable_all"}})
     mine, other = configured(row), configured(plain)
     train(mine, 0, N_STEPS)
@@ -179,8 +212,12 @@ def test_it_changes_what_training_does(row: Method) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("copied_after", [0, 4])
-def test_it_survives_deepcopy(row: Method, copied_after: int) -> None:
+def test_it_changes_what_training_does(ask: Ask, row: Method) -> None:
+    ask(it_changes_what_training_does, row)
+
+
+def it_survives_deepcopy(name: str, copied_after: int) -> None:
+    row = method(name)
     boosted = configured(row)
     train(boosted, 0, copied_after)
     twin = copy.deepcopy(boosted)
@@ -192,9 +229,13 @@ def test_it_survives_deepcopy(row: Method, copied_after: int) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_it_resumes_exactly(row: Method, optimizer: str, stop: int) -> None:
+@pytest.mark.parametrize("copied_after", [0, 4])
+def test_it_survives_deepcopy(ask: Ask, row: Method, copied_after: int) -> None:
+    ask(it_survives_deepcopy, row, copied_after)
+
+
+def it_resumes_exactly(name: str, optimizer: str, stop: int) -> None:
+    row = method(name)
     whole = configured(row, optimizer)
     train(whole, 0, stop)
     buffer = io.BytesIO()
@@ -209,8 +250,14 @@ def test_it_resumes_exactly(row: Method, optimizer: str, stop: int) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("frozen", [("stem", "blocks.0"), ("blocks.1.first",), ("head",)], ids="-".join)
-def test_it_leaves_parameters_alone_that_the_user_froze(row: Method, frozen: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_it_resumes_exactly(ask: Ask, row: Method, optimizer: str, stop: int) -> None:
+    ask(it_resumes_exactly, row, optimizer, stop)
+
+
+def it_leaves_parameters_alone_that_the_user_froze(name: str, frozen: tuple[str, ...]) -> None:
+    row = method(name)
     boosted = configured(row, frozen=frozen)
     before = {name: p.detach().clone() for name, p in boosted.model.named_parameters() if name.startswith(frozen)}
     assert before
@@ -224,9 +271,20 @@ def test_it_leaves_parameters_alone_that_the_user_froze(row: Method, frozen: tup
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_shallow_copy_acts_once_per_step(row: Method) -> None:
+@pytest.mark.parametrize("frozen", [("stem", "blocks.0"), ("blocks.1.first",), ("head",)], ids="-".join)
+def test_it_leaves_parameters_alone_that_the_user_froze(ask: Ask, row: Method, frozen: tuple[str, ...]) -> None:
+    ask(it_leaves_parameters_alone_that_the_user_froze, row, frozen)
+
+
+def a_shallow_copy_acts_once_per_step(name: str) -> None:
+    row = method(name)
     wanted, boosted = configured(row), configured(row)
     same = copy.copy(boosted)  # shares model and optimizer
     train(wanted, 0, 3)
     train(boosted, 0, 3)
     assert_same_bits(weights(same), weights(wanted))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_shallow_copy_acts_once_per_step(ask: Ask, row: Method) -> None:
+    ask(a_shallow_copy_acts_once_per_step, row)

@@ -29,6 +29,7 @@ class Method:
         enabled_by: Config values (path -> value) under which this method alone is in effect.
         builder: ``"module:attribute"`` of the class or function that applies it.
         paper: Authors, title, venue, year and identifier of its source.
+        n_ranks: Fewest ranks on which it can be in effect.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Method:
     enabled_by: Mapping[str, Any]
     builder: str
     paper: str
+    n_ranks: int = 1
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
@@ -121,5 +123,16 @@ METHODS: tuple[Method, ...] = (
         enabled_by=_only(boost__grad_accumulation=True, grad_accumulation__grad_accumulation_step=3),
         builder="workbench.algorithms.grad_accumulation:GradientAccumulation",
         paper='Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv:1706.02677',
+    ),
+    Method(
+        name="adasum",
+        title="AdaSum",
+        summary="Combines the updates of several servers: agreement is averaged, independence is added.",
+        section="common",
+        switch="boost.adasum",
+        enabled_by=_only(boost__adasum=True, common__device_number=1),
+        builder="workbench.algorithms.adasum:AdaSum",
+        paper='Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, arXiv:2006.02924',
+        n_ranks=2,
     ),
 )
