@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.ranks import Ranks
+from workbench import ranks
+from workbench.training import gradient_reduction
+from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    group = Ranks(3, tmp_path_factory.mktemp("ranks"))
+    yield group
+    group.close()
+
+
+def parameters(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+
+
+def gradient_of(rank: int, shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(rank))
+
+
+def mean_of(shape: tuple[int, ...]) -> Tensor:
+    return torch.stack([gradient_of(rank, shape).double() for rank in range(ranks.world_size())]).mean(0)
+
+
+def average_of_mixed_kinds() -> None:
+    shapes = [(3,), (), (2, 5), (7, 1)]
+    wide, narrow = parameters(*shapes), parameters((4,), (2,), dtype=torch.float16)
+    sparse = nn.Parameter(torch.zeros(6, 2))
+    for parameter in [*wide, *narrow]:
+        parameter.grad = gradient_of(ranks.rank(), tuple(parameter.shape)).to(parameter.dtype)
+    wide[2].grad = gradient_of(ranks.rank(), (5, 2)).T  # not contiguous
+    sparse.grad = torch.sparse_coo_tensor(
+        torch.tensor([[ranks.rank()]]), torch.ones(1, 2), (6, 2), check_invariants=True
+    )
+    GradientReduction().reduce_([*wide, *narrow, sparse])
+    for parameter, shape in zip(wide, [(3,), (), (5, 2), (7, 1)], strict=True):
+        wanted = mean_of(shape).T if shape == (5, 2) else mean_of(shape)
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.double(), wanted, rtol=1e-6, atol=1e-7)
+    for parameter in narrow:
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.double(), mean_of(tuple(parameter.shape)), rtol=2e-3, atol=2e-3)
+    assert sparse.grad is not None
+    assert torch.allclose(sparse.grad, torch.tensor([[1 / 3]] * 3 + [[0.0]] * 3).expand(6, 2))
+
+
+def test_gradients_of_every_kind_are_averaged(three: Ranks) -> None:
+    three.run(average_of_mixed_kinds)
+
+
+def largest_float16_gradients() -> None:
+    (parameter,) = parameters((4,), dtype=torch.float16)
+    parameter.grad = torch.full((4,), 60000.0, dtype=torch.float16)
+    GradientReduction().reduce_([parameter])
+    assert parameter.grad.isfinite().all()
+
+
+def test_the_sum_of_float16_gradients_does_not_overflow(three: Ranks) -> None:
+    three.run(largest_float16_gradients)
+
+
+def gradients_on_one_rank_only() -> None:
+    first, never, second = parameters((2,), (2,), (3,))
+    first.grad = torch.full((2,), 3.0)
+    if ranks.rank() == 1:
+        second.grad = torch.full((3,), 6.0)
+    GradientReduction().reduce_([first, never, second])
+    assert never.grad is None
+    assert first.grad.tolist() == [3.0, 3.0]
+    assert second.grad is not None
+    assert second.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_gradient_that_one_rank_has_counts_as_zero_on_the_others(three: Ranks) -> None:
+    three.run(gradients_on_one_rank_only)
+
+
+def a_late_first_gradient() -> None:
+    first, late = parameters((2,), (2,))
+    reduction = GradientReduction()
+    first.grad = torch.ones(2)
+    reduction.reduce_([first, late])
+    late.grad = torch.ones(2)
+    with pytest.raises(RuntimeError, match=r"first gradient after other windows.*distribute\(ddp=True\)"):
+        reduction.reduce_([first, late])
+
+
+def test_a_first_gradient_that_comes_late_is_one_clear_sentence(three: Ranks) -> None:
+    three.run(a_late_first_gradient)
+
+
+def broadcasting() -> None:
+    values = [torch.full((2, 3), float(ranks.rank() + 1)), torch.full((3, 2), float(ranks.rank() + 1)).T]
+    counter = torch.tensor(ranks.rank() + 5)
+    broadcast_from_first([*values, counter])
+    assert all((value == 1.0).all() for value in values)
+    assert int(counter) == 5
+
+
+def test_every_rank_takes_the_first_ones_values(three: Ranks) -> None:
+    three.run(broadcasting)
+
+
+def test_buckets_keep_dtype_and_split_group_apart_and_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradient_reduction, "_BUCKET_BYTES", 40)
+    wide, narrow = parameters((6,), (4,), (5,), (100,)), parameters((6,), dtype=torch.float16)
+    wide[0].comm_fusion = 1  # type: ignore[attr-defined]  # ParameterProcess's mark
+    buckets = gradient_reduction._buckets([*wide, *narrow])
+    shapes = [[tuple(parameter.shape) for parameter in bucket] for bucket in buckets]
+    assert shapes == [[(6,)], [(100,)], [(5,), (4,)], [(6,)]]
+    assert buckets[0][0] is narrow[0]
