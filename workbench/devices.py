@@ -30,12 +30,14 @@ from torch import Tensor
 __all__ = [
     "autocast_supported",
     "begin_overflow_watch",
+    "collective_backend",
     "device_name",
     "device_overflow",
     "device_type",
     "hardware_summary",
     "memory_bytes",
     "peak_memory_bytes",
+    "rank_device",
     "reset_peak_memory",
     "select_device",
     "synchronize",
@@ -76,6 +78,39 @@ def select_device(name: str | torch.device = "auto") -> torch.device:
     if index and int(index) >= torch.accelerator.device_count():
         raise ValueError(f"`device` must be present on this machine, got {name!r}; available: auto, {present}")
     return torch.device(wanted)
+
+
+def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
+    """Return the device of one rank and make it the current one: the CPU, or the accelerator of this number.
+
+    Args:
+        name: As for ``select_device``, without an index: each rank takes its own.
+        local_rank: Number of the rank among those of this machine.
+
+    Raises:
+        ValueError: When the name has an index, or there are fewer accelerators than ranks on this machine.
+    """
+    device = select_device(name)
+    if device.type == "cpu":
+        return device
+    if isinstance(name, str) and device.index is not None:
+        raise ValueError(
+            f"`device` must be {device.type!r} without an index over several ranks, since each takes its own, "
+            f"got {str(name)!r}"
+        )
+    if local_rank >= torch.accelerator.device_count():
+        raise ValueError(
+            f"`device` must have an accelerator per rank of this machine: there are {torch.accelerator.device_count()} "
+            f"({device.type}), and this is local rank {local_rank}; start fewer ranks, or train on 'cpu'"
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(device.type, local_rank)
+
+
+def collective_backend(device: str | torch.device) -> str:
+    """Return the backend of torch.distributed for tensors on this device: gloo, nccl, hccl, ..."""
+    # torch_npu registers hccl for "npu" when it is imported, so this table is torch's to keep.
+    return str(torch.distributed.get_default_backend_for_device(device_type(device)))
 
 
 def use_threads(number: int) -> None:

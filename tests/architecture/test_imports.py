@@ -17,7 +17,7 @@ import pytest
 
 from tests.architecture.import_graph import ROOT, Import, home, imports_below, imports_of, module_name
 
-GROUND = {"config", "devices", "ranks", "records", "atomic_file"}
+GROUND = {"config", "devices", "rank_environment", "ranks", "records", "atomic_file"}
 METHODS = {"algorithms", "optimizers", "scaling"}
 STEP = {"training", "tasks", "telemetry"}
 

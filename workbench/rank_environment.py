@@ -1,0 +1,93 @@
+"""What the process that started this one says about ranks: the environment variables of ``torchrun``.
+
+Read without torch, so that a command knows whether it is the one that talks before it imports anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["RankEnvironment", "RankEnvironmentError", "is_first_rank", "rank_environment"]
+
+
+class RankEnvironmentError(ValueError):
+    """The environment variables of torchrun are there and contradict each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnvironment:
+    """One of several ranks, as torchrun started it.
+
+    Args:
+        rank: Number of this process among all, from 0.
+        world_size: Number of processes, at least 2.
+        local_rank: Number among those of this machine; it chooses the accelerator.
+        host: Machine where the ranks meet.
+        port: TCP port there.
+        store_is_served: Whether whoever started the ranks serves the store they meet in; else rank 0 has to.
+        attempt: How often the ranks were started before; torchrun restarts all of them when one fails.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    host: str
+    port: int
+    store_is_served: bool
+    attempt: int
+
+
+def rank_environment(variables: Mapping[str, str] | None = None) -> RankEnvironment | None:
+    """Return this process's place among the ranks; None when it trains alone.
+
+    Args:
+        variables: Environment variables; None takes the process's own.
+
+    Raises:
+        RankEnvironmentError: When ``WORLD_SIZE`` is above 1 and another variable is missing or no sensible number.
+    """
+    told = os.environ if variables is None else variables
+    if not told.get("WORLD_SIZE"):
+        return None
+    world_size = _number(told, "WORLD_SIZE", at_least=1)
+    if world_size == 1:
+        return None
+    rank = _number(told, "RANK", at_least=0)
+    if rank >= world_size:
+        raise RankEnvironmentError(f"RANK must be below WORLD_SIZE ({world_size}), got {rank}")
+    if not told.get("MASTER_ADDR"):
+        raise RankEnvironmentError("MASTER_ADDR must name the machine where the ranks meet; torchrun sets it")
+    return RankEnvironment(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(told, "LOCAL_RANK", at_least=0),
+        host=told["MASTER_ADDR"],
+        port=_number(told, "MASTER_PORT", at_least=1),
+        store_is_served=told.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(told, "TORCHELASTIC_RESTART_COUNT", at_least=0) if "TORCHELASTIC_RESTART_COUNT" in told else 0,
+    )
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is the one that prints and records: rank 0, or the only one."""
+    try:
+        here = rank_environment()
+    except RankEnvironmentError:
+        return True  # whoever joins says what is wrong
+    return here is None or here.rank == 0
+
+
+def _number(told: Mapping[str, str], name: str, *, at_least: int) -> int:
+    text = told.get(name, "")
+    try:
+        number = int(text)
+    except ValueError:
+        number = at_least - 1
+    if number < at_least:
+        raise RankEnvironmentError(
+            f"{name} must be a whole number, {at_least} or more, where WORLD_SIZE is set, got {text!r}; start the "
+            "ranks with torchrun, or unset WORLD_SIZE to train alone"
+        )
+    return number
