@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from workbench.algorithms.grad_freeze import FreezeOpt
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import BoostConfig
 from workbench.training import Boosted, apply, load_checkpoint, save_checkpoint, training_loop
 from workbench.training.loss_scaling import LossScaling
 
@@ -246,16 +246,6 @@ def test_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     save_checkpoint(path, boosted)
     with pytest.raises(ValueError, match="had no learning-rate scheduler"):
         load_checkpoint(path, boosted, StepLR(boosted.optimizer, 1))
-
-
-def test_an_algorithm_that_is_not_built_yet_is_refused_in_a_sentence() -> None:
-    net = deep_net()
-    config = {
-        "boost": {"mode": "manual", "dim_reduce": True},
-        "dim_reduce": {"pca_mat_path": "basis.npy"},
-    }
-    with pytest.raises(ConfigError, match="cannot train with it yet"):
-        apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
 
 
 def test_outcomes_read_later_still_say_the_scale_of_their_step() -> None:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench import ranks
 from workbench.config import BoostConfig, Plan
 from workbench.optimizers import build_optimizer, change_optimizer_
 from workbench.tasks import Task
+from workbench.tasks.batches import mixed_seed
 from workbench.training import Boosted, apply
 
 __all__ = ["Prepared", "prepare", "seed_everything"]
@@ -34,7 +36,10 @@ def seed_everything(seed: int) -> None:
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
-    """Build model, optimizer, boosting and scheduler.
+    """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
+
+    All ranks begin with rank 0's weights. Their random numbers part ways afterwards, so that dropout draws another mask
+    on each; rank 0 draws what it would draw alone.
 
     Args:
         task: What is trained.
@@ -54,9 +59,14 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         if config.optimizer is not None:
             change_optimizer_(optimizer, config.optimizer)
     boosted = apply(config, model, optimizer, level=level, seed=seed)
-    updates = max(1, steps // boosted.window.n_steps)
-    scheduler = task.new_scheduler(boosted.optimizer, updates)
     plan = boosted.plan
     if plan is None:
         raise RuntimeError("apply() returned no plan")
+    if ranks.world_size() > 1:
+        boosted.distribute()
+    updates = max(1, steps // boosted.window.n_steps)
+    # DimReduce's optimizer subtracts steps whose length is decided already; a schedule of its rate would cut them.
+    scheduler = None if plan.dim_reduce else task.new_scheduler(boosted.optimizer, updates)
+    if ranks.rank() > 0:
+        torch.manual_seed(mixed_seed(seed, ranks.rank()))
     return Prepared(boosted, plan, scheduler)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import Optimizer
 
-from workbench.config import ConfigError, Plan
+from workbench.config import Plan
 from workbench.training.adasum_update import AdaSumUpdate
+from workbench.training.dim_reduce_update import dim_reduce_update
 from workbench.training.weight_update import PlainUpdate, WeightUpdate
 
 __all__ = ["update_of"]
@@ -33,5 +34,5 @@ def update_of(plan: Plan | None, network: nn.Module, optimizer: Optimizer) -> We
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return AdaSumUpdate(parameters, _EIGHT if eight else plan.config.common.device_number)
     if plan.dim_reduce:
-        raise ConfigError("`boost.dim_reduce` is configured, but this version cannot train with it yet; switch it off")
+        return dim_reduce_update(plan, network, optimizer)
     return PlainUpdate()
