@@ -17,7 +17,7 @@ import pytest
 
 from tests.architecture.import_graph import ROOT, Import, home, imports_below, imports_of, module_name
 
-GROUND = {"config", "devices", "rank_environment", "ranks", "records", "atomic_file"}
+GROUND = {"batch", "config", "devices", "metrics", "rank_environment", "ranks", "records", "atomic_file"}
 METHODS = {"algorithms", "optimizers", "scaling"}
 STEP = {"training", "tasks", "telemetry"}
 
@@ -80,8 +80,8 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},
-    "torch": {"devices", "ranks", *METHODS, "training", "tasks", "experiments", "doctor"},
-    "torchmetrics": {"tasks", "training"},
+    "torch": {"batch", "devices", "metrics", "ranks", *METHODS, "training", "tasks", "experiments", "doctor"},
+    "torchmetrics": {"metrics"},
     "safetensors": {"training", "experiments", "algorithms"},
     "sklearn": {"tasks", "tuning"},
     "scipy": {"experiments"},

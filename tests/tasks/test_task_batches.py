@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from workbench.tasks import ShuffledBatches, TaskError, batch_size_of, move_batch
+from workbench.tasks import ShuffledBatches, TaskError
 from workbench.tasks.batches import (
     check_source,
     digest_of_batches,
@@ -173,36 +172,6 @@ def test_an_empty_epoch_is_an_error_and_no_endless_loop(source: object) -> None:
 def test_a_function_that_returns_no_batches_is_refused() -> None:
     with pytest.raises(TaskError, match=r"`train\(7\)` must return an iterable of batches, got NoneType"):
         next(endless_batches(lambda _seed: None, 7))
-
-
-def test_a_batch_moves_with_its_structure() -> None:
-    point = namedtuple("point", ["x", "y"])  # untyped on purpose: users have such batches
-    batch = {"pair": (torch.ones(2), [torch.zeros(1), "text"]), "named": point(torch.ones(1), 3)}
-    moved = move_batch(batch, "meta")
-    assert moved["pair"][0].device.type == moved["pair"][1][0].device.type == moved["named"].x.device.type == "meta"
-    assert moved["pair"][1][1] == "text"
-    assert isinstance(moved["pair"], tuple)
-    assert isinstance(moved["named"], point)
-    assert moved["named"].y == 3
-
-
-def test_a_batch_already_there_is_not_copied() -> None:
-    tensor = torch.ones(2)
-    assert move_batch((tensor,), "cpu")[0] is tensor
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [torch.ones(4, 2), (torch.ones(4), torch.ones(9)), OrderedDict(text="a", x=torch.ones(4)), [[torch.ones(4)]]],
-    ids=["tensor", "pair", "mapping", "nested"],
-)
-def test_the_batch_size_is_the_first_dimension_of_the_first_tensor(batch: object) -> None:
-    assert batch_size_of(batch) == 4
-
-
-def test_a_batch_without_tensors_has_no_size() -> None:
-    with pytest.raises(TaskError, match="at least one tensor, got dict"):
-        batch_size_of({"text": "a"})
 
 
 def test_a_digest_sees_values_dtype_and_shape() -> None:

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from workbench.tasks.batches import ShuffledBatches, batch_size_of, move_batch
+from workbench.batch import batch_size_of, move_batch
+from workbench.metrics import METRIC_NAMES, MetricAccumulator
+from workbench.tasks.batches import ShuffledBatches
 from workbench.tasks.errors import TaskError
 from workbench.tasks.loading import BUILT_IN, load_task
-from workbench.tasks.metrics import METRIC_NAMES, MetricAccumulator
 from workbench.tasks.task import Task
 
 __all__ = [

@@ -1,7 +1,6 @@
 """Streams of batches that start again at any position and never disturb the training's random numbers.
 
-A *batch* is whatever the user's loader yields: a tensor, or tuples, lists, named tuples and mappings of tensors. A
-*source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
+A *source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
 a callable of a seed (and, if it takes a second argument, of the epoch) that returns one.
 
 ``endless_batches(source, seed, start)`` is a function of its arguments: the same three give the same stream, whatever
@@ -31,46 +30,13 @@ from workbench.tasks.errors import TaskError
 __all__ = [
     "SeekableBatches",
     "ShuffledBatches",
-    "batch_size_of",
     "check_source",
     "digest_of_batches",
     "digest_of_tensors",
     "endless_batches",
     "evaluation_batches",
     "mixed_seed",
-    "move_batch",
 ]
-
-
-def move_batch(batch: Any, device: str | torch.device) -> Any:
-    """Return the batch with every tensor on the device; containers keep their kind.
-
-    Tuples, lists, named tuples and mappings are walked; other objects with a ``to`` method are asked to move
-    themselves; anything else (text, numbers) stays as it is. Tensors already there are not copied.
-    """
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move_batch(part, device) for part in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move_batch(part, device) for part in batch)
-    if callable(getattr(batch, "to", None)):  # before mappings: such a batch knows best how to copy itself
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: move_batch(part, device) for key, part in batch.items()}
-    return batch
-
-
-def batch_size_of(batch: Any) -> int:
-    """Return the number of samples: the first dimension of the first tensor found (1 when it has none).
-
-    Raises:
-        TaskError: When the batch holds no tensor.
-    """
-    tensor = next(_tensors_of(batch), None)
-    if tensor is None:
-        raise TaskError(f"a batch must hold at least one tensor, got {type(batch).__name__}")
-    return int(tensor.shape[0]) if tensor.ndim else 1
 
 
 @runtime_checkable
@@ -249,17 +215,6 @@ def _feed(digest: Any, part: Any) -> None:
     else:  # repr of an unknown object may hold its address, which is no property of the data
         known = isinstance(part, str | bytes | int | float | bool | None)
         digest.update((repr(part) if known else type(part).__name__).encode())
-
-
-def _tensors_of(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            yield from _tensors_of(part)
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from _tensors_of(part)
 
 
 def _takes_seed(source: Any) -> bool:

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from workbench.batch import batch_size_of
+from workbench.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
-from workbench.tasks.metrics import Direction, MetricAccumulator, MetricRule, metric_rule
 
 __all__ = ["Task", "is_criterion"]
 
@@ -50,7 +51,7 @@ class Task:
             an epoch, that returns an iterable. A re-iterable shuffles itself.
         evaluate: Evaluation batches: a re-iterable or a function of a seed. With functions of the same seed,
             ``train(seed)`` and ``evaluate(seed)`` may be the two sides of one split.
-        metric: Name (``workbench.tasks.metrics.METRIC_NAMES`` or a torchmetrics class) or torchmetrics object.
+        metric: Name (``workbench.metrics.METRIC_NAMES`` or a torchmetrics class) or torchmetrics object.
         scheduler: Optional function of the optimizer and the total number of steps that returns a scheduler.
         direction: ``"maximize"`` or ``"minimize"``; None where the metric knows.
         data_hash: Version of the data; empty means that ``data_digest()`` derives one from the first batches.
@@ -94,7 +95,10 @@ class Task:
         is_criterion(self.loss)
         _batches.check_source(self.train, "train")
         _batches.check_source(self.evaluate, "evaluate")
-        object.__setattr__(self, "_rule", metric_rule(self.metric, self.direction, self.loss))
+        try:
+            object.__setattr__(self, "_rule", metric_rule(self.metric, self.direction, self.loss))
+        except MetricError as error:
+            raise TaskError(str(error)) from error
 
     @property
     def metric_name(self) -> str:
@@ -208,7 +212,7 @@ class Task:
 
     def batch_size_of(self, batch: Any) -> int:
         """Return the number of samples in a batch."""
-        return _batches.batch_size_of(batch)
+        return batch_size_of(batch)
 
     def new_metric(self) -> MetricAccumulator:
         """Begin an evaluation; feed it with ``update_metric`` and read it with ``compute()``."""

@@ -1,4 +1,4 @@
-"""Metrics of a task: a name or a torchmetrics object, accumulated over the evaluation batches, with its direction.
+"""Metrics: a name or a torchmetrics object, accumulated over the evaluation batches, with its direction.
 
 ``accuracy``, ``loss`` and ``bits_per_byte`` are summed here, on the device and without waiting for it, because every
 study needs one of them and torchmetrics takes a second to import. Everything else is torchmetrics' own arithmetic,
@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.tasks.batches import batch_size_of
-from workbench.tasks.errors import TaskError
+from workbench.batch import batch_size_of
 
-__all__ = ["METRIC_NAMES", "Direction", "MetricAccumulator", "MetricRule", "metric_rule"]
+__all__ = ["METRIC_NAMES", "Direction", "MetricAccumulator", "MetricError", "MetricRule", "metric_rule"]
 
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
@@ -46,6 +45,11 @@ METRIC_NAMES: Mapping[str, Direction] = {
     "rmse": "minimize",
 }
 """Names known here, each with the direction that is better."""
+
+
+class MetricError(ValueError):
+    """A metric is unknown, or does not fit what it is given; the message names it, the rule and what came."""
+
 
 _ALIASES = {"acc": "accuracy", "auc": "auroc", "bpb": "bits_per_byte", "f1_score": "f1"}
 _TARGET_KEYS = ("labels", "label", "targets", "target", "y")
@@ -92,24 +96,24 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
         loss: The task's loss; tells whether outputs are logits.
 
     Raises:
-        TaskError: When the metric is unknown, its direction is unknown, or the direction contradicts a known name.
+        MetricError: When the metric is unknown, its direction is unknown, or the direction contradicts a known name.
     """
     if direction not in (None, "maximize", "minimize"):
-        raise TaskError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
+        raise MetricError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
     if isinstance(metric, str):
         name = _ALIASES.get(metric.strip().lower(), metric.strip().lower())
         if name in METRIC_NAMES:
             known = METRIC_NAMES[name]
             if direction not in (None, known):
-                raise TaskError(f"`direction` of metric {name!r} is {known!r}, got {direction!r}; leave it out")
+                raise MetricError(f"`direction` of metric {name!r} is {known!r}, got {direction!r}; leave it out")
             return MetricRule(name, known == "maximize", _creator(name, output_kind(loss)))
         metric = _torchmetrics_by_name(metric.strip())
     if isinstance(metric, type):
-        raise TaskError(
+        raise MetricError(
             f"`metric` must be a name or an object, got the class {metric.__name__}; write {metric.__name__}(...)"
         )
     if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
-        raise TaskError(
+        raise MetricError(
             f"`metric` must be a name ({', '.join(METRIC_NAMES)}) or a torchmetrics object, got {type(metric).__name__}"
         )
     name = type(metric).__name__
@@ -117,7 +121,7 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
     if direction is not None:
         higher = direction == "maximize"
     if not isinstance(higher, bool):
-        raise TaskError(
+        raise MetricError(
             f"metric {name} does not say which direction is better; give `direction` 'maximize' or 'minimize'"
         )
     return MetricRule(name, higher, functools.partial(_GivenMetric, metric))
@@ -149,7 +153,7 @@ class _Accuracy:
         elif outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1):
             predicted, targets = (outputs > self._threshold).reshape(-1), targets.reshape(-1)
         else:
-            raise TaskError(
+            raise MetricError(
                 f"metric 'accuracy' needs outputs [n, classes] with targets [n], or one output per target, "
                 f"got {list(outputs.shape)} and {list(targets.shape)}; give a torchmetrics object instead"
             )
@@ -160,7 +164,7 @@ class _Accuracy:
 
     def compute(self) -> float:
         if self._correct is None or self._counted is None:
-            raise TaskError("metric 'accuracy' has seen no batch; `evaluate` must yield at least one")
+            raise MetricError("metric 'accuracy' has seen no batch; `evaluate` must yield at least one")
         return float(self._correct) / max(int(self._counted), 1)
 
 
@@ -180,7 +184,7 @@ class _MeanLoss:
 
     def compute(self) -> float:
         if not self._losses:
-            raise TaskError("metric 'loss' has seen no batch; `evaluate` must yield at least one")
+            raise MetricError("metric 'loss' has seen no batch; `evaluate` must yield at least one")
         losses = torch.stack([loss.float() for loss in self._losses]).tolist()  # one transfer, then exact sums
         total = math.fsum(loss * size for loss, size in zip(losses, self._sizes, strict=True))
         return total / sum(self._sizes) / self._unit
@@ -219,7 +223,7 @@ class _NamedTorchmetric:
         outputs, targets = _logits_of(value).float(), _target_of(batch)
         if self._name in _REGRESSION:
             if outputs.numel() != targets.numel():
-                raise TaskError(
+                raise MetricError(
                     f"metric {self._name!r} needs outputs shaped like the targets, "
                     f"got {list(outputs.shape)} and {list(targets.shape)}"
                 )
@@ -236,14 +240,14 @@ class _NamedTorchmetric:
             probabilities = outputs.sigmoid() if self._kind == "logits" else outputs
             self._start(2, outputs.device).update(probabilities.reshape(-1), targets.reshape(-1).long())
         else:
-            raise TaskError(
+            raise MetricError(
                 f"metric {self._name!r} needs outputs [n, classes] or [n] with targets [n], "
                 f"got {list(outputs.shape)} and {list(targets.shape)}; give a torchmetrics object instead"
             )
 
     def compute(self) -> float:
         if self._metric is None:
-            raise TaskError(f"metric {self._name!r} has seen no batch; `evaluate` must yield at least one")
+            raise MetricError(f"metric {self._name!r} has seen no batch; `evaluate` must yield at least one")
         return _as_number(self._metric.compute(), self._name)
 
     def _start(self, n_classes: int, device: torch.device) -> Any:
@@ -300,12 +304,12 @@ def _torchmetrics_by_name(name: str) -> Any:
             try:
                 return found()
             except (TypeError, ValueError) as error:
-                raise TaskError(
+                raise MetricError(
                     f"metric {name!r} needs arguments ({error}); give the object instead, such as {name}(...)"
                 ) from error
     near = difflib.get_close_matches(name, [*METRIC_NAMES, *_ALIASES], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known names: {', '.join(METRIC_NAMES)}"
-    raise TaskError(f"`metric` must be a known name or a torchmetrics class, got {name!r}{hint}")
+    raise MetricError(f"`metric` must be a known name or a torchmetrics class, got {name!r}{hint}")
 
 
 def _logits_of(outputs: Any) -> Tensor:
@@ -314,7 +318,7 @@ def _logits_of(outputs: Any) -> Tensor:
     logits = getattr(outputs, "logits", None)  # Hugging Face's model outputs
     if isinstance(logits, Tensor):
         return logits.detach()
-    raise TaskError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
+    raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
 
 
 def _target_of(batch: Any) -> Tensor:
@@ -324,7 +328,7 @@ def _target_of(batch: Any) -> Tensor:
     elif isinstance(batch, list | tuple) and len(batch) >= 2:
         target = batch[1]
     if not isinstance(target, Tensor):
-        raise TaskError(
+        raise MetricError(
             "the metric needs targets: evaluation batches must be pairs (x, y) or mappings with a tensor under one of "
             f"{', '.join(_TARGET_KEYS)}; or use metric 'loss'"
         )
@@ -333,7 +337,7 @@ def _target_of(batch: Any) -> Tensor:
 
 def _as_number(value: Any, name: str) -> float:
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise TaskError(
+        raise MetricError(
             f"metric {name} must be one number, got shape {list(value.shape)}; average it, e.g. average='macro'"
         )
     return float(value)

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
-from workbench.tasks import METRIC_NAMES, TaskError
-from workbench.tasks.metrics import metric_rule
+from workbench.metrics import METRIC_NAMES, MetricError, metric_rule
 
 CE = nn.CrossEntropyLoss()
 
@@ -111,7 +110,7 @@ def test_a_known_name_knows_its_direction_and_refuses_the_other(name: str) -> No
     wrong = "minimize" if right == "maximize" else "maximize"
     assert metric_rule(name, None, CE).higher_is_better == (right == "maximize")
     assert metric_rule(name, right, CE).name == name
-    with pytest.raises(TaskError, match=rf"`direction` of metric '{name}' is '{right}', got '{wrong}'"):
+    with pytest.raises(MetricError, match=rf"`direction` of metric '{name}' is '{right}', got '{wrong}'"):
         metric_rule(name, wrong, CE)  # type: ignore[arg-type]
 
 
@@ -149,7 +148,7 @@ def test_outputs_may_be_an_object_with_logits(classes: tuple[Tensor, Tensor]) ->
     ids=["misspelt", "needs arguments", "class", "no direction", "function", "bad direction"],
 )
 def test_a_metric_that_cannot_work_is_refused(metric: Any, direction: Any, words: str) -> None:
-    with pytest.raises(TaskError, match=words):
+    with pytest.raises(MetricError, match=words):
         metric_rule(metric, direction, CE)
 
 
@@ -159,16 +158,16 @@ def test_a_direction_completes_a_metric_without_one() -> None:
 
 @pytest.mark.parametrize("name", ["accuracy", "auroc", "mse"])
 def test_outputs_that_do_not_fit_the_targets_are_refused(name: str) -> None:
-    with pytest.raises(TaskError, match=rf"metric '{name}' needs outputs .* got \[4, 3\] and \[4, 5\]"):
+    with pytest.raises(MetricError, match=rf"metric '{name}' needs outputs .* got \[4, 3\] and \[4, 5\]"):
         measured(name, CE, torch.ones(4, 3), torch.ones(4, 5), (4,))
 
 
 @pytest.mark.parametrize("name", ["accuracy", "auroc", "loss"])
 def test_a_metric_without_batches_is_an_error_and_not_a_number(name: str) -> None:
-    with pytest.raises(TaskError, match="has seen no batch"):
+    with pytest.raises(MetricError, match="has seen no batch"):
         metric_rule(name, None, CE).create().compute()
 
 
 def test_targets_that_are_missing_are_asked_for() -> None:
-    with pytest.raises(TaskError, match="evaluation batches must be pairs"):
+    with pytest.raises(MetricError, match="evaluation batches must be pairs"):
         metric_rule("accuracy", None, CE).create().update(torch.ones(2, 2), torch.ones(2, 2))
