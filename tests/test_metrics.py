@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryF1Score, MulticlassF1Score
 
-from workbench.metrics import METRIC_NAMES, MetricError, metric_rule
+from workbench.metrics import METRIC_NAMES, MetricError, metric_rule, new_accumulator
 
 CE = nn.CrossEntropyLoss()
 
@@ -171,3 +171,28 @@ def test_a_metric_without_batches_is_an_error_and_not_a_number(name: str) -> Non
 def test_targets_that_are_missing_are_asked_for() -> None:
     with pytest.raises(MetricError, match="evaluation batches must be pairs"):
         metric_rule("accuracy", None, CE).create().update(torch.ones(2, 2), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "auroc"])
+def test_one_hot_targets_are_the_classes_they_mark(name: str, classes: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = classes
+    assert measured(name, CE, outputs, F.one_hot(targets, 4).float()) == measured(name, CE, outputs, targets)
+
+
+def test_many_labels_per_sample_are_not_taken_for_one_hot_targets() -> None:
+    with pytest.raises(MetricError, match="metric 'accuracy' needs outputs"):
+        measured("accuracy", nn.BCEWithLogitsLoss(), torch.ones(4, 3), torch.ones(4, 3), (4,))
+
+
+def test_a_metric_without_a_direction_can_be_measured() -> None:
+    accumulator = new_accumulator("mse", None)
+    accumulator.update(torch.tensor([1.0, 2.0]), (torch.zeros(2), torch.zeros(2)))
+    assert accumulator.compute() == 2.5
+    with pytest.raises(MetricError, match="did you mean 'accuracy'"):
+        new_accumulator("acuracy", None)
+
+
+def test_a_metric_that_knows_no_direction_is_none_the_worse() -> None:
+    accumulator = new_accumulator(MeanMetric(), None)  # its second argument is a weight
+    accumulator.update(torch.tensor([1.0, 3.0]), (torch.zeros(2), torch.tensor([3.0, 1.0])))
+    assert accumulator.compute() == 1.5

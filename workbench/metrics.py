@@ -25,7 +25,15 @@ from torch.nn import functional as F
 
 from workbench.batch import batch_size_of
 
-__all__ = ["METRIC_NAMES", "Direction", "MetricAccumulator", "MetricError", "MetricRule", "metric_rule"]
+__all__ = [
+    "METRIC_NAMES",
+    "Direction",
+    "MetricAccumulator",
+    "MetricError",
+    "MetricRule",
+    "metric_rule",
+    "new_accumulator",
+]
 
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
@@ -100,13 +108,36 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
     """
     if direction not in (None, "maximize", "minimize"):
         raise MetricError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
+    name, known, create = _resolved(metric, loss)
+    if name in METRIC_NAMES and direction not in (None, METRIC_NAMES[name]):
+        raise MetricError(f"`direction` of metric {name!r} is {METRIC_NAMES[name]!r}, got {direction!r}; leave it out")
+    higher = known if direction is None else direction == "maximize"
+    if higher is None:
+        raise MetricError(
+            f"metric {name} does not say which direction is better; give `direction` 'maximize' or 'minimize'"
+        )
+    return MetricRule(name, higher, create)
+
+
+def new_accumulator(metric: Any, loss: Any) -> MetricAccumulator:
+    """Begin to accumulate a metric whose direction does not matter.
+
+    Args:
+        metric: As in `metric_rule`.
+        loss: Criterion; tells whether outputs are logits. None for logits.
+
+    Raises:
+        MetricError: When the metric is unknown or cannot work.
+    """
+    return _resolved(metric, loss)[2]()
+
+
+def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], MetricAccumulator]]:
+    """Return name, whether higher is better (None where nobody says) and how to begin."""
     if isinstance(metric, str):
         name = _ALIASES.get(metric.strip().lower(), metric.strip().lower())
         if name in METRIC_NAMES:
-            known = METRIC_NAMES[name]
-            if direction not in (None, known):
-                raise MetricError(f"`direction` of metric {name!r} is {known!r}, got {direction!r}; leave it out")
-            return MetricRule(name, known == "maximize", _creator(name, output_kind(loss)))
+            return name, METRIC_NAMES[name] == "maximize", _creator(name, output_kind(loss), _takes_one_hot(loss))
         metric = _torchmetrics_by_name(metric.strip())
     if isinstance(metric, type):
         raise MetricError(
@@ -116,15 +147,9 @@ def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRu
         raise MetricError(
             f"`metric` must be a name ({', '.join(METRIC_NAMES)}) or a torchmetrics object, got {type(metric).__name__}"
         )
-    name = type(metric).__name__
     higher = getattr(metric, "higher_is_better", None)
-    if direction is not None:
-        higher = direction == "maximize"
-    if not isinstance(higher, bool):
-        raise MetricError(
-            f"metric {name} does not say which direction is better; give `direction` 'maximize' or 'minimize'"
-        )
-    return MetricRule(name, higher, functools.partial(_GivenMetric, metric))
+    known = higher if isinstance(higher, bool) else None
+    return type(metric).__name__, known, functools.partial(_GivenMetric, metric)
 
 
 def output_kind(loss: Any) -> OutputKind:
@@ -136,18 +161,26 @@ def output_kind(loss: Any) -> OutputKind:
     return "logits"
 
 
+def _takes_one_hot(loss: Any) -> bool:
+    # Only here floating-point targets shaped like the outputs are one class each; under BCELoss they are many labels.
+    return isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
+
+
 class _Accuracy:
     """Share of samples (or tokens, pixels) whose predicted class is the target; targets of -100 do not count."""
 
     needs: Literal["outputs", "loss"] = "outputs"
 
-    def __init__(self, kind: OutputKind) -> None:
+    def __init__(self, kind: OutputKind, one_hot: bool) -> None:
+        self._one_hot = one_hot
         self._threshold = 0.5 if kind == "probabilities" else 0.0
         self._correct: Tensor | None = None
         self._counted: Tensor | None = None
 
     def update(self, value: Any, batch: Any) -> None:
         outputs, targets = _logits_of(value), _target_of(batch)
+        if self._one_hot:
+            targets = _class_indices(outputs, targets)
         if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
             predicted = outputs.argmax(dim=1)
         elif outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1):
@@ -214,9 +247,10 @@ class _NamedTorchmetric:
 
     needs: Literal["outputs", "loss"] = "outputs"
 
-    def __init__(self, name: str, kind: OutputKind) -> None:
+    def __init__(self, name: str, kind: OutputKind, one_hot: bool) -> None:
         self._name = name
         self._kind = kind
+        self._one_hot = one_hot
         self._metric: Any = None
 
     def update(self, value: Any, batch: Any) -> None:
@@ -229,6 +263,8 @@ class _NamedTorchmetric:
                 )
             self._start(1, outputs.device).update(outputs.reshape(-1), targets.reshape(-1).float())
             return
+        if self._one_hot:
+            targets = _class_indices(outputs, targets)
         if outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1:
             # log-probabilities too: softmax of their logarithms gives the probabilities back
             probabilities = outputs if self._kind == "probabilities" else outputs.softmax(dim=1)
@@ -272,26 +308,29 @@ _CLASSIFICATION: Mapping[str, str] = {
 
 
 def _build_torchmetric(name: str, n_classes: int) -> Any:
+    # As `accuracy` and `loss`: of several ranks each measures what it is given. torchmetrics would wait in compute()
+    # for the other ranks, and where only the first one evaluates, for ever.
+    alone = {"sync_on_compute": False}
     if name in _REGRESSION:
         from torchmetrics import regression
 
         class_name, options = _REGRESSION[name]
-        return getattr(regression, class_name)(**options)
+        return getattr(regression, class_name)(**options, **alone)
     from torchmetrics import classification
 
     if n_classes == 2:
-        return getattr(classification, f"Binary{_CLASSIFICATION[name]}")()
-    return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes)
+        return getattr(classification, f"Binary{_CLASSIFICATION[name]}")(**alone)
+    return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes, **alone)
 
 
-def _creator(name: str, kind: OutputKind) -> Callable[[], MetricAccumulator]:
+def _creator(name: str, kind: OutputKind, one_hot: bool) -> Callable[[], MetricAccumulator]:
     if name == "accuracy":
-        return functools.partial(_Accuracy, kind)
+        return functools.partial(_Accuracy, kind, one_hot)
     if name == "loss":
         return functools.partial(_MeanLoss, 1.0)
     if name == "bits_per_byte":
         return functools.partial(_MeanLoss, math.log(2.0))  # a loss in nats per byte
-    return functools.partial(_NamedTorchmetric, name, kind)
+    return functools.partial(_NamedTorchmetric, name, kind, one_hot)
 
 
 def _torchmetrics_by_name(name: str) -> Any:
@@ -333,6 +372,12 @@ def _target_of(batch: Any) -> Tensor:
             f"{', '.join(_TARGET_KEYS)}; or use metric 'loss'"
         )
     return target
+
+
+def _class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return classes for one-hot targets, which ``CrossEntropyLoss`` takes as probabilities; others as they are."""
+    one_hot = targets.is_floating_point() and outputs.ndim == 2 and outputs.shape == targets.shape
+    return targets.argmax(dim=1) if one_hot and targets.shape[1] > 1 else targets
 
 
 def _as_number(value: Any, name: str) -> float:
