@@ -225,6 +225,16 @@ def test_products_of_float16_do_not_overflow() -> None:
     assert torch.equal(adasum_pair(a, b), a + b)
 
 
+def test_products_of_long_tensors_stay_accurate() -> None:
+    # One float32 dot product loses 3e-4 of a.a here. b has one entry, so that a.b and b.b are exact.
+    a = torch.randn(10**7, generator=torch.Generator().manual_seed(0))
+    a[0] = 1.0
+    b = torch.zeros_like(a)
+    b[0] = 1e7
+    exact = adasum_pair(a.double(), b.double())
+    torch.testing.assert_close(adasum_pair(a, b)[1:].double(), exact[1:], rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("number", [0, 1, 3, 6])
 def test_a_tree_of_another_number_is_refused(number: int) -> None:
     with pytest.raises(ValueError, match=rf"power of two from 2 on .*got {number}$"):
