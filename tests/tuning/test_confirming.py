@@ -41,7 +41,7 @@ def contender(number: int, freeze_p: float, target: str = "o1", allowed: float =
         {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, "grad_freeze": {"freeze_p": freeze_p}}
     )
     record = TrialRecord(number, "complete", relative_step_time=0.8, relative_low=0.7, relative_high=0.9)
-    return Contender(record, target, config, "O1", allowed)
+    return Contender(record, target, config, config.resolve("O1"), allowed)
 
 
 def judge(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 
 from workbench.config import BoostConfig, describe_parameters
 from workbench.tuning.errors import StudyError
-from workbench.tuning.search_space import plan_key, read_space, suggest
+from workbench.tuning.plans import StudyPlans, explicit_config, needs_warm_up
+from workbench.tuning.search_space import read_space, suggest
+
+ONE_RANK = StudyPlans()
 
 
 class Scripted:
@@ -50,9 +54,9 @@ SPACE = {
 }
 
 
-def drawn_with(values: dict[str, Any], space: dict[str, Any] = SPACE) -> set[str]:
+def drawn_with(values: dict[str, Any], space: dict[str, Any] = SPACE, plans: StudyPlans = ONE_RANK) -> set[str]:
     trial = Scripted(values)
-    suggest(trial, read_space(space), BoostConfig())
+    suggest(trial, read_space(space), BoostConfig(), plans)
     assert len(trial.drawn) == len(set(trial.drawn))
     return set(trial.drawn)
 
@@ -80,7 +84,7 @@ def test_a_switch_that_matters_only_with_its_parameter_is_still_drawn() -> None:
 def test_switches_count_although_the_mode_is_auto_by_default() -> None:
     trial = Scripted({"level": "O1", "boost.less_bn": False, "boost.grad_freeze": False})
     suggestion = suggest(
-        trial, read_space({"boost.less_bn": [True, False], "boost.grad_freeze": [True, False]}), BoostConfig()
+        trial, read_space({"boost.less_bn": [True, False], "boost.grad_freeze": [True, False]}), BoostConfig(), ONE_RANK
     )
     plan = suggestion.config.resolve(suggestion.level)
     assert not plan.less_bn
@@ -89,22 +93,22 @@ def test_switches_count_although_the_mode_is_auto_by_default() -> None:
 
 def test_the_level_decides_when_no_switch_is_searched() -> None:
     space = {"level": ["O1"], "grad_freeze.freeze_p": True}
-    suggestion = suggest(Scripted(), read_space(space), BoostConfig())
+    suggestion = suggest(Scripted(), read_space(space), BoostConfig(), ONE_RANK)
     assert suggestion.config.resolve(suggestion.level).grad_freeze
     assert 0.1 <= suggestion.parameters["grad_freeze.freeze_p"] <= 0.95  # the range config declares
 
 
 def test_o0_is_everything_off_even_when_the_baseline_says_otherwise() -> None:
     base = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}})
-    suggestion = suggest(Scripted({"level": "O0"}), read_space({"level": ["O0", "O1"]}), base)
-    assert plan_key(suggestion.config, "O0") == plan_key(BoostConfig(), "O0")
+    suggestion = suggest(Scripted({"level": "O0"}), read_space({"level": ["O0", "O1"]}), base, ONE_RANK)
+    assert suggestion.config.resolve("O0") == BoostConfig().resolve("O0")
 
 
 DECLARED = sorted(
     path
     for path, info in describe_parameters().items()
     if (info.kind in {"bool", "choice"} or info.low is not None)
-    and path not in {"boost.dim_reduce", "boost.mode", "loss_scale.minimum", "optimizer.nesterov"}
+    and path not in {"boost.mode", "loss_scale.minimum", "optimizer.nesterov"}
 )
 
 
@@ -114,8 +118,8 @@ DECLARED = sorted(
 @example(set(DECLARED), 1)
 def test_every_suggestion_over_declared_ranges_is_valid_and_draws_only_what_matters(paths: set[str], seed: int) -> None:
     space = read_space({"level": True, **dict.fromkeys(paths, True)})
-    suggestion = suggest(Scripted(seed=seed), space, BoostConfig())
-    plan = suggestion.config.resolve(suggestion.level)
+    suggestion = suggest(Scripted(seed=seed), space, BoostConfig(), ONE_RANK)
+    plan = ONE_RANK.resolve(suggestion.config, suggestion.level)
     assert BoostConfig.from_dict(suggestion.config.to_dict()) == suggestion.config
     for path in suggestion.parameters:
         if path != "level" and not path.startswith("boost."):
@@ -153,7 +157,76 @@ def test_quoted_paths_and_tables_mean_the_same() -> None:
     assert quoted == nested
 
 
+SEVERAL_RANKS = {
+    "level": ["O1", "O2"],
+    "boost.grad_freeze": [False, True],
+    "boost.adasum": [False, True],
+    "common.device_number": [1, 2, 4],
+}
+
+
+def test_adasum_and_its_ranks_per_server_are_drawn_where_there_are_ranks_for_it() -> None:
+    asked = {"level": "O2", "boost.grad_freeze": False, "boost.adasum": True}
+    four = drawn_with(asked, SEVERAL_RANKS, StudyPlans(ranks=4))
+    assert four == {"level", "boost.grad_freeze", "boost.adasum", "common.device_number"}
+    assert drawn_with(asked, SEVERAL_RANKS) == {"level", "boost.grad_freeze"}
+    frozen = drawn_with(asked | {"boost.grad_freeze": True}, SEVERAL_RANKS, StudyPlans(ranks=4))
+    assert "boost.adasum" not in frozen  # freezing excludes it, so it is drawn after freezing, and here not at all
+
+
+def test_one_number_of_ranks_per_server_that_leaves_no_second_server_is_another_plan() -> None:
+    plans = StudyPlans(ranks=4)
+    found = {
+        number: suggest(
+            Scripted({"level": "O2", "boost.grad_freeze": False, "boost.adasum": True, "common.device_number": number}),
+            read_space(SEVERAL_RANKS),
+            BoostConfig(),
+            plans,
+        )
+        for number in (1, 2, 4)
+    }
+    adasum = {number: plans.resolve(one.config, one.level).adasum for number, one in found.items()}
+    assert adasum == {1: True, 2: True, 4: False}
+
+
+DIM_REDUCE = {
+    "boost.less_bn": [False, True],
+    "boost.dim_reduce": [False, True],
+    "less_bn.fn_flag": [False, True],
+    "dim_reduce.n_components": {"low": 2, "high": 4},
+    "dim_reduce.rho": True,
+    "dim_reduce.line_search_trials": [2, 8],
+}
+
+
+def test_dim_reduce_needs_no_source_in_a_study_and_shuts_the_other_switches_out() -> None:
+    of_its_own = {path for path in DIM_REDUCE if path.startswith("dim_reduce.")}
+    assert drawn_with({"boost.dim_reduce": True}, DIM_REDUCE) == {"boost.dim_reduce", *of_its_own}
+    off = drawn_with({"boost.dim_reduce": False, "boost.less_bn": True}, DIM_REDUCE)
+    assert off == {"boost.dim_reduce", "boost.less_bn", "less_bn.fn_flag"}
+
+
+def test_a_plan_whose_subspace_the_study_records_has_one_key_whatever_the_folder() -> None:
+    config = BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}})
+    plan = ONE_RANK.resolve(config, "O1")
+    assert needs_warm_up(plan)
+    trained = explicit_config(plan, Path("runs/warm_up_seed_0/snapshots"))
+    assert trained.dim_reduce.weight_load_dir == str(Path("runs/warm_up_seed_0/snapshots").absolute())
+    assert ONE_RANK.resolve(config, "O2") == plan
+    given = config.with_values({"dim_reduce.pca_mat_path": "here.npy"})
+    assert not needs_warm_up(ONE_RANK.resolve(given, "O1"))
+    assert ONE_RANK.resolve(given, "O1").config == given
+
+
+def test_scale_groups_are_drawn_when_there_is_a_scale_that_moves() -> None:
+    space = {"boost.loss_scale_group": [False, True], "loss_scale.kind": ["none", "dynamic"], "loss_scale.groups": True}
+    asked = {"boost.loss_scale_group": True, "loss_scale.kind": "dynamic"}
+    assert drawn_with(asked, space) == set(space)
+    assert "loss_scale.groups" not in drawn_with(asked | {"loss_scale.kind": "none"}, space)
+    assert "loss_scale.groups" not in drawn_with(asked | {"boost.loss_scale_group": False}, space)
+
+
 def test_listed_lists_travel_as_positions() -> None:
     space = read_space({"optimizer.name": ["Adam"], "optimizer.betas": [[0.9, 0.99], [0.8, 0.9]]})
     trial = Scripted({"optimizer.betas": 1})
-    assert suggest(trial, space, BoostConfig()).parameters["optimizer.betas"] == [0.8, 0.9]
+    assert suggest(trial, space, BoostConfig(), ONE_RANK).parameters["optimizer.betas"] == [0.8, 0.9]

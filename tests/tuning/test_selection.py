@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.config import BoostConfig
 from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.tuning.plans import StudyPlans
 from workbench.tuning.selection import choose, competing_trials, with_policy
 
 CURVE = ((50, 0.8), (100, 0.9))
@@ -33,7 +34,9 @@ BASELINE = trial(0, level="O0", config=O0.to_dict(), relative_step_time=1.0)
 
 
 def numbers(*trials: TrialRecord, target: str = "o1", objective: str = "speed") -> list[int]:
-    found = competing_trials([BASELINE, *trials], BASELINE, target, 0.02, objective=objective, higher_is_better=True)
+    found = competing_trials(
+        [BASELINE, *trials], BASELINE, target, 0.02, objective=objective, higher_is_better=True, plans=StudyPlans()
+    )
     return [one.number for one in found]
 
 

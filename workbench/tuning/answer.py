@@ -173,7 +173,7 @@ def write_answer(
     )
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
     reasons = {target: choice.reason for target, choice in choices.items() if choice.candidate is None}
-    exported = export_configs(folder, chosen, off, reasons, context)
+    exported = export_configs(folder, chosen, off, reasons, context, file.plans)
     numbers = {target: None if one is None else one.trial_number for target, one in chosen.items()}
     write_tables(folder, candidates, numbers, environment)
     labels = {target: "O0" if one is None else one.label for target, one in chosen.items()}
@@ -206,7 +206,9 @@ def _choice(
     higher = bool(study.user_attrs["higher_is_better"])
     trials = trials_of(study)
     baseline = baseline_record(study, trials)
-    ranked = competing_trials(trials, baseline, target, allowed_drop, objective=objective, higher_is_better=higher)
+    ranked = competing_trials(
+        trials, baseline, target, allowed_drop, objective=objective, higher_is_better=higher, plans=file.plans
+    )
     aimed = {trial.number: trial for trial in ranked}
     mine = [one for one in candidates if one.target == target]
     costs = {

@@ -15,11 +15,12 @@ from typing import Any
 
 import optuna
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, Plan
 from workbench.experiments.confirmation import Decision, decide, planned_looks, smallest_gap, verdict_sentence
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
-from workbench.tuning.objective import explicit, plain, read_speed, read_trained
+from workbench.tuning.objective import plain, read_speed, read_trained
+from workbench.tuning.plans import explicit_config
 from workbench.tuning.search_space import all_off
 from workbench.tuning.selection import TARGETS, competing_trials, with_policy
 from workbench.tuning.stored_records import baseline_record, trials_of
@@ -44,20 +45,20 @@ class Contender:
         trial: The trial.
         target: ``"o1"`` or ``"o2"``.
         config: Its configuration with the chosen loss-scale policy.
-        level: Its boost level.
+        plan: What that means at its boost level.
         allowed_drop: Drop the export allows.
     """
 
     trial: TrialRecord
     target: str
     config: BoostConfig
-    level: str
+    plan: Plan
     allowed_drop: float
 
     @property
     def key(self) -> str:
         """Key of its plan."""
-        return self.config.resolve(self.level).key()
+        return self.plan.key()
 
 
 def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
@@ -84,10 +85,11 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
             allowed_drop,
             objective=file.study.objective,
             higher_is_better=bool(study.user_attrs["higher_is_better"]),
+            plans=file.plans,
         )
         configs = [with_policy(BoostConfig.from_dict(trial.config), policy, searched) for trial in ranked]
         pools[target] = [
-            Contender(trial, target, config, trial.level, allowed_drop)
+            Contender(trial, target, config, file.plans.resolve(config, trial.level), allowed_drop)
             for trial, config in zip(ranked, configs, strict=True)
         ]
     return pools
@@ -130,8 +132,8 @@ class Confirmation:
         self._on_run = on_run
         self._on_step = on_step
         self._steps = file.confirm.steps or file.study.budget_steps
-        self._baseline = all_off(file.base_config())
-        self._baseline_key = self._baseline.resolve("O0").key()
+        self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
+        self._baseline_key = self._baseline.key()
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
         self._resolution = smallest_gap(seen) or None
@@ -168,10 +170,10 @@ class Confirmation:
                 self._speed(contender)
         for look in self._looks:
             still_open = self._open(begun)
-            plans = {one.key: (one.config, one.level) for one in still_open}
+            plans = {one.key: one.plan for one in still_open}
             if not plans:
                 return
-            plans = {self._baseline_key: (self._baseline, "O0"), **plans}
+            plans = {self._baseline_key: self._baseline, **plans}
             seeds = confirmation_seeds(self._file.study.seed, look)
             missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
             for done, (seed, key) in enumerate(missing):
@@ -179,7 +181,7 @@ class Confirmation:
                     return
                 self._tell(done, len(missing))
                 if not self._diverged(key):
-                    self._train(key, *plans[key], seed)
+                    self._train(plans[key], seed)
             self._tell(len(missing), len(missing))
 
     def _open(self, begun: Mapping[str, list[Contender]]) -> list[Contender]:
@@ -217,7 +219,7 @@ class Confirmation:
             label=f"trial {trial.number}",
             trial_number=trial.number,
             target=contender.target,
-            summary=contender.config.resolve(contender.level).summary(),
+            summary=contender.plan.summary(),
             config=contender.config.to_dict(),
             speedup=faster,
             speedup_low=slowest,
@@ -256,24 +258,24 @@ class Confirmation:
     def _diverged(self, key: str) -> bool:
         return key != self._baseline_key and any(not math.isfinite(candidate) for _, candidate in self._pairs(key))
 
-    def _train(self, key: str, config: BoostConfig, level: str, seed: int) -> None:
+    def _train(self, plan: Plan, seed: int) -> None:
         trained = self._experimenter.train(
-            explicit(config, level),
-            level,
+            explicit_config(plan),
+            plan.level,
             seed=seed,
             steps=self._steps,
             evaluate_every=self._steps,
             on_step=self._on_step,
         )
-        self._keep(self._run_name(key, seed), plain(asdict(trained)))
+        self._keep(self._run_name(plan.key(), seed), plain(asdict(trained)))
 
     def _speed(self, contender: Contender) -> None:
         # The search's own measurement flatters the fastest: it was picked for being the fastest.
         if self._stored_speed(contender.key) is not None:
             return
         measured = self._experimenter.speed(
-            (self._baseline, "O0"),
-            (explicit(contender.config, contender.level), contender.level),
+            (self._baseline.config, "O0"),
+            (explicit_config(contender.plan), contender.plan.level),
             seed=self._file.study.seed + _FIRST_SEED,
             rounds=self._file.speed.rounds,
             steps_per_block=self._file.speed.steps_per_block,

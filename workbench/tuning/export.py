@@ -20,6 +20,7 @@ from workbench.atomic_file import write_text_atomically
 from workbench.config import BoostConfig
 from workbench.records import CandidateRecord
 from workbench.tuning.objective import plain
+from workbench.tuning.plans import StudyPlans
 from workbench.tuning.selection import TARGETS
 
 __all__ = ["EXPORT_SCHEMA_VERSION", "ExportContext", "candidates_table", "export_configs", "write_tables"]
@@ -58,6 +59,7 @@ def export_configs(
     baseline: BoostConfig,
     reasons: Mapping[str, str],
     context: ExportContext,
+    plans: StudyPlans,
 ) -> dict[str, Path]:
     """Write one configuration per export.
 
@@ -67,6 +69,7 @@ def export_configs(
         baseline: O0's configuration, everything off.
         reasons: Export -> why O0 is exported, where it is.
         context: Origin.
+        plans: How the study resolves configurations.
 
     Returns:
         Export -> file.
@@ -80,12 +83,12 @@ def export_configs(
     for target, level in TARGETS.items():
         candidate = chosen.get(target)
         config = baseline if candidate is None else BoostConfig.from_dict(candidate.config)
-        plan = config.resolve("O0" if candidate is None else level)
+        plan = plans.resolve(config, "O0" if candidate is None else level)
         explicit = plan.explicit_config()
         provenance = _provenance(target, candidate, reasons.get(target, ""), plan.summary(), context)
         path = directory / f"boost_config.{target}.json"
         explicit.with_values({"provenance": provenance}).save(path)
-        if BoostConfig.from_json(path).resolve(level).key() != plan.key():
+        if plans.resolve(BoostConfig.from_json(path), level).key() != plan.key():
             raise RuntimeError(
                 f"{path}: the exported file does not mean the plan {plan.summary()!r} it was written for"
             )

@@ -18,9 +18,10 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import ConfigError
 from workbench.tuning.errors import StudyFailedError
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
+from workbench.tuning.plans import explicit_config
 from workbench.tuning.search_space import Suggestion, all_off, suggest
 from workbench.tuning.study_file import StudyFile
 
@@ -168,11 +169,6 @@ def score(trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: f
     return Score((value,), deficit, allowed, steps, constraint)
 
 
-def explicit(config: BoostConfig, level: str) -> BoostConfig:
-    """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial."""
-    return config.resolve(level).explicit_config()
-
-
 def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
     """Return the finished trial that is O0, or None while there is none."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -225,6 +221,7 @@ class Objective:
         self._experimenter = experimenter
         self._allowed = {"O0": allowed_drops["o1"], "O1": allowed_drops["o1"], "O2": allowed_drops["o2"]}
         self._base = file.base_config()
+        self._plans = file.plans
         self._dimensions = file.dimensions
         self._on_step = on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
@@ -239,8 +236,10 @@ class Objective:
         is_baseline = bool(trial.user_attrs.get("baseline"))
         self._reported = frozenset(self._frozen(trial.number).intermediate_values)
         try:
-            suggestion = self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base)
-            plan = suggestion.config.resolve(suggestion.level)
+            suggestion = (
+                self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base, self._plans)
+            )
+            plan = self._plans.resolve(suggestion.config, suggestion.level)
         except ConfigError as error:
             return self._refused(trial, str(error))
         trial.set_user_attr("level", suggestion.level)
@@ -285,7 +284,7 @@ class Objective:
             file = self._file
             speed = self._experimenter.speed(
                 (all_off(self._base), "O0"),
-                (explicit(suggestion.config, suggestion.level), suggestion.level),
+                (explicit_config(self._plans.resolve(suggestion.config, suggestion.level)), suggestion.level),
                 seed=file.study.seed,
                 rounds=file.speed.rounds,
                 steps_per_block=file.speed.steps_per_block,
@@ -353,7 +352,7 @@ class Objective:
         self, trial: optuna.Trial, suggestion: Suggestion, on_evaluation: Callable[[int, float], bool] | None
     ) -> Trained:
         return self._experimenter.train(
-            explicit(suggestion.config, suggestion.level),
+            explicit_config(self._plans.resolve(suggestion.config, suggestion.level)),
             suggestion.level,
             seed=self._file.study.seed,
             steps=self._file.study.budget_steps,

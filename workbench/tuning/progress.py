@@ -119,6 +119,7 @@ class StudyWatch:
                 attributes["allowed_drops"][target],
                 objective=self._file.study.objective,
                 higher_is_better=bool(attributes["higher_is_better"]),
+                plans=self._file.plans,
             )
             if ranked:
                 best = ranked[0]

@@ -17,8 +17,9 @@ from typing import Any, Literal, Protocol
 from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters
 from workbench.config.errors import did_you_mean, shown
 from workbench.tuning.errors import StudyError
+from workbench.tuning.plans import StudyPlans
 
-__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "in_effect", "plan_key", "read_space", "suggest"]
+__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "in_effect", "read_space", "suggest"]
 
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
@@ -143,7 +144,7 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
     return tuple(sorted(dimensions, key=_rank))
 
 
-def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig) -> Suggestion:
+def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
     """Draw one trial's configuration: only what is in effect, given what was drawn before it.
 
     Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
@@ -153,6 +154,7 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig) ->
         trial: Optuna trial, or anything that draws.
         dimensions: What is searched, from `read_space`.
         base: O0's configuration, from which every trial starts.
+        plans: How the study resolves configurations.
 
     Returns:
         The suggestion.
@@ -178,7 +180,7 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig) ->
         if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
     ]
     while True:
-        chosen = next((one for one in waiting if in_effect(one, config, level, waiting)), None)
+        chosen = next((one for one in waiting if in_effect(one, config, level, plans, waiting)), None)
         if chosen is None:
             return Suggestion(level, config, values)
         waiting.remove(chosen)
@@ -187,22 +189,25 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig) ->
         config = config.with_values({chosen.path: value})
 
 
-def in_effect(dimension: Dimension, config: BoostConfig, level: str, waiting: Sequence[Dimension] = ()) -> bool:
+def in_effect(
+    dimension: Dimension, config: BoostConfig, level: str, plans: StudyPlans, waiting: Sequence[Dimension] = ()
+) -> bool:
     """Return whether a dimension can make a difference.
 
     Args:
         dimension: The dimension in question; a single choice always counts, it is a setting.
         config: What is drawn so far.
         level: Boost level.
+        plans: How the study resolves configurations.
         waiting: Dimensions still to be drawn; a switch counts when it matters at one of their values.
     """
     extremes = dimension.extremes
-    if len(extremes) == 1 or _differ(dimension, config, level):
+    if len(extremes) == 1 or _differ(dimension, config, level, plans):
         return True
     if _rank(dimension) >= _PLAIN:
         return False
     return any(
-        _differ(dimension, variant, level)
+        _differ(dimension, variant, level, plans)
         for other in waiting
         if other.path != dimension.path
         for value in other.extremes
@@ -215,23 +220,18 @@ def all_off(base: BoostConfig) -> BoostConfig:
     return base.with_values({"boost.mode": "disable_all"})
 
 
-def plan_key(config: BoostConfig, level: str) -> str:
-    """Return the key of the plan a configuration gives on one process; equal plans have equal keys."""
-    return config.resolve(level).key()
-
-
-def _differ(dimension: Dimension, config: BoostConfig, level: str) -> bool:
+def _differ(dimension: Dimension, config: BoostConfig, level: str, plans: StudyPlans) -> bool:
     outcomes = set()
     for value in dimension.extremes:
-        outcomes.add(_outcome(config, level, dimension.path, value))
+        outcomes.add(_outcome(config, level, dimension.path, value, plans))
         if len(outcomes) > 1:
             return True
     return False
 
 
-def _outcome(config: BoostConfig, level: str, path: str, value: Any) -> str:
+def _outcome(config: BoostConfig, level: str, path: str, value: Any, plans: StudyPlans) -> str:
     try:
-        return plan_key(config.with_values({path: value}), level)
+        return plans.resolve(config.with_values({path: value}), level).key()
     except ConfigError as error:  # not being possible is an outcome of its own
         return f"refused: {error}"
 
@@ -244,10 +244,13 @@ def _changed(config: BoostConfig, path: str, value: Any) -> BoostConfig | None:
 
 
 # Level first, then modes, switches, flags and names that decide what else matters, then their parameters, in whatever
-# order study.toml lists them.
+# order study.toml lists them. A switch that shuts others out comes before them: what is drawn in vain misleads the
+# sampler.
 _ORDER: tuple[Callable[[str], bool], ...] = (
     lambda path: path == "level",
     lambda path: path == "boost.mode",
+    lambda path: path == "boost.dim_reduce",
+    lambda path: path.startswith("boost.") and path != "boost.adasum",
     lambda path: path.startswith("boost."),
     lambda path: path in {"amp.level", "optimizer.name", "loss_scale.kind"},
     lambda path: path in {"amp.dtype", "grad_freeze.freeze_type", "less_bn.fn_flag", "less_bn.gc_flag"},

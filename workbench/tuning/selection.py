@@ -14,6 +14,7 @@ from typing import Any
 from workbench.config import BoostConfig, ConfigError
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.objective import steps_to_target
+from workbench.tuning.plans import StudyPlans
 
 __all__ = ["TARGETS", "aimed_at", "choose", "competing_trials", "cost", "with_policy"]
 
@@ -29,6 +30,7 @@ def competing_trials(
     *,
     objective: str,
     higher_is_better: bool,
+    plans: StudyPlans,
 ) -> list[TrialRecord]:
     """Return the trials that compete for an export, best first.
 
@@ -39,6 +41,7 @@ def competing_trials(
         allowed_drop: Drop this export allows, in the metric's unit.
         objective: What the study minimises.
         higher_is_better: Direction of the metric.
+        plans: How the study resolves configurations.
 
     Returns:
         Trials with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
@@ -49,14 +52,14 @@ def competing_trials(
         return aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
 
     limit = cost(aimed(baseline), objective)
-    seen = {_key(baseline, baseline.level)}
+    seen = {_key(baseline, baseline.level, plans)}
     found = []
     for trial in trials:
         if trial.state != "complete" or trial.number == baseline.number or not trial.config:
             continue
-        key = _key(trial, trial.level)
+        key = _key(trial, trial.level, plans)
         fits = trial.metric_deficit <= allowed_drop  # False for NaN: a diverged trial never fits
-        if not fits or key in seen or key != _key(trial, TARGETS[target]):
+        if not fits or key in seen or key != _key(trial, TARGETS[target], plans):
             continue
         candidate = aimed(trial)
         if cost(candidate, objective) < limit:
@@ -132,8 +135,8 @@ def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched:
     return config.with_values({path: value for path, value in values.items() if path not in searched})
 
 
-def _key(trial: TrialRecord, level: str) -> str:
+def _key(trial: TrialRecord, level: str, plans: StudyPlans) -> str:
     try:
-        return BoostConfig.from_dict(trial.config).resolve(level).key()
+        return plans.resolve(BoostConfig.from_dict(trial.config), level).key()
     except ConfigError as error:
         return f"refused: {error}"

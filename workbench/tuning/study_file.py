@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from workbench.config import BoostConfig, ConfigError
 from workbench.config.errors import did_you_mean, sentence_of
 from workbench.tuning.errors import StudyError
+from workbench.tuning.plans import StudyPlans
 from workbench.tuning.sampling import make_pruner, make_sampler
 from workbench.tuning.search_space import Dimension, read_space
 
@@ -58,6 +59,7 @@ class StudySection(_Part):
         device: Where to train.
         threads: CPU threads of a training process; None leaves it to torch, which takes all cores. Small networks
             train fastest, and speed is measured best, with one.
+        ranks: Processes that train every run together; candidates and O0 alike.
     """
 
     name: str = ""
@@ -70,6 +72,7 @@ class StudySection(_Part):
     objective: Literal["time_to_target", "speed", "pareto"] = "time_to_target"
     device: str = "auto"
     threads: int | None = Field(None, ge=1)
+    ranks: int = Field(1, ge=1)
 
 
 class AllowedDrop(_Part):
@@ -187,6 +190,11 @@ class StudyFile(_Part):
         return read_space(self.space)
 
     @property
+    def plans(self) -> StudyPlans:
+        """How configurations are resolved here."""
+        return StudyPlans(self.study.ranks)
+
+    @property
     def evaluate_every(self) -> int:
         """Micro-batches between two evaluations."""
         return self.study.evaluate_every or max(self.study.budget_steps // 10, 1)
@@ -221,6 +229,8 @@ class StudyFile(_Part):
     def canonical(self) -> dict[str, Any]:
         """Return the content as plain values, defaults filled in: equal for two files that ask the same."""
         content = self.model_dump(mode="json")
+        if self.study.ranks == 1:
+            del content["study"]["ranks"]  # studies that were begun before there was this key ask the same
         content["baseline"] = _flat(_nested(self.baseline))
         content["space"] = {dimension.path: dimension.describe() for dimension in self.dimensions}
         return content
