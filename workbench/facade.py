@@ -1,6 +1,8 @@
 """The workbench in five functions: train, compare, tune, export, replay.
 
-The command line and notebooks call these; they put the layers below together and hold no logic of their own.
+The command line and notebooks call these; they put the layers below together and hold no logic of their own. In
+processes that torchrun started, ``train``, ``compare`` and ``tune`` train on all of them together: every process calls
+the same function with the same arguments, and every one gets the result.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from workbench import devices
+from workbench import ranks
 from workbench.config import BoostConfig
 from workbench.experiments.comparison import Comparison, Side, compare_configs
 from workbench.experiments.replay import ReplayResult
 from workbench.experiments.replay import replay as replay_run
 from workbench.experiments.run import RunProgress, RunResult, run_task
+from workbench.rank_environment import is_first_rank
 from workbench.scaling import ScalePolicy, simulate
 from workbench.tasks import Task, load_task
 from workbench.telemetry import Run, read_run
@@ -69,20 +72,21 @@ def train(
         ConfigError: When the configuration is not valid.
         TaskError: When the task cannot be found or is no task.
     """
-    settings = _config(config)
-    return run_task(
-        _task(task),
-        settings,
-        level=level or ("O0" if config is None else "O1"),
-        steps=steps,
-        seed=seed,
-        device=devices.select_device(device),
-        out=None if out is None else Path(out),
-        evaluate_every=evaluate_every,
-        exponents_every=exponents_every,
-        on_progress=on_progress,
-        stop=stop,
-    )
+    with ranks.joined(device) as here:
+        settings = _config(config)
+        return run_task(
+            _task(task),
+            settings,
+            level=level or ("O0" if config is None else "O1"),
+            steps=steps,
+            seed=seed,
+            device=here,
+            out=None if out is None else Path(out),
+            evaluate_every=evaluate_every,
+            exponents_every=exponents_every,
+            on_progress=on_progress,
+            stop=stop,
+        )
 
 
 def compare(
@@ -111,18 +115,19 @@ def compare(
     Returns:
         The comparison; ``sentences()`` says it in words.
     """
-    sides = [Side(_label(config, i), _config(config), level) for i, config in enumerate(configs)]
-    if len(sides) == 1:
-        sides.insert(0, Side("O0", BoostConfig(), "O0"))
-    return compare_configs(
-        _task(task),
-        sides,
-        seeds=list(seeds),
-        steps=steps,
-        device=devices.select_device(device),
-        out=None if out is None else Path(out),
-        on_progress=on_progress,
-    )
+    with ranks.joined(device) as here:
+        sides = [Side(_label(config, i), _config(config), level) for i, config in enumerate(configs)]
+        if len(sides) == 1:
+            sides.insert(0, Side("O0", BoostConfig(), "O0"))
+        return compare_configs(
+            _task(task),
+            sides,
+            seeds=list(seeds),
+            steps=steps,
+            device=here,
+            out=None if out is None else Path(out),
+            on_progress=on_progress,
+        )
 
 
 def replay(
@@ -199,7 +204,7 @@ def tune(
         storage=storage,
         on_progress=on_progress,
     )
-    return _with_report(result, str(study))
+    return _with_report(result, str(study)) if is_first_rank() else result
 
 
 def export(

@@ -61,7 +61,7 @@ _PATIENCE_SECONDS = 60.0  # silence after which a rank counts as dead even thoug
 _GRACE_SECONDS = 15.0  # for a rank to end by itself after another one failed
 _CONTROL_TIMEOUT = datetime.timedelta(days=1)  # rank 0 may evaluate for hours; beats tell whether it lives
 _ENDED = b"ended:"
-_UNKNOWN = "ended"
+_PASSED_ON = "told: "  # last words of a rank that another one's failure has ended
 
 
 class RankFailure(ConnectionError):  # noqa: N818  # the failure of another process; an OSError, as lost connections are
@@ -300,7 +300,7 @@ class _Session:
         while failed is not None and came < self.here.world_size:
             if time.monotonic() > until:
                 sentence = f"rank {self.here.rank} of {self.here.world_size} failed alone: {_said(failed)}"
-                raise RankFailure(sentence) from failed
+                raise RankFailure(sentence, tells=self.here.rank == 0) from failed
             time.sleep(0.05)
             came = self._shared.add(key, 0)
 
@@ -437,14 +437,12 @@ class _Watch(threading.Thread):
             who = " and ".join(f"rank {other}" for other in silent)
             verb = "has" if len(silent) == 1 else "have"
             return RankFailure(f"{who} of {n} {verb} died", tells=here.rank == alive[0])
-        # Those who were told of another's failure say so in their last words; the first cause has the lowest right to
-        # be called one.
-        causes = {other: words for other, words in ended.items() if not words.startswith(_UNKNOWN)}
+        # A rank that another one's failure has ended is no cause while there is one that failed by itself.
+        causes = {other: words for other, words in ended.items() if not words.startswith(_PASSED_ON)}
         for other, words in (causes or ended).items():
-            return RankFailure(
-                f"rank {other} of {n} ended with an error: {words.removeprefix(_UNKNOWN).strip()}",
-                tells=here.rank == alive[0] and other != 0,
-            )
+            passed_on = words.startswith(_PASSED_ON)
+            told = words.removeprefix(_PASSED_ON) if passed_on else f"rank {other} of {n} ended with an error: {words}"
+            return RankFailure(told, tells=here.rank == alive[0] and other != 0)
         return None
 
     def _end_if_waiting_in_vain(self) -> None:
@@ -499,7 +497,7 @@ def _timeout(given: float | None) -> float:
 
 def _said(error: BaseException) -> str:
     if isinstance(error, RankFailure):
-        return f"{_UNKNOWN} {error}"
+        return f"{_PASSED_ON}{error}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, _Terminated):

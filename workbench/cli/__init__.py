@@ -17,6 +17,7 @@ import typer
 
 from workbench.cli import config_commands, project_commands, run_commands, study_commands
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
+from workbench.rank_environment import is_first_rank
 
 __all__ = ["app", "main"]
 
@@ -76,7 +77,7 @@ def _each_note_once() -> Callable[..., None]:
         line: str | None = None,
     ) -> None:
         note = _one_line(message, category, filename, lineno, line)
-        if note not in shown:
+        if note not in shown and is_first_rank():
             shown.add(note)
             (file or sys.stderr).write(note)
 
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         traceback = True
     before, warnings.showwarning = warnings.showwarning, _each_note_once()
     try:
-        code = app(args=given, prog_name="workbench", standalone_mode=False)
+        code = app(args=given, prog_name="workbench", standalone_mode=False, obj=tuple(given))
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about
             raise Interrupted("interrupted; what was finished before is saved")
     except (Exception, KeyboardInterrupt) as error:

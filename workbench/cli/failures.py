@@ -26,6 +26,7 @@ from typing import Any
 import typer
 
 from workbench.atomic_file import DISK_FULL_CODES
+from workbench.rank_environment import is_first_rank
 
 __all__ = ["FAILED", "INTERRUPTED", "WRONG_INPUT", "Interrupted", "exit_code_of", "report", "sentence_of"]
 
@@ -70,6 +71,9 @@ class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
 def report(error: BaseException, *, traceback: bool = False) -> int:
     """Say on stderr what went wrong.
 
+    Where several ranks run one command, one of them says it: the one a ``RankFailure`` names, else rank 0, which hears
+    of every other rank's error.
+
     Args:
         error: What ended the command.
         traceback: Print Python's traceback first.
@@ -82,8 +86,10 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
         # end, so stdout goes nowhere from here on (Python documentation, "Note on SIGPIPE").
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    if traceback and not isinstance(error, Interrupted):
+    if traceback and not isinstance(error, Interrupted):  # of every rank: what happened where is what it is for
         python_traceback.print_exception(error)
+    if not getattr(error, "tells", is_first_rank()):
+        return exit_code_of(error)
     sentence = sentence_of(error)
     if exit_code_of(error) == FAILED and not traceback and not _is_system(error) and not _is_ours(error):
         sentence += "; --traceback shows the whole way there"

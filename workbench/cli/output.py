@@ -1,4 +1,7 @@
-"""What commands print: sentences and tables for people, one JSON object for programs."""
+"""What commands print: sentences and tables for people, one JSON object for programs.
+
+Where several ranks run one command, rank 0 prints.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from typing import Any
 
 import typer
 
+from workbench.rank_environment import is_first_rank
+
 __all__ = ["JsonOption", "only_result_on_stdout", "plain", "print_json", "print_table", "quoted", "say"]
 
 _ENDLESS = 10_000  # characters; wider than any table
@@ -26,7 +31,8 @@ JsonOption = typer.Option(False, "--json", help="Print one JSON object on stdout
 
 def say(text: str) -> None:
     """Print a line for a person on stdout."""
-    typer.echo(text)
+    if is_first_rank():
+        typer.echo(text)
 
 
 @contextmanager
@@ -34,9 +40,9 @@ def only_result_on_stdout(active: bool) -> Iterator[None]:
     """Send to stderr whatever is printed to stdout while the block runs: by tasks, libraries and worker processes.
 
     Args:
-        active: Whether to do it (``--json``); else nothing changes.
+        active: Whether to do it (``--json``); else nothing changes. A rank other than 0 always does.
     """
-    if not active:
+    if not active and is_first_rank():
         yield
         return
     try:
@@ -102,7 +108,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 def print_json(value: Any) -> None:
     """Print one JSON object; NaN and infinities become null, as JSON has none."""
-    typer.echo(json.dumps(plain(value), indent=2, allow_nan=False))
+    if is_first_rank():
+        typer.echo(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def quoted(argument: object) -> str:

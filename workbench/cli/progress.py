@@ -1,7 +1,7 @@
 """Progress on stderr: done of total, time left and what matters now.
 
 On a terminal this is a bar that moves. Into a file or a pipe (a batch system's log) it is a line now and then, since a
-thousand carriage returns are no log.
+thousand carriage returns are no log. Of several ranks that run one command, rank 0 shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from workbench.rank_environment import is_first_rank
 
 __all__ = ["Bar", "clock", "progress_bar"]
 
@@ -36,7 +38,8 @@ class Bar:
         self._eta = math.nan
         self._began = self._shown = time.monotonic()
         self._pending = False
-        self._bar = _terminal_bar(total, text) if sys.stderr.isatty() else None
+        self._silent = not is_first_rank()
+        self._bar = _terminal_bar(total, text) if sys.stderr.isatty() and not self._silent else None
 
     def update(
         self, done: float, total: float | None = None, text: str = "", note: str = "", eta: float = math.nan
@@ -76,6 +79,8 @@ class Bar:
     def _show(self) -> None:
         self._pending = False
         self._shown = time.monotonic()
+        if self._silent:
+            return
         if self._bar is None:
             left = self._eta if math.isfinite(self._eta) else self._estimate()
             told = [f"{self._text}: {math.floor(self._done)} of {self._total:.0f}"]

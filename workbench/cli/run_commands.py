@@ -13,6 +13,7 @@ from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
 from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 from workbench.cli.progress import progress_bar
+from workbench.rank_environment import is_first_rank
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +70,10 @@ def train(
     ),
     json: bool = JsonOption,
 ) -> None:
-    """Train a task once, record every step, and say how it went."""
+    """Train a task once, record every step, and say how it went.
+
+    With `torchrun --nproc-per-node N -m workbench train ...` N processes train it together and write one run.
+    """
     with only_result_on_stdout(json), progress_bar(steps, f"loading {task}") as bar, stop_on_ctrl_c() as stop:
         from workbench import facade
 
@@ -98,10 +102,12 @@ def train(
             "anew from the start"
         )
     if result.diverged:
-        typer.echo(
-            f"workbench: the run ended after {result.steps} steps: {result.message}; a lower learning rate may help",
-            err=True,
-        )
+        if is_first_rank():
+            typer.echo(
+                f"workbench: the run ended after {result.steps} steps: {result.message}; a lower learning rate may "
+                "help",
+                err=True,
+            )
         raise typer.Exit(1)
 
 

@@ -2,6 +2,10 @@
 
 What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
 a step that was measured.
+
+Over several ranks every rank runs this file. All train; rank 0 alone records, evaluates, reports and asks its caller.
+What a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so
+that no rank is left in a collective that the others never reach.
 """
 
 from __future__ import annotations
@@ -10,13 +14,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from workbench import devices
+from workbench import devices, ranks
 from workbench.config import BoostConfig, Plan
 from workbench.experiments.evaluation import evaluate
 from workbench.experiments.setup import Prepared, prepare
@@ -25,8 +29,11 @@ from workbench.scaling import ScaleCollapseError, collapsed_at
 from workbench.tasks import Task, move_batch
 from workbench.telemetry import RunRecorder, collect_environment
 from workbench.training import TraceBuffer, training_loop
+from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["RunProgress", "RunResult", "run_task"]
+
+_TRACE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class RunResult:
         metric_name: Its name.
         higher_is_better: Its direction.
         curve: Pairs (micro-batches done, metric).
-        steps: Micro-batches trained.
+        steps: Micro-batches trained, on each rank.
         seconds: Time spent training, evaluation not included, seconds.
         overflows: Windows whose gradients overflowed.
         final_loss: Mean loss of the last tenth of the steps.
@@ -105,11 +112,15 @@ def run_task(
 ) -> RunResult:
     """Train a task for a number of micro-batches.
 
+    Where several ranks train together (``workbench.ranks``) each of them calls this with the same arguments; folders
+    and callbacks count on rank 0, ``stop`` on any. A step then is one micro-batch on each rank, its recorded loss is
+    the mean over ranks and its samples are those of all ranks.
+
     Args:
         task: What is trained.
         config: Configuration.
         level: Boost level.
-        steps: Micro-batches.
+        steps: Micro-batches, on each rank.
         seed: Seed of weights, data order and data split.
         device: Where to train; None takes the accelerator if there is one.
         out: Folder in which a run directory is made; None records nothing on disk.
@@ -118,13 +129,14 @@ def run_task(
         exponents_every: Updates between gradient exponent histograms; 0 never.
         on_progress: Called at drains and evaluations.
         on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
-        stop: Asked once per step; True ends the run within that step.
+        stop: Asked once per step; True ends the run within that step, over several ranks with the next one.
 
     Returns:
-        The result; a diverged run is a result, not an error.
+        The result, the same on every rank; a diverged run is a result, not an error.
 
     Raises:
         ValueError: If ``steps`` or ``evaluate_every`` is not at least 1.
+        RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
     _check_count("steps", steps)
@@ -133,15 +145,19 @@ def run_task(
     device = device or devices.select_device("auto")
     prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
     run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress)
-    run.recorder = _open_recorder(out, run_id, task, config, run, level)
+    if ranks.rank() == 0:
+        run.recorder = _open_recorder(out, run_id, task, config, run, level)
     try:
         run.train(evaluate_every, on_evaluation, stop)
         if run.recorder is not None:
             run.recorder.finish(run.summary())
-    except BaseException as error:
+    except BaseException as raised:
+        error = ranks.explained(raised)
         run.interrupt(error)
-        raise
-    return run.result()
+        if error is raised:
+            raise
+        raise error from raised
+    return ranks.broadcast_object(run.result())
 
 
 class _Run:
@@ -160,8 +176,18 @@ class _Run:
         self.task = task
         self.boosted, self.plan, self.scheduler = prepared.boosted, prepared.plan, prepared.scheduler
         self.device, self.seed, self.steps = device, seed, steps
-        self.on_progress = on_progress
-        self.trace = TraceBuffer(self.boosted, exponents_every=exponents_every)
+        self.leads = ranks.rank() == 0
+        self.n_ranks = ranks.world_size()
+        self.votes = ranks.StepVotes() if self.n_ranks > 1 else None
+        self.on_progress = on_progress if self.leads else None
+        # The other ranks keep their losses only: what is recorded of gradients is the same everywhere.
+        self.trace = TraceBuffer(
+            self.boosted,
+            exponents_every=exponents_every if self.leads else 0,
+            capacity=_TRACE_ROWS,
+            gradients=self.leads,
+        )
+        self._undrained = 0
         self.recorder: RunRecorder | None = None
         self._records: list[StepRecord] = []  # drained, not yet on the disk
         self._events: list[Event] = []
@@ -192,16 +218,18 @@ class _Run:
             steps=self.steps,
             scheduler=self.scheduler,
             trace=self.trace,
-            batch_size=self.task.batch_size_of,
+            batch_size=self._batch_size,
         )
         self._start_clock()
         for _ in loop:
             self.done += 1
-            if self.trace.due():
+            self._undrained += 1
+            due, stopping = self._wishes(stop)
+            if due:
                 self.flush()
             if self.diverged:
                 break
-            if stop is not None and stop():
+            if stopping or (self.votes is None and stop is not None and stop()):
                 self.stopped = True
                 self._end(f"stopped on request after {self.done} steps")
                 break
@@ -218,6 +246,8 @@ class _Run:
                     break
                 self._start_clock()
         self._stop_clock()
+        if self.votes is not None:
+            self.votes.settle()
         self.flush()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):
@@ -225,8 +255,10 @@ class _Run:
             self.flush()
 
     def flush(self) -> None:
-        """Drain the trace to the recorder, act on what it shows, and report."""
-        self._drain()
+        """Drain the trace to the recorder, act on what it shows, and report; every rank at the same step."""
+        self._drain(agree=self.n_ranks > 1)
+        if self.n_ranks > 1:
+            self.diverged, self.message = ranks.broadcast_object((self.diverged, self.message))
         self._write()
         self._report()
 
@@ -246,8 +278,22 @@ class _Run:
             with contextlib.suppress(Exception):
                 self.recorder.close()
 
-    def _drain(self) -> None:
+    def _wishes(self, stop: Callable[[], bool] | None) -> tuple[bool, bool]:
+        """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
+        if self.votes is None:
+            return self.trace.due(), False
+        full = self._undrained >= _TRACE_ROWS - 1  # all ranks count the same, and a vote would come one row late
+        due, stopping = self.votes.exchange(self.leads and self.trace.due(), stop is not None and stop())
+        return due or full, stopping
+
+    def _drain(self, *, agree: bool = False) -> None:
+        """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
         records, events = self.trace.drain()
+        self._undrained = 0
+        if agree:
+            means = ranks.mean_over_ranks([record.loss for record in records])
+            records = [replace(record, loss=mean) for record, mean in zip(records, means, strict=True)]
+            events = self._judged_by_mean(records, events)
         self._records += records
         self._events += [*events, *self._judge(records)]
         for record in records:
@@ -257,6 +303,15 @@ class _Run:
         diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
         if diverged is not None and not self.diverged:
             self.diverged, self.message = True, diverged.message
+
+    def _judged_by_mean(self, records: list[StepRecord], events: list[Event]) -> list[Event]:
+        """Replace what this rank's own losses say about divergence by what the mean over ranks says."""
+        events = [event for event in events if not (event.kind is EventKind.DIVERGED and event.subject == "loss")]
+        broken = next((record for record in records if not math.isfinite(record.loss)), None)
+        if broken is None or self.boosted.loss_scaling.checks_overflow or self.diverged:
+            return events
+        message = f"step {broken.step}: the loss is {broken.loss:g}; training diverged"
+        return [*events, Event(broken.step, EventKind.DIVERGED, "loss", broken.loss, message)]
 
     def _write(self) -> None:
         if self.recorder is not None:
@@ -323,7 +378,12 @@ class _Run:
         return [Event(step, EventKind.SCALE_COLLAPSE, "", windows[at].loss_scale_after, self.message)]
 
     def _evaluate(self, on_evaluation: Callable[[int, float], bool] | None) -> bool:
-        value = evaluate(self.task, self.boosted.model, self.device, self.boosted.precision, self.seed)
+        value = math.nan
+        if self.leads:
+            # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate.
+            model = unwrapped(self.boosted.model) if self.n_ranks > 1 else self.boosted.model
+            value = evaluate(self.task, model, self.device, self.boosted.precision, self.seed)
+        value = ranks.broadcast_object(value)
         if not math.isfinite(value):
             self.diverged = True
             self.message = f"{self.task.metric_name} is {value:g} after {self.done} steps; training diverged"
@@ -333,7 +393,11 @@ class _Run:
         message = f"{self.task.metric_name} {value:.6g} after {self.done} steps"
         self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, self.task.metric_name, value, message))
         self._report()
-        return on_evaluation is not None and on_evaluation(self.done, value)
+        ends = self.leads and on_evaluation is not None and on_evaluation(self.done, value)
+        return ranks.broadcast_object(ends)
+
+    def _batch_size(self, batch: Any) -> int:
+        return self.n_ranks * self.task.batch_size_of(batch)
 
     def _end(self, message: str) -> None:
         self.message = message
@@ -386,7 +450,9 @@ def _open_recorder(
         task=task.name,
         level=level,
     )
-    return RunRecorder.create(out, config.to_dict(), environment | {"steps": run.steps}, run_id)
+    return RunRecorder.create(
+        out, config.to_dict(), environment | {"steps": run.steps, "world_size": run.n_ranks}, run_id
+    )
 
 
 def _check_count(name: str, value: int) -> None:

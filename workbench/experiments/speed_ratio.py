@@ -5,6 +5,9 @@ does to the other. A step's cost depends on what it does: with freezing, on how 
 accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time
 is weighted by how often the schedule uses it. The ratio is the median over rounds; its interval comes from a
 bootstrap over rounds.
+
+Over several ranks all of them train every block together, and rank 0's clock counts: it decides how many rounds there
+are, and every rank gets its answer.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from workbench import devices
+from workbench import devices, ranks
 from workbench.algorithms.grad_freeze import FreezeOpt
 from workbench.config import BoostConfig
 from workbench.experiments.setup import prepare
@@ -100,15 +103,27 @@ def measure_speed_ratio(
         for index in (first, 1 - first):
             block[index] = sides[index].block()
         rows.append((block[0], block[1]))
-        done = len(rows)
-        if done < rounds and not (stop is not None and done >= 2 and stop()):
-            continue
-        times = np.array(rows)
-        ratios = times[:, 1] / times[:, 0]
-        ratio = float(np.median(ratios))
-        low, high = bootstrap_median_interval(ratios, seed)
-        if high - low <= precision * ratio or done >= _MOST_ROUNDS * rounds or (stop is not None and stop()):
-            break
+        measured = None
+        if ranks.rank() == 0:
+            measured = _answer(rows, rounds, precision, seed, stop)
+        measured = ranks.broadcast_object(measured)
+        if measured is not None:
+            return measured
+
+
+def _answer(
+    rows: list[tuple[float, float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
+) -> SpeedRatio | None:
+    """Return the ratio, or None while more rounds are wanted."""
+    done = len(rows)
+    if done < rounds and not (stop is not None and done >= 2 and stop()):
+        return None
+    times = np.array(rows)
+    ratios = times[:, 1] / times[:, 0]
+    ratio = float(np.median(ratios))
+    low, high = bootstrap_median_interval(ratios, seed)
+    if high - low > precision * ratio and done < _MOST_ROUNDS * rounds and not (stop is not None and stop()):
+        return None
     base_ms, other_ms = np.median(times, axis=0) * 1e3
     return SpeedRatio(ratio, low, high, float(base_ms), float(other_ms), done)
 
@@ -164,6 +179,7 @@ class _Side:
         if isinstance(boosted.optimizer, FreezeOpt):
             boosted.use_freezing_group(group)
         devices.synchronize(self.device)
+        ranks.barrier()  # a rank that lags from the window before would be waited for in this one
         began = time.perf_counter()
         for _ in range(boosted.window.n_steps):
             batch = self.batches[self.position % len(self.batches)]

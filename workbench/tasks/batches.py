@@ -8,6 +8,10 @@ was drawn before. Two things make that true for sources we know nothing about. T
 torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed,
 epoch); and generators that a ``DataLoader`` holds are seeded likewise. So shuffling and augmentation neither depend on
 the model's random numbers nor change them.
+
+Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r. Each rank lets
+the source produce all of them, which keeps the stream the same for any number of ranks. Where producing is the dear
+part, a ``DataLoader`` with a ``DistributedSampler`` produces on each rank only what that rank trains on.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import hashlib
 import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,6 +34,7 @@ from workbench.tasks.errors import TaskError
 
 __all__ = [
     "SeekableBatches",
+    "Share",
     "ShuffledBatches",
     "check_source",
     "digest_of_batches",
@@ -37,6 +43,17 @@ __all__ = [
     "evaluation_batches",
     "mixed_seed",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Which batches of a stream are a rank's: number ``rank`` and every ``n_ranks``-th after it."""
+
+    rank: int = 0
+    n_ranks: int = 1
+
+
+_EVERYTHING = Share()
 
 
 @runtime_checkable
@@ -77,15 +94,18 @@ class ShuffledBatches:
         """Yield the first epoch."""
         return islice(self.stream(0), len(self))
 
-    def stream(self, start: int) -> Iterator[Any]:
-        """Yield batches without end, beginning with batch number ``start``."""
+    def stream(self, start: int, stride: int = 1) -> Iterator[Any]:
+        """Yield every ``stride``-th batch without end, beginning with batch number ``start``."""
         epoch, position = divmod(start, len(self))
         while True:
             generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
             order = torch.randperm(self.n_samples, generator=generator)
-            for index in range(position, len(self)):
+            for index in range(position, len(self), stride):
                 yield self._gather(order[index * self.batch_size : (index + 1) * self.batch_size])
-            epoch, position = epoch + 1, 0
+            passed = range(position, len(self), stride)
+            later = position + len(passed) * stride - len(self)  # the next batch, counted from the next epoch's first
+            skipped, position = divmod(later, len(self))
+            epoch += 1 + skipped
 
 
 def check_source(source: Any, role: str) -> None:
@@ -114,7 +134,9 @@ def check_source(source: Any, role: str) -> None:
         raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")
 
 
-def endless_batches(source: Any, seed: int, start: int = 0, role: str = "train") -> Iterator[Any]:
+def endless_batches(
+    source: Any, seed: int, start: int = 0, role: str = "train", share: Share = _EVERYTHING
+) -> Iterator[Any]:
     """Yield the batches of a source epoch after epoch, without end, beginning at any position.
 
     The stream is the same for the same arguments, and ``endless_batches(source, seed, k)`` is
@@ -125,22 +147,31 @@ def endless_batches(source: Any, seed: int, start: int = 0, role: str = "train")
         source: Re-iterable, or callable of a seed, or of a seed and an epoch. A callable of a seed only is called
             once if it returns a re-iterable, and once per epoch with the same seed if it returns an iterator.
         seed: Seed of the stream, >= 0. Whether the source depends on it is the source's affair.
-        start: Number of batches to skip, >= 0.
+        start: Number of batches of this share to skip, >= 0.
         role: Name of the source in error messages.
+        share: Which of the batches are wanted. A ``DataLoader`` whose sampler knows ranks gives its own share.
 
     Raises:
-        TaskError: When an epoch holds no batch.
+        TaskError: When an epoch holds no batch, or a sampler shares data between another number of ranks.
     """
     if _takes_seed(source):
         with _RandomStream(mixed_seed(seed, 0)).active():
             opened = _open_source(source, seed, 0, role)
         if not isinstance(opened, Iterator) and _n_positional(source) < 2:
             source = opened  # good for every epoch; otherwise it is opened again for each
+    else:
+        opened = source
+    if share.n_ranks > 1 and _is_shared_already(opened, share.n_ranks, role):
+        share = _EVERYTHING
+    first = start * share.n_ranks + share.rank
+    if isinstance(source, ShuffledBatches):
+        yield from source.stream(first, share.n_ranks)
+        return
     if isinstance(source, SeekableBatches):
-        yield from source.stream(start)
+        yield from islice(source.stream(first), 0, None, share.n_ranks)
         return
     n_batches = _exact_length(source)
-    epoch, to_skip = divmod(start, n_batches) if n_batches else (0, start)
+    epoch, to_skip = divmod(first, n_batches) if n_batches else (0, first)
     while True:
         n_seen = 0
         for batch in _one_epoch(source, seed, epoch, role):
@@ -148,6 +179,7 @@ def endless_batches(source: Any, seed: int, start: int = 0, role: str = "train")
             if to_skip > 0:
                 to_skip -= 1
             else:
+                to_skip = share.n_ranks - 1
                 yield batch
         if n_seen == 0:
             raise TaskError(f"`{role}` must yield at least one batch per epoch, got none in epoch {epoch}")
@@ -239,6 +271,23 @@ def _open_source(source: Callable[..., Any], seed: int, epoch: int, role: str) -
     if not isinstance(opened, Iterable | SeekableBatches) or isinstance(opened, Tensor | str | bytes | Mapping):
         raise TaskError(f"`{role}({seed})` must return an iterable of batches, got {type(opened).__name__}")
     return opened
+
+
+def _is_shared_already(source: Any, n_ranks: int, role: str) -> bool:
+    """Return whether a loader's sampler gives each rank its own samples.
+
+    Raises:
+        TaskError: When it shares them between another number of ranks.
+    """
+    batch_sampler = getattr(source, "batch_sampler", None)
+    samplers = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    shares = next((n for n in (getattr(one, "num_replicas", None) for one in samplers) if n is not None), 1)
+    if shares not in (1, n_ranks):
+        raise TaskError(
+            f"the sampler of `{role}` shares the data between {shares} ranks, but {n_ranks} train together; leave out "
+            "its `num_replicas`, so that it asks torch.distributed"
+        )
+    return bool(shares > 1)
 
 
 def _exact_length(source: Any) -> int:

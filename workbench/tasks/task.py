@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from workbench import ranks
 from workbench.batch import batch_size_of
 from workbench.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.tasks import batches as _batches
@@ -159,18 +160,22 @@ class Task:
         """Return training batches without end, reshuffled every epoch, from any position on.
 
         ``batches(seed, start=k)`` is ``batches(seed)`` without its first k batches: training resumed at step k sees
-        the data it would have seen.
+        the data it would have seen. Where n ranks train together, rank r gets the batches r, r + n, r + 2 n, ... of the
+        stream that one rank would get, so a step of all ranks is a step over n batches. A ``DataLoader`` whose sampler
+        gives each rank its share already (``DistributedSampler``) is left to it.
 
         Args:
             seed: Seed of split and order, >= 0.
-            start: Number of batches already used, >= 0.
+            start: Number of batches that this rank has used already, >= 0.
 
         Raises:
-            TaskError: When one of them is negative or no whole number.
+            TaskError: When one of them is negative or no whole number, or the sampler shares data between another
+                number of ranks than train.
         """
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
             raise TaskError(f"`start` must be a number of batches, 0 or more, got {start!r}")
-        return _batches.endless_batches(self.train, _checked_seed(seed), start)
+        share = _batches.Share(ranks.rank(), ranks.world_size())
+        return _batches.endless_batches(self.train, _checked_seed(seed), start, share=share)
 
     def evaluation_batches(self, seed: int) -> Iterable[Any]:
         """Return one pass over the evaluation data of this seed's split; may be iterated again."""
@@ -236,7 +241,7 @@ class Task:
         if self.data_hash:
             return self.data_hash
         evaluation = _batches.digest_of_batches(self.evaluation_batches(0), _DIGESTED_BATCHES)
-        training = _batches.digest_of_batches(self.batches(0), _DIGESTED_BATCHES)
+        training = _batches.digest_of_batches(_batches.endless_batches(self.train, 0), _DIGESTED_BATCHES)
         return f"first {_DIGESTED_BATCHES} batches sha256:{evaluation[:32]}{training[:32]}"
 
     @property
