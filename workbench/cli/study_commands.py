@@ -11,6 +11,8 @@ import typer
 from workbench.cli.interrupts import saying_on_ctrl_c
 from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 from workbench.cli.progress import Bar, clock, progress_bar
+from workbench.cli.rank_processes import run_as_ranks
+from workbench.rank_environment import rank_environment
 
 if TYPE_CHECKING:
     from workbench.records import TrialRecord
@@ -34,6 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def tune(
+    context: typer.Context,
     study: Path = StudyArgument,
     trials: int = typer.Option(
         None, metavar="N", min=1, help="Trials of the whole study, those already finished included."
@@ -46,7 +49,15 @@ def tune(
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,
 ) -> None:
-    """Run a study, or continue it: search, confirm, export boost_config.json, write the report."""
+    """Run a study, or continue it: search, confirm, export boost_config.json, write the report.
+
+    With `ranks` above 1 in study.toml it starts so many processes, which train each trial together.
+    """
+    from workbench.tuning.study_file import read_study
+
+    ranks = read_study(study).study.ranks
+    if ranks > 1 and rank_environment() is None:
+        raise typer.Exit(run_as_ranks(ranks, context.obj))
     with (
         only_result_on_stdout(json),
         progress_bar(1, "loading the study") as bar,

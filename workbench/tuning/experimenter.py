@@ -11,10 +11,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.config import BoostConfig
 from workbench.tuning.study_file import StudyFile
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "Experimenter",
@@ -145,17 +148,24 @@ MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 """Makes who trains, from a study's file and folder."""
 
 
-def experimenter_for(file: StudyFile, directory: Path, make: MakeExperimenter | None = None) -> Experimenter:
+def experimenter_for(
+    file: StudyFile,
+    directory: Path,
+    make: MakeExperimenter | None = None,
+    device: torch.device | None = None,
+) -> Experimenter:
     """Return who trains a study.
 
     Args:
         file: The study's file.
         directory: Folder of the study.
         make: Makes another experimenter than the task's own, for tests.
+        device: This rank's device; None takes the one the file names.
     """
     if make is not None:
         return make(file, directory)
-    return TaskExperimenter(file.study.task, file.study.device, directory / "runs", file.study.threads)
+    wanted = file.study.device if device is None else device
+    return TaskExperimenter(file.study.task, wanted, directory / "runs", file.study.threads)
 
 
 class TaskExperimenter:
@@ -163,7 +173,7 @@ class TaskExperimenter:
 
     Args:
         task: Task as named on the command line.
-        device: Device name, or ``"auto"``.
+        device: Device, its name, or ``"auto"``.
         runs: Folder of the run directories; tasks in files may be named relative to the folder it lies in.
         threads: CPU threads of this process; None leaves them as they are.
 
@@ -171,7 +181,7 @@ class TaskExperimenter:
         ValueError: When the task or the device does not exist.
     """
 
-    def __init__(self, task: str, device: str, runs: Path, threads: int | None = None) -> None:
+    def __init__(self, task: str, device: str | torch.device, runs: Path, threads: int | None = None) -> None:
         from workbench import devices
         from workbench.tasks import load_task
 
@@ -198,11 +208,12 @@ class TaskExperimenter:
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""
-        from workbench import devices
+        from workbench import devices, ranks
         from workbench.telemetry import collect_environment
 
         device = {**devices.hardware_summary(), "device": devices.device_name(self._device)}
-        return dict(collect_environment(device=device, data_hash=self.data_hash, task=self._task.name))
+        told = collect_environment(device=device, data_hash=self.data_hash, task=self._task.name)
+        return {**told, "world_size": ranks.world_size()}
 
     def train(
         self,
@@ -217,14 +228,15 @@ class TaskExperimenter:
         on_evaluation: Callable[[int, float], bool] | None = None,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> Trained:
-        """Train one run, recorded under ``runs/<run_id>``."""
+        """Train one run, recorded under ``runs/<run_id>``; over several ranks by rank 0 alone."""
+        from workbench import ranks
         from workbench.experiments.run import RunProgress, run_task
 
         def tell(progress: RunProgress) -> None:
             if on_step is not None:
                 on_step(RunStep(progress.step, progress.steps, progress.metric))
 
-        if run_id:
+        if run_id and ranks.rank() == 0:
             self._runs.mkdir(parents=True, exist_ok=True)
             run_id = self._free_name(run_id)
         result = run_task(

@@ -10,15 +10,21 @@ The first line and its loop are ``searching.py`` (in several processes: ``worker
 ``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``answer.py``.
 Every step of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
 ended it.
+
+With ``ranks`` above 1 in the file every trial trains over several processes, which torchrun or ``workbench tune`` has
+started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from workbench.rank_environment import is_first_rank, rank_environment
 from workbench.tuning import storage as kept
 from workbench.tuning.answer import StudyResult, write_answer
 from workbench.tuning.confirming import Confirmation, contenders
@@ -27,10 +33,14 @@ from workbench.tuning.experimenter import MakeExperimenter, experimenter_for
 from workbench.tuning.loss_scale_policy import tune_loss_scale
 from workbench.tuning.progress import StudyWatch, TuneProgress
 from workbench.tuning.quiet import quiet_optuna
+from workbench.tuning.rank_experimenter import LeadingExperimenter, follow
 from workbench.tuning.searching import Search
 from workbench.tuning.stored_records import keep_candidates
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
 from workbench.tuning.workers import run_workers
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["tune"]
 
@@ -64,61 +74,107 @@ def tune(
             ``jobs`` is above 1.
 
     Returns:
-        The result, with the exported files; ``report`` is None, since reports are written above this layer.
+        The result, with the exported files; ``report`` is None, since reports are written above this layer. Over
+        several ranks each of them gets it.
 
     Raises:
         StudyError: When the study, an argument or the storage is wrong, or the study is being tuned already.
         StudyChangedError: When ``study.toml`` changed since the study began.
         StudyFailedError: When O0 does not train or trials keep failing.
+        RankFailure: When another rank has died; the state is saved, the running trial will be run again.
         KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
     """
     began = time.monotonic()
     file, directory = read_study(study_dir), study_folder(study_dir)
     _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
+    _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
     search_deadline, deadline = _deadlines(file, began, file.study.timeout_seconds if timeout is None else timeout)
     url = storage or kept.default_storage(directory)
-    with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors():
-        # The task and its drops first: a study that cannot run must not archive one that did.
-        experimenter = experimenter_for(file, directory, make_experimenter)
-        allowed = file.allowed_drops(experimenter.metric_name)
-        archived = kept.archive_study(directory) if fresh else None
-        database = kept.open_storage(url)
-        study = kept.open_study(database, file, experimenter)
-        study.set_user_attr("allowed_drops", allowed)
-        kept.requeue_interrupted(database, study)
-        watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress)
+    with _ranks_of(file) as device:
+        if not is_first_rank():
+            followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
+            return followed
+        with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors():
+            # The task and its drops first: a study that cannot run must not archive one that did.
+            experimenter = experimenter_for(file, directory, make_experimenter, device)
+            leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
+            experimenter = leading or experimenter
+            allowed = file.allowed_drops(experimenter.metric_name)
+            archived = kept.archive_study(directory) if fresh else None
+            database = kept.open_storage(url)
+            study = kept.open_study(database, file, experimenter)
+            study.set_user_attr("allowed_drops", allowed)
+            kept.requeue_interrupted(database, study)
+            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress)
 
-        search = Search(file, database, study, experimenter, allowed, n_trials, search_deadline, watch)
-        search.run_baseline()
-        if jobs > 1:
-            run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, watch.trial_finished)
-        search.run()
+            search = Search(file, database, study, experimenter, allowed, n_trials, search_deadline, watch)
+            search.run_baseline()
+            if jobs > 1:
+                run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, watch.trial_finished)
+            search.run()
 
-        if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
-            watch.phase("loss scale")
-        policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
+            if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
+                watch.phase("loss scale")
+            policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
 
-        confirmation = Confirmation(
-            study,
-            file,
-            experimenter,
-            command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
-            confirm_seeds=confirm_seeds,
-            deadline=deadline,
-            on_run=watch.run_finished,
-            on_step=watch.step,
+            confirmation = Confirmation(
+                study,
+                file,
+                experimenter,
+                command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
+                confirm_seeds=confirm_seeds,
+                deadline=deadline,
+                on_run=watch.run_finished,
+                on_step=watch.step,
+            )
+            candidates = confirmation.judge(contenders(study, file, policy))
+            keep_candidates(study, candidates)
+
+            watch.phase("export")
+            result = write_answer(
+                study,
+                file,
+                directory,
+                candidates,
+                policy,
+                folder=directory / "result",
+                require_confirmed=require_confirmed,
+            )
+            watch.done()
+        told = [] if archived is None else [f"The earlier study is archived in {archived}."]
+        messages = [*result.messages, *told]
+        result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
+        if leading is not None:
+            leading.end(result)
+        return result
+
+
+@contextmanager
+def _ranks_of(file: StudyFile) -> Iterator[torch.device | None]:
+    """Train together with the other ranks of the study, if it has more than one."""
+    if file.study.ranks == 1:
+        yield None  # without importing torch: fakes need none
+        return
+    from workbench import ranks
+
+    with ranks.joined(file.study.device) as device:
+        yield device
+
+
+def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
+    here = rank_environment()
+    wanted, started = file.study.ranks, 1 if here is None else here.world_size
+    if wanted != started:
+        few = "this is one process" if started == 1 else f"{started} ranks were started"
+        raise StudyError(
+            f"`study.ranks` is {wanted}, but {few}; `workbench tune {study_dir}` starts as many as the file says"
         )
-        candidates = confirmation.judge(contenders(study, file, policy))
-        keep_candidates(study, candidates)
-
-        watch.phase("export")
-        result = write_answer(
-            study, file, directory, candidates, policy, folder=directory / "result", require_confirmed=require_confirmed
+    if wanted > 1 and jobs > 1:
+        raise StudyError(
+            f"--jobs must be 1 for a study with `study.ranks` = {wanted}, whose processes train each trial together, "
+            f"got {jobs}"
         )
-        watch.done()
-    told = [] if archived is None else [f"The earlier study is archived in {archived}."]
-    return replace(result, messages=[*result.messages, *told], n_trials=n_trials, seconds=time.monotonic() - began)
 
 
 def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
