@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 import io
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +23,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from tests.ranks import Ranks
 from workbench import ranks
 from workbench.algorithms.catalog import METHODS, Method, method
+from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
@@ -70,11 +74,21 @@ def configured(row: Method, optimizer: str = "sgd", frozen: tuple[str, ...] = ()
     )
     # Short and often frozen, so that a few steps see every kind of step.
     short = {"grad_freeze.param_groups": 3, "grad_freeze.freeze_p": 0.5, "grad_freeze.total_steps": 50}
-    config = BoostConfig().with_values({**short, **row.enabled_by, "loss_scale.kind": "dynamic"})
-    boosted = apply(config, net, made)
+    values = {**short, **row.enabled_by, "loss_scale.kind": "dynamic"}
+    with tempfile.TemporaryDirectory() as folder:
+        if row.name == "dim_reduce":
+            values |= {"dim_reduce.n_components": 3, "dim_reduce.pca_mat_path": str(pca_matrix(net, Path(folder)))}
+        boosted = apply(BoostConfig().with_values(values), net, made)
     if ranks.world_size() > 1:
         boosted.distribute()
     return boosted
+
+
+def pca_matrix(net: nn.Module, folder: Path) -> Path:
+    """Write three orthonormal directions in the space of the weights that are trained."""
+    n_weights = sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
+    directions, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n_weights, 3)))
+    return save_pca_matrix(folder / "pca.npy", np.ascontiguousarray(directions.T))
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,13 +96,17 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 1, 5, 5, generator=generator), torch.randint(0, 3, (6,), generator=generator)
 
 
+def loss_of(boosted: Boosted, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(boosted.model(x), y)
+
+
 def train(boosted: Boosted, first: int, last: int) -> list[float]:
     losses = []
     for step in range(first, last):
         x, y = batch(step)
-        loss = nn.functional.cross_entropy(boosted.model(x), y)
+        loss = loss_of(boosted, x, y)
         boosted.backward(loss)
-        losses.append(float(boosted.step().loss))
+        losses.append(float(boosted.step(partial(loss_of, boosted, x, y)).loss))
     return losses
 
 

@@ -135,4 +135,16 @@ METHODS: tuple[Method, ...] = (
         paper='Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, arXiv:2006.02924',
         n_ranks=2,
     ),
+    Method(
+        name="dim_reduce",
+        title="DimReduce",
+        summary="Takes quasi-Newton steps in the space that earlier weights moved in, each tried on its own batch.",
+        section="dim_reduce",
+        switch="boost.dim_reduce",
+        enabled_by=_only(boost__dim_reduce=True, dim_reduce__weight_load_dir="snapshots"),
+        builder="workbench.algorithms.dim_reduce:DimReduce",
+        paper="Li, Tan, Huang, Tao, Liu, Huang, "
+        '"Low Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces", '
+        "IEEE TPAMI 2022, doi:10.1109/TPAMI.2022.3178101, arXiv:2103.11154",
+    ),
 )

@@ -138,7 +138,8 @@ class AutoBoost:
             )
             network, optimizer = method.freeze_generate(network, optimizer)
         if plan.dim_reduce:
-            optimizer = SGD([parameter for group in optimizer.param_groups for parameter in group["params"]], lr=1.0)
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            optimizer = SGD([parameter for parameter in held if parameter.requires_grad], lr=1.0)
         setattr(network, _MARK, plan)
         return network, optimizer
 
