@@ -118,7 +118,16 @@ def arising_overflow(received: Tensor, left: Tensor, nonfinite: Tensor) -> Tenso
     return ((left != 0) | (nonfinite != 0)) & (received == 0)
 
 
-def scale_gradient(x: Tensor, scales: Tensor, into: int, out_of: int, received: Tensor, left: Tensor) -> Tensor:
+def scale_gradient(
+    x: Tensor,
+    scales: Tensor,
+    into: int,
+    out_of: int,
+    received: Tensor,
+    left: Tensor,
+    *,
+    border: tuple[int | None, int | None] | None = None,
+) -> Tensor:
     """Return ``x`` as it is; going backward multiply its gradient by ``scales[into] / scales[out_of]``.
 
     Half-precision values are widened to float32 under autocast, which narrows them again for the next layer that
@@ -132,11 +141,14 @@ def scale_gradient(x: Tensor, scales: Tensor, into: int, out_of: int, received: 
         out_of: Index of the scale that it had.
         received: Flag of the region it enters, float32, one element; set to 1.0 when it is not finite.
         left: Flag of the region it leaves; likewise.
+        border: Attribute of the node in the autograd graph, for those who follow it: the region that the gradient
+            leaves and the one it enters. None means ``(out_of, into)``.
 
     Returns:
         The same values, of shape ``x.shape``.
     """
-    return cast(Tensor, _ScaleGradient.apply(x, scales, into, out_of, received, left))  # type: ignore[no-untyped-call]
+    names = (out_of, into) if border is None else border
+    return cast(Tensor, _ScaleGradient.apply(x, scales, (into, out_of), names, received, left))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,9 +514,18 @@ class _ScaleGradient(torch.autograd.Function):
     """Identity; see `scale_gradient`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scales: Tensor, into: int, out_of: int, received: Tensor, left: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scales: Tensor,
+        indices: tuple[int, int],
+        border: tuple[int | None, int | None],
+        received: Tensor,
+        left: Tensor,
+    ) -> Tensor:
         # Not saved tensors: these change in place after the backward pass, and are to be read as they are during it.
-        ctx.scales, ctx.indices, ctx.flags, ctx.dtype = scales, (into, out_of), (received, left), x.dtype
+        ctx.scales, ctx.indices, ctx.flags, ctx.dtype = scales, indices, (received, left), x.dtype
+        ctx.border = border
         if x.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(x.device.type):
             return x.float()
         # Not a view in autograd's books: an activation that works in place may follow.

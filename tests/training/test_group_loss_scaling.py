@@ -1,0 +1,662 @@
+"""Group scales in training: marks, borders, calibration, attribution, and a net that no single scale can train."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+from tests.golden_files import golden_paths, load_npz
+from tests.golden_networks import assert_trajectory, build_optimizer, golden_batch, load_initial_weights
+from tests.scaling.host_reads import forbid_host_reads
+from workbench.config import BoostConfig
+from workbench.scaling import FixedLossScaleUpdateCell, GroupLossScaleManager
+from workbench.training.boosted import Boosted
+from workbench.training.group_loss_scaling import GroupLossScaling, joined_units
+from workbench.training.loss_scaling import LossScaling
+from workbench.training.precision import Precision
+from workbench.training.scale_borders import maximal_units
+
+CPU = torch.device("cpu")
+AUTOMATIC = {"loss_scale": {"kind": "dynamic", "groups": 3, "window": 50}}
+
+
+class MarkedNet(nn.Module):
+    """Dense layers with marks between the groups, as the reference's example has them."""
+
+    def __init__(self, dims: list[int], amp: GroupLossScaleManager) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = (nn.Linear(*pair) for pair in itertools.pairwise(dims))
+        self.amp = amp
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.fc1(self.amp(x, 0, 1)))
+        x = torch.relu(self.fc2(self.amp(x, 1, 2)))
+        out: Tensor = self.amp(self.fc3(x), 2, 3)
+        return out
+
+
+def marked_net(init: Any = 64.0, dims: list[int] | None = None, **options: Any) -> MarkedNet:
+    manager = GroupLossScaleManager(init, [], **options)
+    net = MarkedNet(dims or [4, 6, 5, 3], manager)
+    in_first = [p for n, p in net.named_parameters() if n.startswith("fc1")]
+    manager.loss_scale_groups = [in_first, [*net.fc2.parameters(), *net.fc3.parameters()]]
+    return net
+
+
+# -- recorded training ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", golden_paths("group_loss_scale_train_*.npz"), ids=lambda path: path.stem)
+def test_golden_training_with_marks(path: Path) -> None:
+    meta, arrays = load_npz(path)
+    net = marked_net(meta["init_loss_scale"], meta["net"]["dims"], minimum=2.0**-126, unscale_with="updated")
+    net.amp.loss_scale_groups = meta["groups"]
+    net.double()
+    load_initial_weights(_WithoutManager(net), arrays)
+    optimizer = build_optimizer(meta, net.parameters(), fused=True)
+    boosted = Boosted(net, optimizer, loss_scaling=GroupLossScaling.from_manager(net.amp, net))
+    named = dict(net.named_parameters())
+    for step, flags in enumerate(meta["layer_overflow"]):
+        x, y = golden_batch(arrays, step)
+        loss = nn.functional.mse_loss(net(x), y)
+        boosted.backward(loss)
+        for flag, group in zip(flags, meta["groups"], strict=True):
+            if flag:  # the recorded flags were set by hand
+                gradient = named[group[0]].grad
+                assert gradient is not None
+                gradient.fill_(math.inf)
+        outcome = boosted.step()
+        assert outcome.loss.item() == pytest.approx(meta["losses"][step], rel=1e-4)
+        assert bool(outcome.overflow) is bool(meta["returned_overflow_count"][step])
+        assert net.amp.overflow_count.item() == meta["returned_overflow_count"][step]
+        assert outcome.loss_scale_after.item() == pytest.approx(meta["returned_scale"][step], rel=1e-6)
+        assert net.amp.dynamic_loss_scale.tolist() == pytest.approx(meta["dynamic_loss_scale_after"][step], rel=1e-6)
+        assert_trajectory(_WithoutManager(net), arrays, step + 1)
+
+
+class _WithoutManager(nn.Module):
+    """The recorded tensors are the layers' only."""
+
+    def __init__(self, net: MarkedNet) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = net.fc1, net.fc2, net.fc3
+
+
+def test_by_default_gradients_are_divided_by_the_scale_they_carry() -> None:
+    torch.manual_seed(0)
+    net = marked_net()
+    plain = copy.deepcopy(net)
+    boosted = Boosted(
+        net, SGD(net.parameters(), lr=0.1, fused=True), loss_scaling=GroupLossScaling.from_manager(net.amp, net)
+    )
+    x, y = torch.randn(8, 4), torch.randn(8, 3)
+    for _ in range(3):
+        boosted.backward(nn.functional.mse_loss(net(x), y))
+        boosted.step()
+    plain.amp.loss_scale_groups = []
+    optimizer = SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(plain(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for (name, here), there in zip(net.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(here, there, msg=name)
+    assert net.amp.group_scales.tolist() == pytest.approx([64 * 2 ** (3 / 1000)] * 2)
+
+
+# -- borders ----------------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class Branch(nn.Module):
+    """Takes and returns nested structures; works in place on what it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, batch: dict[str, Any], *, extra: Tensor) -> Pair:
+        return Pair(self.act(self.a(batch["x"][0] + extra)), self.b(batch["x"][1]))
+
+
+class Awkward(nn.Module):
+    """A loose parameter, a list of modules, a module called twice, structures across borders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.randn(4))
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.branch = Branch()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x + self.position)
+        y = self.layers[0](torch.tanh(x))
+        pair = self.branch({"x": (x, y)}, extra=self.position)
+        z = self.layers[1](pair.first) + self.layers[2](pair.second)
+        out: Tensor = self.norm(z)
+        loss: Tensor = out.square().mean() + z.abs().mean()
+        return loss
+
+
+GROUPS: list[list[str]] = [["layers.0", "norm"], ["layers.1", "branch.b"], ["layers.2", "branch.a"]]
+
+
+def awkward() -> Awkward:
+    torch.manual_seed(0)
+    return Awkward()
+
+
+def bordered(net: nn.Module, init: Any, groups: Any, **options: Any) -> GroupLossScaling:
+    return GroupLossScaling.from_manager(GroupLossScaleManager(init, groups, **options), net)
+
+
+def test_borders_change_no_gradient_but_its_scale() -> None:
+    plain, net = awkward(), awkward()
+    x = torch.randn(5, 4)
+    expected = dict(plain.named_parameters())
+    plain(x).backward()
+    scaling = bordered(net, [2.0**40, 2.0**-30, 2.0**7], GROUPS)
+    loss = scaling.seed(net(x))
+    loss.backward()  # type: ignore[no-untyped-call]
+    scales = dict.fromkeys(expected, 1.0)
+    for number, names in enumerate(GROUPS):
+        for name in scales:
+            if name.rpartition(".")[0] in names:
+                scales[name] = scaling.manager.group_scales[number].item()
+    assert scales["position"] == 1.0
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None
+        there = expected[name].grad
+        assert there is not None
+        torch.testing.assert_close(parameter.grad, there * scales[name], rtol=1e-5, atol=0.0, msg=name)
+    found = torch.zeros(())
+    scaling.unscale_(list(net.parameters()), found)
+    assert not found
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-5, atol=1e-30, msg=name)
+
+
+def test_units_are_the_largest_modules_of_one_group_that_are_called() -> None:
+    net = awkward()
+    everything = {id(p): 0 for p in net.parameters()}
+    assert maximal_units(net, everything) == {"": 0}
+    layers = {id(p): 0 for n, p in net.named_parameters() if n.startswith(("layers", "branch"))}
+    # The ModuleList is never called, so its members are the units; the branch is one.
+    assert maximal_units(net, layers) == {"layers.0": 0, "layers.1": 0, "layers.2": 0, "branch": 0}
+
+
+def test_removing_the_borders_restores_the_model() -> None:
+    net = awkward()
+    before = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in net.named_modules()}
+    scaling = bordered(net, 8.0, GROUPS)
+    assert any(m._forward_hooks for m in net.modules())
+    scaling.remove()
+    assert {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in net.named_modules()} == before
+
+
+def test_a_copy_of_the_model_has_borders_of_its_own_and_the_same_output() -> None:
+    net = awkward()
+    scaling = bordered(net, 8.0, GROUPS)
+    twin = copy.deepcopy(net)
+    x = torch.randn(3, 4)
+    assert twin(x).item() == net(x).item()
+    twin(torch.full((3, 4), math.nan)).backward()
+    assert scaling.borders is not None
+    assert not scaling.borders.received.any()  # what happens to the copy is none of the original's business
+
+
+def test_a_gradient_between_modules_may_have_any_size() -> None:
+    # It is about 2**-125 between the factors; no loss scale that the last layer bears would lift that into float16.
+    first, second = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x) * 2.0**-60 * 2.0**60)
+            return out
+
+    net = Net()
+    scaling = bordered(net, [2.0**70, 2.0**65], [["first"], ["second"]])
+    with torch.autocast("cpu", torch.float16):
+        y = net(torch.ones(2, 4))
+    (y.sum() * 2.0**-65).backward()
+    scaling.unscale_(list(net.parameters()), torch.zeros(()))
+    assert first.weight.grad is not None
+    expected = second.weight.detach().reshape(-1, 1).expand(4, 4) * 2 * 2.0**-65
+    torch.testing.assert_close(first.weight.grad, expected, rtol=2e-3, atol=0.0)
+
+
+# -- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_groups_that_divide_a_module_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"group 1 \(0\) of `loss_scale_groups` holds no whole module"):
+        bordered(net, 8.0, [["0.weight"], ["1", "0.bias"]])
+
+
+def test_a_tied_weight_across_groups_is_refused_and_inside_one_it_is_not() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    net[2].weight = net[0].weight
+    with pytest.raises(ValueError, match=r"parameter 0\.weight is used by several modules with different loss scales"):
+        bordered(net, 8.0, [["0"], ["2.bias"]])
+    scaling = bordered(net, 8.0, [[*net.parameters()]])
+    loss = scaling.seed(net(torch.ones(1, 2)).sum())
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+class Tied(nn.Module):
+    """A head that uses the embedding's weight itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body = nn.Embedding(5, 4), nn.Linear(4, 4)
+
+    def forward(self, index: Tensor) -> Tensor:
+        return nn.functional.linear(self.body(self.embed(index)), self.embed.weight)
+
+
+def test_a_weight_used_outside_its_module_is_found_before_it_does_harm() -> None:
+    net = Tied()
+    scaling = bordered(net, 8.0, [["embed"], ["body"]])
+    with pytest.raises(RuntimeError, match=r"embed\.weight belongs to group 1 \(embed\).*in group 1.*and in no group"):
+        scaling.seed(net(torch.tensor([0, 1])).sum())
+
+
+def test_marks_that_do_not_fit_the_groups_are_found_before_they_do_harm() -> None:
+    net = marked_net()
+    net.amp.loss_scale_groups = [["fc1", "fc2"], ["fc3"]]
+    scaling = GroupLossScaling.from_manager(net.amp, net)
+    with pytest.raises(RuntimeError, match=r"fc2\.\w+ belongs to group 1 \(fc1, fc2\), but .* in group 2 \(fc3\)"):
+        scaling.seed(net(torch.ones(1, 4)).sum())
+
+
+def test_a_manager_without_groups_cannot_train() -> None:
+    with pytest.raises(ValueError, match="has no groups; assign `loss_scale_groups`"):
+        bordered(nn.Linear(1, 1), 8.0, [])
+
+
+def test_a_loose_parameter_named_in_a_group_keeps_scale_one_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="position: used by a module that also holds parameters of other groups"):
+        bordered(awkward(), 8.0, [["layers", "branch", "position"], ["norm"]])
+
+
+# -- overflow ---------------------------------------------------------------------------------------------------------
+
+
+def chain(n: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(n)))
+
+
+def overflow_at(net: nn.Sequential, index: int) -> None:
+    """Make the backward pass of one module return inf."""
+
+    def spoil(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        return tuple(g * math.inf if g is not None else None for g in grad_input)
+
+    net[index].register_full_backward_hook(spoil)
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"), [(0, [32.0, 64.0, 64.0]), (1, [64.0, 32.0, 64.0]), (2, [64.0, 64.0, 32.0])]
+)
+@pytest.mark.parametrize("n_steps", [1, 2])
+def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: list[float], n_steps: int) -> None:
+    net = chain()
+    scaling = bordered(net, 64.0, [["0"], ["1"], ["2"]], reduce_ratio=0.5, growth_ratio=2.0, growth_window=2)
+    optimizer = SGD(net.parameters(), lr=0.1, fused=True)
+    boosted = Boosted(net, optimizer, loss_scaling=scaling, accumulation_steps=n_steps)
+    before = copy.deepcopy(net.state_dict())
+    weight = net[at].weight
+    assert isinstance(weight, nn.Parameter)
+    handle = weight.register_hook(lambda g: g * math.inf)  # type: ignore[no-untyped-call]
+    if at:
+        overflow_at(net, at)
+    for micro in range(n_steps):
+        boosted.backward(net(torch.ones(2, 4)).sum())
+        if micro == 0:
+            handle.remove()
+        outcome = boosted.step()
+    assert bool(outcome.overflow)
+    assert scaling.manager.group_scales.tolist() == expected
+    assert scaling.manager.overflow_status.tolist() == [group == at for group in range(3)]
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name])
+    # Groups before the one that broke only received it: they have not counted the step, those behind it have.
+    assert scaling.manager.finite_steps.tolist() == [int(group > at) for group in range(3)]
+
+
+def test_where_no_group_is_to_blame_all_scales_fall_to_their_floor() -> None:
+    net = chain()
+    scaling = bordered(net, 4.0, [["0"], ["1"], ["2"]], reduce_ratio=0.5, minimum=1.0)
+    optimizer = SGD(net.parameters(), lr=0.1, fused=True)
+    boosted = Boosted(net, optimizer, loss_scaling=scaling)
+    for expected in (2.0, 1.0, 1.0):
+        boosted.backward(net(torch.ones(2, 4)).sum() * math.nan)
+        assert bool(boosted.step().overflow)
+        assert scaling.manager.group_scales.tolist() == [expected] * 3
+
+
+def test_ranks_agree_where_an_overflow_arose() -> None:
+    # Gradients were averaged: the inf that the other rank's last layer made is in every parameter here, too.
+    net = chain()
+    scaling = bordered(net, 8.0, [["0"], ["1"], ["2"]], reduce_ratio=0.5, growth_ratio=1.0)
+    net(torch.ones(2, 4)).sum().backward()
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        parameter.grad.fill_(math.inf)
+
+    def other_rank(flags: Tensor) -> None:
+        theirs = torch.tensor([[1.0, 1.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
+        flags.copy_(torch.maximum(flags, theirs))
+
+    scaling.agree = other_rank
+    found = torch.zeros(())
+    scaling.unscale_(list(net.parameters()), found)
+    scaling.after_window(found > 0)
+    assert scaling.manager.group_scales.tolist() == [8.0, 8.0, 4.0]
+
+
+# -- automatic groups -------------------------------------------------------------------------------------------------
+
+
+class Head(nn.Module):
+    def __init__(self, power: int) -> None:
+        super().__init__()
+        self.a, self.b, self.power = nn.Linear(4, 8), nn.Linear(8, 1), power
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(torch.tanh(self.a(x))).float() * 2.0**self.power
+        return out
+
+
+class BadlyScaled(nn.Module):
+    """Three heads whose outputs, and so their gradients, differ by 2**22 each; forward all fits float16."""
+
+    powers = (-22, 0, 22)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head(power) for power in self.powers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([head(x) for head in self.heads], dim=1)
+
+
+def units_of_heads() -> Tensor:
+    return torch.tensor([2.0**power for power in BadlyScaled.powers])
+
+
+def badly_scaled_data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 4, generator=generator)
+    return x, torch.tanh(x @ torch.randn(4, 3, generator=generator)) * units_of_heads()
+
+
+def relative_errors(net: nn.Module) -> list[float]:
+    """Mean squared error of each head over the mean square of its target: 1 is no better than nothing."""
+    x, y = badly_scaled_data()
+    with torch.no_grad():
+        errors: list[float] = ((net(x) - y).square().mean(0) / y.square().mean(0)).tolist()
+    return errors
+
+
+def train_badly_scaled(
+    scaling_of: Callable[[nn.Module], LossScaling], level: str = "O2", steps: int = 150
+) -> tuple[list[float], int, Boosted]:
+    """Return the relative errors after training, and how many steps overflowed."""
+    torch.manual_seed(1)
+    net = BadlyScaled()
+    x, y = badly_scaled_data()
+    # Adam does not mind the size of a gradient, as long as there is one; its eps must not either.
+    optimizer = Adam(net.parameters(), lr=0.02, eps=1e-30, fused=True)
+    boosted = Boosted(net, optimizer, loss_scaling=scaling_of(net), precision=Precision(level, "float16", "cpu"))
+    overflows = 0
+    for _ in range(steps):
+        with boosted.autocast():
+            loss = ((net(x) - y).square().mean(0) / units_of_heads()).sum()
+        boosted.backward(loss)
+        overflows += int(boosted.step().overflow)
+    return relative_errors(net), overflows, boosted
+
+
+def automatic(net: nn.Module) -> GroupLossScaling:
+    scaling = GroupLossScaling.from_config(BoostConfig.from_dict(AUTOMATIC), net, CPU)
+    assert isinstance(scaling, GroupLossScaling)
+    return scaling
+
+
+def test_a_badly_scaled_net_trains_in_float16_with_automatic_group_scales() -> None:
+    exact, _, _ = train_badly_scaled(lambda net: LossScaling(), level="O0")
+    grouped, overflows, boosted = train_badly_scaled(automatic)
+    assert max(exact) < 0.05
+    assert grouped == pytest.approx(exact, rel=0.3)
+    assert overflows <= 3
+    scaling = boosted.loss_scaling
+    assert isinstance(scaling, GroupLossScaling)
+    assert scaling.borders is not None
+    assert set(scaling.borders.units) == {"heads.0", "heads.1", "heads.2"}
+    assert scaling.manager.group_scales.min() < 1.0 < scaling.manager.group_scales.max()
+
+
+@pytest.mark.parametrize("power", range(-40, 41, 10))
+def test_no_single_scale_trains_the_badly_scaled_net(power: int) -> None:
+    scale = 2.0**power
+
+    def fixed(net: nn.Module) -> LossScaling:
+        return LossScaling(scale, FixedLossScaleUpdateCell(max(scale, 1.0)), drop_overflow_update=True)
+
+    errors, overflows, _ = train_badly_scaled(fixed, steps=60)
+    assert overflows == 60 or max(errors) > 0.5
+
+
+def test_the_dynamic_scale_does_not_train_the_badly_scaled_net_either() -> None:
+    config = BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "minimum": 2.0**-40, "window": 20}})
+    errors, _, _ = train_badly_scaled(lambda net: LossScaling.from_config(config, CPU), steps=150)
+    assert max(errors) > 0.5
+
+
+def test_the_first_window_is_an_ordinary_float32_step() -> None:
+    torch.manual_seed(1)
+    net = BadlyScaled()
+    plain = copy.deepcopy(net)
+    x, y = badly_scaled_data()
+    for model, scaling, level in ((plain, LossScaling(), "O0"), (net, automatic(net), "O2")):
+        boosted = Boosted(
+            model,
+            SGD(model.parameters(), lr=1e-8, fused=True),
+            loss_scaling=scaling,
+            accumulation_steps=2,
+            precision=Precision(level, "float16", "cpu"),
+        )
+        for rows in (slice(32), slice(32, None)):
+            with boosted.autocast():
+                loss = (model(x[rows]) - y[rows]).square().mean()
+            boosted.backward(loss)
+            outcome = boosted.step()
+        assert outcome.group_scales is None
+    for here, there in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(here, there)
+    assert boosted.loss_scaling.group_scales is not None
+
+
+def test_a_window_that_overflows_float32_is_looked_at_again() -> None:
+    net = BadlyScaled()
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-8, fused=True), loss_scaling=automatic(net))
+    x, _ = badly_scaled_data()
+    boosted.backward(net(x).sum() * math.inf)
+    assert bool(boosted.step().overflow)
+    assert not boosted.loss_scaling.autocast_allowed
+    boosted.backward(net(x).sum())
+    assert not bool(boosted.step().overflow)
+    assert boosted.loss_scaling.autocast_allowed
+
+
+def test_floor_and_ceiling_are_relative_to_the_scale_that_was_found() -> None:
+    net = BadlyScaled()
+    rule = {"kind": "dynamic", "groups": 3, "init": 1024.0, "minimum": 256.0, "maximum": 2048.0}
+    scaling = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), net, CPU)
+    assert isinstance(scaling, GroupLossScaling)
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=scaling)
+    boosted.backward(net(badly_scaled_data()[0]).sum())
+    boosted.step()
+    manager = scaling.manager
+    assert (manager.floors * 4).tolist() == manager.group_scales.tolist() == (manager.ceilings / 2).tolist()
+    assert scaling.minimum == manager.floors[0].item()
+
+
+class Attention(nn.Module):
+    """Multiplies matrices itself, so it must not be divided: between its layers the scale would be 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.q(x) @ self.k(x).T, -1) @ x
+
+
+def calibrated(net: nn.Module, loss_of: Callable[[nn.Module], Tensor]) -> GroupLossScaling:
+    scaling = automatic(net)
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=scaling)
+    for _ in range(2):  # the second step checks what the first decided
+        boosted.backward(loss_of(net))
+        boosted.step()
+    return scaling
+
+
+def test_a_module_that_multiplies_matrices_itself_is_not_divided() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = Attention(), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x).mean() * 2.0**-50 + self.head(x).mean()
+            return out
+
+    scaling = calibrated(Net(), lambda net: net(torch.ones(3, 4) * torch.arange(3.0)[:, None]))
+    assert scaling.borders is not None
+    assert scaling.borders.units == {"attention": 0, "head": 1}
+
+
+def test_multi_head_attention_uses_its_output_weight_itself_and_stays_whole() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.head = nn.MultiheadAttention(4, 2), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x)[0].square().mean() * 2.0**-50 + self.head(x).mean()
+            return out
+
+    torch.manual_seed(0)
+    scaling = calibrated(Net(), lambda net: net(torch.randn(3, 1, 4)))
+    assert scaling.borders is not None
+    assert scaling.borders.units == {"attention": 0, "head": 1}
+
+
+def test_a_tied_head_makes_its_model_one_group() -> None:
+    scaling = calibrated(Tied(), lambda net: net(torch.tensor([0, 1])).square().mean())
+    assert scaling.borders is not None
+    assert scaling.borders.units == {"": 0}
+
+
+def test_units_that_share_a_weight_are_one_part_and_one_used_outside_has_none() -> None:
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))
+    net[1].weight = net[0].weight
+    names = ["", "0", "1", "2", "3"]
+    weights = [next(net[i].parameters()) for i in range(4)]
+    regions: dict[int, set[Any]] = {id(weights[0]): {1, 2}, id(weights[2]): {3}, id(weights[3]): {4, None}}
+    assert joined_units(net, ["0", "1", "2", "3"], regions, names) == [["0", "1"], ["2"]]
+    regions[id(weights[2])] = {3, 1}  # unit 0 uses a weight of unit 2
+    assert joined_units(net, ["0", "1", "2"], regions, names) == [["0", "1", "2"]]
+
+
+def test_frozen_layers_are_waited_for_and_join_a_neighbour_when_they_stay_frozen() -> None:
+    net = chain()
+    net[0].requires_grad_(False)
+    scaling = automatic(net)
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=scaling)
+    windows = 0
+    while not scaling.autocast_allowed:
+        boosted.backward(net(torch.ones(2, 4)).sum())
+        boosted.step()
+        windows += 1
+    assert windows == 8
+    net[0].requires_grad_(True)
+    boosted.backward(net(torch.ones(2, 4)).sum())
+    assert not bool(boosted.step().overflow)
+
+
+# -- state ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4, 7])
+def test_training_resumed_at_any_micro_batch_is_the_same(cut: int) -> None:
+    def build() -> tuple[nn.Module, Boosted]:
+        torch.manual_seed(1)
+        net = BadlyScaled()
+        rule = {"kind": "dynamic", "groups": 2, "window": 2}
+        scaling = GroupLossScaling.from_config(BoostConfig.from_dict({"loss_scale": rule}), net, CPU)
+        optimizer = Adam(net.parameters(), lr=0.01, fused=True)
+        precision = Precision("O2", "float16", "cpu")
+        return net, Boosted(net, optimizer, loss_scaling=scaling, accumulation_steps=2, precision=precision)
+
+    def run(net: nn.Module, boosted: Boosted, steps: range) -> list[list[float] | None]:
+        x, y = badly_scaled_data()
+        scales = []
+        for step in steps:
+            with boosted.autocast():
+                loss = ((net(x) - y) / units_of_heads()).square().mean() * (math.inf if step == 5 else 1.0)
+            boosted.backward(loss)
+            used = boosted.step().group_scales
+            scales.append(None if used is None else used.tolist())
+        return scales
+
+    net, boosted = build()
+    expected = run(net, boosted, range(10))
+    first, interrupted = build()
+    run(first, interrupted, range(cut))
+    state = copy.deepcopy(interrupted.state_dict())
+    second, resumed = build()
+    resumed.load_state_dict(state)
+    assert run(second, resumed, range(cut, 10)) == expected[cut:]
+    for here, there in zip(second.parameters(), net.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_a_step_reads_nothing_from_the_device() -> None:
+    net = chain()
+    scaling = bordered(net, 8.0, [["0"], ["1"], ["2"]])
+    boosted = Boosted(net, SGD(net.parameters(), lr=0.1, momentum=0.9, fused=True), loss_scaling=scaling)
+    for _ in range(2):
+        with forbid_host_reads():
+            boosted.backward(net(torch.ones(2, 4)).sum())
+            boosted.step()
+
+
+def test_without_a_dynamic_scale_there_are_no_groups() -> None:
+    config = BoostConfig.from_dict({"loss_scale": {"kind": "none"}})
+    scaling = GroupLossScaling.from_config(config, nn.Linear(1, 1), CPU)
+    assert not isinstance(scaling, GroupLossScaling)
+    assert scaling.is_unit
