@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from tests.experiments.small_tasks import small_task
 from workbench.algorithms.pca_files import list_snapshots, load_snapshots
 from workbench.config import BoostConfig
+from workbench.experiments.run import run_task
 from workbench.experiments.snapshots import SnapshotRecorder, snapshot_recorder, snapshot_steps
+from workbench.telemetry import read_run
 from workbench.training import Boosted, apply
 
 
@@ -173,3 +177,56 @@ def test_snapshots_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     SnapshotRecorder(parameters(), tmp_path, every_steps=1, count=1).after_step(0)
     with pytest.raises(ValueError, match=r"holds 1, from snapshot_000000\.safetensors on; components of two runs"):
         SnapshotRecorder(parameters(), tmp_path, every_steps=1, count=1)
+
+
+WARM_UP = {"snapshots": {"every_steps": 4, "count": 6}, "amp": {"level": "O0"}}
+
+
+def reduced(folder: Path, **changes: Any) -> BoostConfig:
+    values = {"n_components": 5, "alpha": 0.05, "weight_load_dir": str(folder), **changes}
+    return BoostConfig.from_dict(
+        {"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": values, "amp": {"level": "O0"}}
+    )
+
+
+def test_a_task_is_recorded_and_then_trained_in_the_subspace(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    first = run_task(small_task(), BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path, run_id="warm")
+    assert first.path is not None
+    folder = first.path / "snapshots"
+    assert [path.stem[-2:] for path in list_snapshots(folder)] == ["00", "04", "08", "12", "16", "20"]
+    second = run_task(small_task(), reduced(folder), steps=12, device=cpu, out=tmp_path, run_id="reduced")
+    assert second.path is not None
+    recorded = read_run(second.path)
+    steps = recorded.steps
+    assert steps["dim_reduce.explained_variance"].notna().tolist() == [True] + 11 * [False]
+    assert 0.99 < steps["dim_reduce.explained_variance"][0] <= 1.0 + 1e-9  # five components of six snapshots: all
+    assert steps["dim_reduce.trials"].between(1, 8).all()
+    taken = steps["dim_reduce.rho"]
+    np.testing.assert_allclose(taken[taken > 0], 0.55 ** (steps["dim_reduce.trials"][taken > 0] - 1))
+    assert (steps["dim_reduce.condition"] >= 1.0).all()
+    failed = recorded.events[recorded.events["kind"] == "line_search_failed"]
+    assert failed["step"].tolist() == steps["step"][taken == 0].tolist()
+    assert (steps["learning_rate"] == 1.0).all()  # no schedule
+    assert second.plan.dim_reduce
+
+
+def test_recording_weights_does_not_change_training(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    plain = run_task(small_task(), BoostConfig(), steps=20, device=cpu)
+    kept = run_task(small_task(), BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path)
+    assert kept.final_loss == plain.final_loss
+    assert kept.metric == plain.metric
+
+
+def test_a_task_with_a_schedule_is_trained_without_it(tmp_path: Path) -> None:
+    def halve(optimizer: Any, total: int) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    task = dataclasses.replace(small_task(), scheduler=halve)
+    cpu = torch.device("cpu")
+    first = run_task(task, BoostConfig.from_dict(WARM_UP), steps=20, device=cpu, out=tmp_path)
+    assert first.path is not None
+    second = run_task(task, reduced(first.path / "snapshots"), steps=4, device=cpu, out=tmp_path)
+    assert second.path is not None
+    assert (read_run(second.path).steps["learning_rate"] == 1.0).all()

@@ -24,6 +24,7 @@ from workbench import devices, ranks
 from workbench.config import BoostConfig, Plan
 from workbench.experiments.evaluation import evaluate
 from workbench.experiments.setup import Prepared, prepare
+from workbench.experiments.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.records import Event, EventKind, StepRecord
 from workbench.scaling import ScaleCollapseError, collapsed_at
 from workbench.tasks import Task, move_batch
@@ -148,6 +149,8 @@ def run_task(
     if ranks.rank() == 0:
         run.recorder = _open_recorder(out, run_id, task, config, run, level)
     try:
+        if run.recorder is not None:
+            run.snapshots = snapshot_recorder(config, run.boosted, run.recorder.path)
         run.train(evaluate_every, on_evaluation, stop)
         if run.recorder is not None:
             run.recorder.finish(run.summary())
@@ -189,6 +192,7 @@ class _Run:
         )
         self._undrained = 0
         self.recorder: RunRecorder | None = None
+        self.snapshots: SnapshotRecorder | None = None
         self._records: list[StepRecord] = []  # drained, not yet on the disk
         self._events: list[Event] = []
         self.curve: list[tuple[int, float]] = []
@@ -220,10 +224,12 @@ class _Run:
             trace=self.trace,
             batch_size=self._batch_size,
         )
+        self._keep_weights()
         self._start_clock()
         for _ in loop:
             self.done += 1
             self._undrained += 1
+            self._keep_weights()
             due, stopping = self._wishes(stop)
             if due:
                 self.flush()
@@ -277,6 +283,10 @@ class _Run:
             error.add_note(f"the end of the run could not be recorded in {self.recorder.path}: {failure}")
             with contextlib.suppress(Exception):
                 self.recorder.close()
+
+    def _keep_weights(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.after_step(self.done)
 
     def _wishes(self, stop: Callable[[], bool] | None) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
