@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from workbench.training.group_loss_scaling import GroupLossScaling, joined_units
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.precision import Precision
 from workbench.training.scale_borders import maximal_units
+from workbench.training.trace_buffer import TraceBuffer
 
 CPU = torch.device("cpu")
 AUTOMATIC = {"loss_scale": {"kind": "dynamic", "groups": 3, "window": 50}}
@@ -307,13 +309,21 @@ def chain(n: int = 3) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(n)))
 
 
-def overflow_at(net: nn.Sequential, index: int) -> None:
-    """Make the backward pass of one module return inf."""
+@contextmanager
+def overflow_at(net: nn.Sequential, index: int) -> Iterator[None]:
+    """Make the backward pass of one module end in inf: its weight's gradient, and what it hands on."""
 
     def spoil(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
         return tuple(g * math.inf if g is not None else None for g in grad_input)
 
-    net[index].register_full_backward_hook(spoil)
+    weight = net[index].weight
+    assert isinstance(weight, nn.Parameter)
+    handles = [weight.register_hook(lambda gradient: gradient * math.inf)]  # type: ignore[no-untyped-call]
+    if index:  # the first one hands nothing on
+        handles.append(net[index].register_full_backward_hook(spoil))
+    yield
+    for handle in handles:
+        handle.remove()
 
 
 @pytest.mark.parametrize(
@@ -326,15 +336,9 @@ def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: l
     optimizer = SGD(net.parameters(), lr=0.1, fused=True)
     boosted = Boosted(net, optimizer, loss_scaling=scaling, accumulation_steps=n_steps)
     before = copy.deepcopy(net.state_dict())
-    weight = net[at].weight
-    assert isinstance(weight, nn.Parameter)
-    handle = weight.register_hook(lambda g: g * math.inf)  # type: ignore[no-untyped-call]
-    if at:
-        overflow_at(net, at)
     for micro in range(n_steps):
-        boosted.backward(net(torch.ones(2, 4)).sum())
-        if micro == 0:
-            handle.remove()
+        with overflow_at(net, at) if micro == 0 else nullcontext():
+            boosted.backward(net(torch.ones(2, 4)).sum())
         outcome = boosted.step()
     assert bool(outcome.overflow)
     assert scaling.manager.group_scales.tolist() == expected
@@ -343,6 +347,17 @@ def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: l
         assert torch.equal(value, before[name])
     # Groups before the one that broke only received it: they have not counted the step, those behind it have.
     assert scaling.manager.finite_steps.tolist() == [int(group > at) for group in range(3)]
+
+
+def test_an_overflow_is_forgotten_before_the_next_step() -> None:
+    net = chain()
+    scaling = bordered(net, 64.0, [["0"], ["1"], ["2"]], reduce_ratio=0.5, growth_ratio=1.0)
+    boosted = Boosted(net, SGD(net.parameters(), lr=0.1, fused=True), loss_scaling=scaling)
+    for at, expected in ((2, [64.0, 64.0, 32.0]), (0, [32.0, 64.0, 32.0])):
+        with overflow_at(net, at):
+            boosted.backward(net(torch.ones(2, 4)).sum())
+        boosted.step()
+        assert scaling.manager.group_scales.tolist() == expected
 
 
 def test_where_no_group_is_to_blame_all_scales_fall_to_their_floor() -> None:
@@ -653,6 +668,51 @@ def test_a_step_reads_nothing_from_the_device() -> None:
         with forbid_host_reads():
             boosted.backward(net(torch.ones(2, 4)).sum())
             boosted.step()
+
+
+def test_the_trace_records_every_groups_scale_and_what_happened_to_it() -> None:
+    net = chain()
+    scaling = bordered(net, [8.0, 2.0, 4.0], [["0"], ["1"], ["2"]], reduce_ratio=0.5, growth_ratio=2.0, growth_window=2)
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-6, fused=True), loss_scaling=scaling)
+    trace = TraceBuffer(boosted, exponents_every=1)
+    for step in range(4):
+        with overflow_at(net, 1) if step else nullcontext():
+            boosted.backward(net(torch.ones(2, 4)).sum())
+        trace.record(boosted.step(), 2)
+    records, events = trace.drain()
+    assert [record.group_scales for record in records] == [(8, 2, 4), (8, 2, 4), (8, 1, 8), (8, 1, 8)]
+    assert [record.overflow for record in records] == [False, True, True, True]
+    told = [(event.step, event.kind.value, event.subject, event.value) for event in events if event.kind != "overflow"]
+    assert told == [
+        (1, "scale_down", "group 2 (1)", 1.0),
+        (1, "scale_up", "group 3 (2)", 8.0),
+        (2, "scale_floor", "", 8.0),
+        (3, "scale_up", "group 3 (2)", 16.0),
+    ]
+    assert [event.subject for event in events if event.kind == "overflow"] == ["1, 0"] * 3
+
+
+def test_the_underflow_share_is_that_at_every_gradients_own_scale() -> None:
+    net = chain(2)
+    scaling = bordered(net, [2.0**40, 1.0], [["0"], ["1"]])
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-6, fused=True), loss_scaling=scaling)
+    trace = TraceBuffer(boosted, exponents_every=1)
+    boosted.backward(net(torch.ones(2, 4)).sum() * 2.0**-40)
+    trace.record(boosted.step(), 2)
+    ((record,), _) = trace.drain()
+    assert record.underflow_share == 0.5  # all of the second layer, none of the first
+
+
+def test_the_creeping_growth_of_the_references_rule_is_told_once_per_octave() -> None:
+    net = chain(1)
+    scaling = bordered(net, 4.0, [["0"]], growth_ratio=2.0 ** (1 / 8))
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-6, fused=True), loss_scaling=scaling)
+    trace = TraceBuffer(boosted)
+    for _ in range(20):
+        boosted.backward(net(torch.ones(2, 4)).sum())
+        trace.record(boosted.step(), 2)
+    _, events = trace.drain()
+    assert [event.kind.value for event in events] == ["scale_up"] * 2
 
 
 def test_without_a_dynamic_scale_there_are_no_groups() -> None:

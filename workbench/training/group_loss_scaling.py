@@ -163,6 +163,12 @@ class GroupLossScaling(LossScaling):
         """True: a rule moves the scales."""
         return True
 
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """Return the index of the group whose scale a parameter's gradient carries, -1 where that is 1."""
+        if self.probe is not None:
+            return _OUTSIDE
+        return self._group_at(self._region_of.get(id(parameter), _OUTSIDE))
+
     def seed(self, loss: Tensor) -> Tensor:
         """Return the loss itself; its gradient is scaled at the borders.
 

@@ -26,6 +26,7 @@ from workbench.training.gradient_statistics import (
     group_by_module,
     tensor_norms_and_maxima,
 )
+from workbench.training.group_loss_scaling import GroupLossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.wrapped_model import unwrapped
 
@@ -47,6 +48,8 @@ class _HostRow:
     memory_bytes: int
     columns: Mapping[str, float] = field(default_factory=dict)
     exponents: Tensor | None = None
+    pairs: tuple[tuple[int, int], ...] = ()
+    n_scales: int = 0
 
 
 class TraceBuffer:
@@ -85,7 +88,11 @@ class TraceBuffer:
         self._columns = torch.zeros(capacity, _N_COLUMNS, device=device)
         self._nonfinite = torch.zeros(capacity, max(len(self._names), 1), dtype=torch.bool, device=device)
         self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
+        # Group scales used and left behind, per row; there are none before groups have been found.
+        self._scales: Tensor | None = None
         self._pending_exponents: Tensor | None = None
+        # A histogram per group of modules and scale group in it: the share that underflows depends on both.
+        self._pending_pairs: tuple[tuple[int, int], ...] = ()
         self._positions: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self._float16: set[int] = set()
         self._graphs_seen: set[int] = set()
@@ -141,6 +148,12 @@ class TraceBuffer:
                 half_amax,
             ]
         )
+        scales = outcome.group_scales
+        after = self.boosted.loss_scaling.group_scales
+        if scales is not None and after is not None:
+            if self._scales is None or self._scales.shape[2] != len(scales):
+                self._scales = torch.zeros(self.capacity, 2, len(scales), device=self.boosted.device)
+            self._scales[row] = torch.stack([scales, after])
         exponents, self._pending_exponents = self._pending_exponents, None
         self._rows.append(
             _HostRow(
@@ -151,6 +164,8 @@ class TraceBuffer:
                 devices.memory_bytes(self.boosted.device),
                 {**(columns or {}), **outcome.columns},
                 exponents,
+                self._pending_pairs,
+                0 if scales is None else len(scales),
             )
         )
         self._last = now
@@ -170,12 +185,14 @@ class TraceBuffer:
         n, emitted = len(self._rows), len(self._events)
         values = self._columns[:n].cpu().tolist()
         nonfinite = self._nonfinite[:n].cpu() if any(row[_OVERFLOW] for row in values) else None
+        grouped = [] if self._scales is None else self._scales[:n].cpu().tolist()
         records, events = [], list(self._events)
         for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
-            record = self._record(host, row)
+            used, left = grouped[i] if host.n_scales else ([], [])
+            record = self._record(host, row, tuple(used))
             records.append(record)
             flags = nonfinite[i] if nonfinite is not None else None
-            events.extend(self._events_of(record, flags))
+            events.extend(self._events_of(record, flags, tuple(left)))
         # Cleared last and together, so that an interrupt on the way here loses nothing.
         self._rows, self._events = [], self._events[emitted:]
         return records, sorted(events, key=lambda event: event.step)
@@ -212,22 +229,30 @@ class TraceBuffer:
             half_amax = torch.where(in_float16, finite_maxima, torch.zeros_like(maxima)).max()
         self._gradient_row = (norms.norm(), finite_maxima.max(), half_amax, ~finite, positions)
         if self.exponents_every and self._updates % self.exponents_every == 0:
-            self._pending_exponents = torch.stack([exponent_counts(g) for g in self._split(known)])
+            split = self._split(known)
+            self._pending_pairs = tuple(split)
+            self._pending_exponents = torch.stack([exponent_counts(gradients) for gradients in split.values()])
         self._updates += 1
 
-    def _split(self, parameters: list[nn.Parameter]) -> list[list[Tensor]]:
-        split: dict[str, list[Tensor]] = {group: [] for group in self._groups}
+    def _split(self, parameters: list[nn.Parameter]) -> dict[tuple[int, int], list[Tensor]]:
+        """Sort gradients by group of modules and scale group (-1 for none)."""
+        scaling = self.boosted.loss_scaling
+        split: dict[tuple[int, int], list[Tensor]] = {(group, -1): [] for group in range(len(self._groups))}
+        position = {group: index for index, group in enumerate(self._groups)}
         for parameter in parameters:
             if parameter.grad is not None:
-                split[self._group_of[self._names[id(parameter)]]].append(parameter.grad)
-        return list(split.values())
+                scale_group = scaling.group_of(parameter) if isinstance(scaling, GroupLossScaling) else -1
+                key = position[self._group_of[self._names[id(parameter)]]], scale_group
+                split.setdefault(key, []).append(parameter.grad)
+        return split
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
-    def _record(self, host: _HostRow, row: list[float]) -> StepRecord:
+    def _record(self, host: _HostRow, row: list[float], group_scales: tuple[float, ...]) -> StepRecord:
         outcome = host.outcome
         overflow = bool(row[_OVERFLOW])
-        exponents = self._exponents(host.exponents)
+        counts = None if host.exponents is None else host.exponents.cpu().tolist()
+        exponents = self._exponents(counts, host.pairs)
         amax, half = row[_AMAX], row[_HALF_AMAX]
         return StepRecord(
             step=outcome.step,
@@ -241,7 +266,8 @@ class TraceBuffer:
             accumulated=outcome.accumulated,
             grad_norm=row[_NORM],
             grad_amax=amax if amax > 0 or not overflow else math.nan,
-            underflow_share=_underflow_share(exponents, row[_SCALE]),
+            underflow_share=self._underflow_share(counts, host.pairs, row[_SCALE], group_scales),
+            group_scales=group_scales,
             frozen_groups=outcome.frozen_groups,
             learning_rate=outcome.learning_rate,
             samples=host.samples,
@@ -250,41 +276,67 @@ class TraceBuffer:
             columns=host.columns if math.isnan(half) or overflow else {**host.columns, _HALF_COLUMN: half},
         )
 
-    def _exponents(self, counts: Tensor | None) -> tuple[ExponentCounts, ...]:
+    def _exponents(
+        self, counts: list[list[int]] | None, pairs: tuple[tuple[int, int], ...]
+    ) -> tuple[ExponentCounts, ...]:
+        """Return one histogram per group of modules; a frozen group has none."""
         if counts is None:
             return ()
-        result = []
-        for group, row in zip(self._groups, counts.cpu().tolist(), strict=True):
-            zeros, nonfinite, bins = row[EXPONENT_BINS - 1], row[255], row[:255]
-            used = [i for i, count in enumerate(bins) if count]
-            if not used and not zeros and not nonfinite:
-                continue  # a frozen group has no gradients
-            low, high = (used[0], used[-1]) if used else (0, -1)
-            result.append(ExponentCounts(group, low - 127, tuple(bins[low : high + 1]), zeros, nonfinite))
-        return tuple(result)
+        sums = [[0] * EXPONENT_BINS for _ in self._groups]
+        for (group, _), row in zip(pairs, counts, strict=True):
+            sums[group] = [total + count for total, count in zip(sums[group], row, strict=True)]
+        histograms = [_histogram(name, row) for name, row in zip(self._groups, sums, strict=True)]
+        return tuple(h for h in histograms if h.counts or h.zeros or h.nonfinite)
 
-    def _events_of(self, record: StepRecord, nonfinite: Tensor | None) -> list[Event]:
+    def _underflow_share(
+        self,
+        counts: list[list[int]] | None,
+        pairs: tuple[tuple[int, int], ...],
+        scale: float,
+        group_scales: tuple[float, ...],
+    ) -> float:
+        """Return the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown."""
+        if counts is None:
+            return math.nan
+        lost = total = 0.0
+        for (_, scale_group), row in zip(pairs, counts, strict=True):
+            table = exponent_table([_histogram("", row)])
+            elements = float(table.counts.sum())
+            if not elements:
+                continue
+            if group_scales:
+                scale = group_scales[scale_group] if scale_group >= 0 else 1.0
+            lost += elements * float(underflow_share(table, scale).lost[0])
+            total += elements
+        return lost / total if total else math.nan
+
+    def _events_of(self, record: StepRecord, nonfinite: Tensor | None, scales_after: tuple[float, ...]) -> list[Event]:
         events = []
         step, before, after = record.step, record.loss_scale, record.loss_scale_after
         if record.overflow:
             subject = self._modules(nonfinite) if nonfinite is not None else ""
             who = _shortened(subject) or "a gradient"
             then = "skipped" if record.skipped else "applied all the same"
+            at = "" if record.group_scales else f"at loss scale {before:g} "
             events.append(
                 Event(
                     step,
                     EventKind.OVERFLOW,
                     subject,
                     before,
-                    f"step {step}: gradients overflowed at loss scale {before:g} in {who}; the update was {then}",
+                    f"step {step}: gradients overflowed {at}in {who}; the update was {then}",
                 )
             )
-        if after > before:
+        if record.group_scales:
+            events.extend(self._group_events(record, scales_after))
+        elif after > before:
             events.append(Event(step, EventKind.SCALE_UP, "", after, f"step {step}: loss scale grew to {after:g}"))
         elif after < before:
             events.append(Event(step, EventKind.SCALE_DOWN, "", after, f"step {step}: loss scale fell to {after:g}"))
         scaling = self.boosted.loss_scaling
-        if scaling.adapts and record.accumulated == self.boosted.window.n_steps:  # a window ended, so it was judged
+        if (
+            scaling.adapts and not record.group_scales and record.accumulated == self.boosted.window.n_steps
+        ):  # a window ended, so it was judged
             at_floor = record.overflow and after <= scaling.minimum
             if at_floor and not self._was_at_floor:
                 message = f"step {step}: loss scale is at its floor {after:g}; further overflows cannot lower it"
@@ -295,6 +347,27 @@ class TraceBuffer:
             self._diverged = True
             message = f"step {step}: the loss is {record.loss:g}; training diverged"
             events.append(Event(step, EventKind.DIVERGED, "loss", record.loss, message))
+        return events
+
+    def _group_events(self, record: StepRecord, after: tuple[float, ...]) -> list[Event]:
+        """Return what happened to the scale of each group; its name is the subject."""
+        scaling, step, events = self.boosted.loss_scaling, record.step, []
+        assert isinstance(scaling, GroupLossScaling)
+        changes = list(zip(scaling.group_names, record.group_scales, after, strict=True))
+        for name, before, now in changes:
+            if now < before:
+                message = f"step {step}: loss scale of {name} fell to {now:g}"
+                events.append(Event(step, EventKind.SCALE_DOWN, name, now, message))
+            elif _is_news(before, now):
+                message = f"step {step}: loss scale of {name} grew to {now:g}"
+                events.append(Event(step, EventKind.SCALE_UP, name, now, message))
+        if record.accumulated == self.boosted.window.n_steps:
+            # An overflow lowers a scale, unless those to blame are on their floor.
+            at_floor = record.overflow and not any(now < before for _, before, now in changes)
+            if at_floor and not self._was_at_floor:
+                message = f"step {step}: no loss scale of a group can fall any further"
+                events.append(Event(step, EventKind.SCALE_FLOOR, "", record.loss_scale_after, message))
+            self._was_at_floor = at_floor
         return events
 
     def _modules(self, nonfinite: Tensor) -> str:
@@ -311,8 +384,17 @@ def _shortened(subject: str, at_most: int = 3) -> str:
     return ", ".join(names[:at_most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _underflow_share(exponents: tuple[ExponentCounts, ...], scale: float) -> float:
-    """Return the share of non-zero elements that float16 cannot represent at this scale; NaN without a histogram."""
-    if not exponents:
-        return math.nan
-    return float(underflow_share(exponent_table([exponents]), scale).lost[0])
+def _histogram(name: str, row: list[int]) -> ExponentCounts:
+    """Return counts of `exponent_counts` as a record, without the empty bins at both ends."""
+    zeros, nonfinite, bins = row[EXPONENT_BINS - 1], row[255], row[:255]
+    used = [i for i, count in enumerate(bins) if count]
+    low, high = (used[0], used[-1]) if used else (0, -1)
+    return ExponentCounts(name, low - 127, tuple(bins[low : high + 1]), zeros, nonfinite)
+
+
+def _is_news(before: float, after: float) -> bool:
+    """Return whether a scale grew by enough to be told: by a tenth, or past a power of two.
+
+    The reference's rule lets every scale grow by 0.07 % in every step.
+    """
+    return after >= 1.1 * before or (after > before and math.floor(math.log2(after)) > math.floor(math.log2(before)))
