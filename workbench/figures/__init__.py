@@ -7,6 +7,7 @@ torch, Optuna or widgets.
 
 from __future__ import annotations
 
+from workbench.figures.dim_reduce import DimReduceNumbers, SubspacePair, dim_reduce_figure, dim_reduce_numbers
 from workbench.figures.frozen_layers import FrozenLayersNumbers, frozen_layers_figure, frozen_layers_numbers
 from workbench.figures.gradient_exponents import (
     GradientExponentNumbers,
@@ -30,6 +31,7 @@ from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure
 
 __all__ = [
     "FIGURE_CONFIG",
+    "DimReduceNumbers",
     "FrozenLayersNumbers",
     "GradientExponentNumbers",
     "ImportanceNumbers",
@@ -41,7 +43,10 @@ __all__ = [
     "SpeedAccuracyNumbers",
     "StepTimeNumbers",
     "StudyHistoryNumbers",
+    "SubspacePair",
     "Theme",
+    "dim_reduce_figure",
+    "dim_reduce_numbers",
     "empty_figure",
     "frozen_layers_figure",
     "frozen_layers_numbers",

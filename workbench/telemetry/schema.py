@@ -97,8 +97,24 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
         "Largest finite absolute unscaled gradient of the parameters whose gradients are computed in float16; NaN on "
         "steps that overflow and wherever no gradient is computed in float16.",
     ),
-    "dim_reduce.rho": ColumnInfo("float64", "1", "Step length the line search of dimension reduction accepted."),
-    "dim_reduce.condition": ColumnInfo("float64", "1", "Condition number of the reduced second-order matrix."),
+    "dim_reduce.rho": ColumnInfo(
+        "float64", "1", "Share of the quasi-Newton step that DimReduce took, 0 when its line search failed."
+    ),
+    "dim_reduce.trials": ColumnInfo(
+        "float64", "forward passes", "How many step lengths DimReduce tried, each one forward pass on the batch."
+    ),
+    "dim_reduce.condition": ColumnInfo(
+        "float64",
+        "1",
+        "Condition number of DimReduce's inverse Hessian in the subspace after the step; inf when rounding has made it "
+        "indefinite.",
+    ),
+    "dim_reduce.explained_variance": ColumnInfo(
+        "float64",
+        "1",
+        "Share of the weight snapshots' variance that DimReduce's components explain together, 0 to 1; on the first "
+        "step only, NaN where it is unknown.",
+    ),
     "thor.refreshed": ColumnInfo("float64", "1", "1 on steps at which the Kronecker factors were computed anew."),
     "offload.hidden_share": ColumnInfo("float64", "1", "Share of the transfer time hidden behind computation, 0 to 1."),
     "online.auc": ColumnInfo("float64", "1", "Area under the ROC curve over the recent samples, 0 to 1."),
