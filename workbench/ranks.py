@@ -70,11 +70,13 @@ class RankFailure(ConnectionError):  # noqa: N818  # the failure of another proc
     Args:
         sentence: Which rank, and what is known.
         tells: Whether this is the rank that should say it; the others keep silent.
+        own: Whether it is this rank that has failed, by the error's cause.
     """
 
-    def __init__(self, sentence: str, *, tells: bool = True) -> None:
+    def __init__(self, sentence: str, *, tells: bool = True, own: bool = False) -> None:
         super().__init__(sentence)
         self.tells = tells
+        self.own = own
 
 
 def world_size() -> int:
@@ -300,7 +302,7 @@ class _Session:
         while failed is not None and came < self.here.world_size:
             if time.monotonic() > until:
                 sentence = f"rank {self.here.rank} of {self.here.world_size} failed alone: {_said(failed)}"
-                raise RankFailure(sentence, tells=self.here.rank == 0) from failed
+                raise RankFailure(sentence, tells=self.here.rank == 0, own=True) from failed
             time.sleep(0.05)
             came = self._shared.add(key, 0)
 
@@ -425,24 +427,23 @@ class _Watch(threading.Thread):
             for other, (words, heard) in sorted(self._heard.items())
             if other != here.rank and heard < since and not words.startswith(_ENDED)
         ]
-        alive = [other for other in range(n) if other not in ended and other not in silent]
+        # A rank that another one's failure has ended is no cause, and was left to say what the cause is.
+        causes = {other: words for other, words in ended.items() if not words.startswith(_PASSED_ON)}
+        first = next(other for other in range(n) if other not in causes and other not in silent)
+        tells = here.rank == first
         if self._store_lost is not None:
             if here.store_is_served:
-                return RankFailure(
-                    f"the process that started rank {here.rank} of {n} is gone", tells=here.rank == alive[0]
-                )
+                return RankFailure(f"the process that started rank {here.rank} of {n} is gone", tells=tells)
             if 0 not in ended:
                 return RankFailure(f"rank 0 of {n} has died", tells=here.rank == 1)
         if silent:
             who = " and ".join(f"rank {other}" for other in silent)
-            verb = "has" if len(silent) == 1 else "have"
-            return RankFailure(f"{who} of {n} {verb} died", tells=here.rank == alive[0])
-        # A rank that another one's failure has ended is no cause while there is one that failed by itself.
-        causes = {other: words for other, words in ended.items() if not words.startswith(_PASSED_ON)}
-        for other, words in (causes or ended).items():
-            passed_on = words.startswith(_PASSED_ON)
-            told = words.removeprefix(_PASSED_ON) if passed_on else f"rank {other} of {n} ended with an error: {words}"
-            return RankFailure(told, tells=here.rank == alive[0] and other != 0)
+            return RankFailure(f"{who} of {n} {'has' if len(silent) == 1 else 'have'} died", tells=tells)
+        for other, words in causes.items():
+            told = f"rank {other} of {n} ended with an error: {words}"
+            return RankFailure(told, tells=tells and 0 not in causes)  # rank 0 says its own errors
+        for words in ended.values():
+            return RankFailure(words.removeprefix(_PASSED_ON), tells=False)
         return None
 
     def _end_if_waiting_in_vain(self) -> None:
@@ -497,7 +498,7 @@ def _timeout(given: float | None) -> float:
 
 def _said(error: BaseException) -> str:
     if isinstance(error, RankFailure):
-        return f"{_PASSED_ON}{error}"
+        return _said(error.__cause__) if error.own and error.__cause__ is not None else f"{_PASSED_ON}{error}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, _Terminated):

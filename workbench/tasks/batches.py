@@ -279,15 +279,20 @@ def _is_shared_already(source: Any, n_ranks: int, role: str) -> bool:
     Raises:
         TaskError: When it shares them between another number of ranks.
     """
-    batch_sampler = getattr(source, "batch_sampler", None)
-    samplers = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    shares = next((n for n in (getattr(one, "num_replicas", None) for one in samplers) if n is not None), 1)
+    shares = _replicas(source)
     if shares not in (1, n_ranks):
         raise TaskError(
             f"the sampler of `{role}` shares the data between {shares} ranks, but {n_ranks} train together; leave out "
             "its `num_replicas`, so that it asks torch.distributed"
         )
-    return bool(shares > 1)
+    return shares > 1
+
+
+def _replicas(source: Any) -> int:
+    """Return between how many ranks a loader's sampler shares the samples; 1 when it knows of none."""
+    batch_sampler = getattr(source, "batch_sampler", None)
+    samplers = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return next((int(n) for n in (getattr(one, "num_replicas", None) for one in samplers) if n is not None), 1)
 
 
 def _exact_length(source: Any) -> int:
@@ -307,6 +312,11 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
     stream = _RandomStream(mixed_seed(seed, epoch))
     with stream.active():
         opened = _open_source(source, seed, epoch, role) if _takes_seed(source) else source
+        if role == "evaluate" and _replicas(opened) > 1:
+            raise TaskError(
+                "`evaluate` must yield all samples, since rank 0 evaluates alone, got a loader whose sampler gives it "
+                f"one part of {_replicas(opened)}; leave the sampler out"
+            )
         for holder in (opened, getattr(opened, "sampler", None)):
             generator = getattr(holder, "generator", None)
             if isinstance(generator, torch.Generator):

@@ -1,0 +1,292 @@
+"""Ranks that meet, agree, die and leave. Each rank is a process of its own, started as torchrun starts them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ranks import Ranks
+from workbench import devices, ranks
+
+ROOT = Path(__file__).parents[1]
+
+HEAD = """\
+import os, signal, sys, time
+import torch
+from torch import distributed
+from workbench import ranks
+
+def train(steps=40, seconds=0.02):
+    for step in range(steps):
+        distributed.all_reduce(torch.ones(100))
+        time.sleep(seconds)
+        yield step
+
+def told(error):
+    if error.tells:
+        print(error, file=sys.stderr)
+    sys.exit(1)
+"""
+
+DIES = """
+try:
+    with ranks.joined("cpu"):
+        for step in train():
+            if step == 20 and ranks.rank() == {who}:
+                os.kill(os.getpid(), signal.SIGKILL)
+except ranks.RankFailure as error:
+    told(error)
+"""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two ranks whose process group somebody else has made, as in a user's own script."""
+    pair = Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield pair
+    pair.close()
+
+
+def started(script: str, n_ranks: int, **variables: str) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(n_ranks):
+        told = {
+            "RANK": rank,
+            "WORLD_SIZE": n_ranks,
+            "LOCAL_RANK": rank,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC")}
+        environment |= {name: str(value) for name, value in told.items()} | variables | {"PYTHONPATH": str(ROOT)}
+        environment["MASTER_ADDR"] = "127.0.0.1"
+        environment["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+        command = [sys.executable, "-c", HEAD + script]
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+    return processes
+
+
+def ended(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str], list[str]]:
+    told = [process.communicate(timeout=120) for process in processes]
+    return [process.returncode for process in processes], [out for out, _ in told], [err for _, err in told]
+
+
+# -- agreeing ---------------------------------------------------------------------------------------------------------
+
+
+def _agree() -> list[object]:
+    rank = ranks.rank()
+    votes = ranks.StepVotes()
+    wishes = [votes.exchange(rank == 1 and step == 2, step == 0) for step in range(5)]
+    last = votes.settle()
+    ranks.barrier()
+    return [
+        ranks.world_size(),
+        wishes,
+        last,
+        ranks.broadcast_object({"from": rank}),
+        ranks.mean_over_ranks([1.0 + rank, float("nan") if rank else 0.0]),
+        ranks.mean_over_ranks([]),
+    ]
+
+
+def test_ranks_agree_on_votes_values_and_means(two: Ranks) -> None:
+    for size, wishes, last, said, means, none in two.run(_agree):
+        assert size == 2
+        assert wishes == [(False, False), (False, True), (False, False), (True, False), (False, False)], "a step late"
+        assert last == (False, False)
+        assert said == {"from": 0}
+        assert means[0] == 1.5
+        assert means[1] != means[1], "NaN on one rank is NaN for all"
+        assert none == []
+
+
+def _device_in_a_group_of_the_users() -> str:
+    with ranks.joined("cpu") as device:
+        return f"{device} {ranks.world_size()}"
+
+
+def test_a_process_group_of_the_users_is_used_as_it_is(two: Ranks) -> None:
+    assert two.run(_device_in_a_group_of_the_users) == ["cpu 2", "cpu 2"]
+    assert two.run(_device_in_a_group_of_the_users) == ["cpu 2", "cpu 2"], "and left alone"
+
+
+def test_alone_everything_is_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with ranks.joined("cpu") as device:
+        assert device == torch.device("cpu")
+        assert (ranks.world_size(), ranks.rank()) == (1, 0)
+        ranks.barrier()
+        ranks.together(ValueError("alone"))
+        said = object()
+        assert ranks.broadcast_object(said) is said
+        assert ranks.mean_over_ranks([1.0]) == [1.0]
+    error = RuntimeError("gloo says something")
+    assert ranks.explained(error) is error
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_timeout_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    for text in ("soon", "0", "nan"):
+        monkeypatch.setenv("WORKBENCH_RANKS_TIMEOUT", text)
+        with (
+            pytest.raises(ValueError, match=f"RANKS_TIMEOUT must be a number of seconds above 0, got '{text}'"),
+            ranks.joined("cpu"),
+        ):
+            pass
+    with (
+        pytest.raises(ValueError, match="`timeout_seconds` must be above 0, got nan"),
+        ranks.joined("cpu", timeout_seconds=float("nan")),
+    ):
+        pass
+
+
+def test_the_backend_is_the_devices() -> None:
+    assert devices.collective_backend("cpu") == "gloo"
+    assert devices.collective_backend("cuda:1") == "nccl"
+    assert devices.rank_device("cpu", 3) == torch.device("cpu"), "ranks share a CPU"
+
+
+# -- leaving ----------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_leave_without_a_word() -> None:
+    script = """
+with ranks.joined("cpu") as device:
+    for step in train(5): pass
+    print(ranks.rank(), ranks.world_size(), device, distributed.get_backend())
+assert not distributed.is_initialized()
+"""
+    codes, outs, errs = ended(started(script, 2))
+    assert codes == [0, 0], errs
+    assert outs == ["0 2 cpu gloo\n", "1 2 cpu gloo\n"]
+    assert errs == ["", ""]
+
+
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int) -> None:
+    codes, _, errs = ended(started(DIES.format(who=who), 3))
+    survivors = [rank for rank in range(3) if rank != who]
+    assert [codes[rank] for rank in survivors] == [1, 1]
+    assert codes[who] == -signal.SIGKILL
+    assert errs[survivors[0]].strip() == f"rank {who} of 3 has died"
+    assert errs[survivors[1]] == "", "one of them says it"
+
+
+def test_an_error_of_one_rank_reaches_the_others() -> None:
+    script = """
+try:
+    with ranks.joined("cpu"):
+        for step in train():
+            if step == 10 and ranks.rank() == 1:
+                raise ZeroDivisionError("the third batch is empty")
+except ranks.RankFailure as error:
+    told(error)
+except ZeroDivisionError:
+    sys.exit(3)
+"""
+    codes, _, errs = ended(started(script, 3))
+    assert codes == [1, 3, 1]
+    assert errs[0].strip() == "rank 1 of 3 ended with an error: ZeroDivisionError: the third batch is empty"
+    assert errs[1:] == ["", ""]
+
+
+def test_work_that_fails_alike_on_all_ranks_is_no_failure_of_a_rank() -> None:
+    script = """
+def work(fails):
+    try:
+        for step in train(3):
+            if fails: raise ValueError("no such layer")
+    except ValueError as error:
+        ranks.together(error)
+        return "failed"
+    ranks.together(None)
+    return "done"
+
+with ranks.joined("cpu"):
+    print([work(False), work(True), work(False)])
+"""
+    codes, outs, errs = ended(started(script, 2))
+    assert codes == [0, 0], errs
+    assert outs == ["['done', 'failed', 'done']\n"] * 2
+
+
+@pytest.mark.slow
+def test_work_that_fails_on_one_rank_alone_ends_all() -> None:
+    script = """
+try:
+    with ranks.joined("cpu"):
+        try:
+            for step in train():
+                if step == 3 and ranks.rank() == 1: raise ValueError("out of memory")
+        except ValueError as error:
+            ranks.together(error)
+except ranks.RankFailure as error:
+    told(error)
+"""
+    codes, _, errs = ended(started(script, 2))
+    assert codes == [1, 1]
+    assert errs == ["rank 1 of 2 ended with an error: ValueError: out of memory\n", ""]
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_answer_is_told_from_one_that_died() -> None:
+    script = """
+try:
+    with ranks.joined("cpu"):
+        for step in train():
+            if step == 5 and ranks.rank() == 1: time.sleep(20)
+except ranks.RankFailure as error:
+    told(error)
+"""
+    codes, _, errs = ended(started(script, 2, WORKBENCH_RANKS_TIMEOUT="5"))
+    assert codes == [1, 1]
+    assert errs[0].startswith("all 2 ranks are alive, but one does not answer within 5 seconds"), errs[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_timeout() -> None:
+    processes = started("with ranks.joined('cpu'): pass", 2, WORKBENCH_RANKS_TIMEOUT="6")
+    processes[1].kill()
+    codes, _, errs = ended(processes)
+    assert codes[0] == 1
+    assert "RankFailure" in errs[0] or "rank" in errs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_under_torchrun_the_sentence_stands_above_torchruns_own_table(who: int, tmp_path: Path) -> None:
+    script = tmp_path / "dies.py"
+    script.write_text(HEAD + DIES.format(who=who))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 1
+    lines = run.stderr.splitlines()
+    assert lines.count(f"rank {who} of 3 has died") == 1
+    assert lines.index(f"rank {who} of 3 has died") < next(i for i, line in enumerate(lines) if "FAILED" in line)
+
+
+@pytest.mark.slow
+def test_thirty_exits_of_two_ranks_are_clean() -> None:
+    script = "with ranks.joined('cpu'):\n    for step in train(10, 0.0): pass"
+    for _ in range(15):
+        codes, _, errs = ended(started(script, 2))
+        assert codes == [0, 0], errs
+        assert not any(re.search("terminate|abort", err) for err in errs)
