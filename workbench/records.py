@@ -161,6 +161,8 @@ class TrialRecord:
         curve: Pairs (step, metric) of every evaluation.
         run_path: Run directory, relative to the study; empty when there is none.
         message: One sentence when something went wrong or the trial repeats an equal plan.
+        warm_up_steps: Micro-batches of O0 trained before the trial's own, for weight snapshots; not among
+            ``steps_to_target``.
     """
 
     number: int
@@ -182,6 +184,7 @@ class TrialRecord:
     curve: tuple[tuple[int, float], ...] = ()
     run_path: str = ""
     message: str = ""
+    warm_up_steps: int = 0
 
 
 class Verdict(StrEnum):

@@ -1,7 +1,8 @@
 """A stand-in for training: fast, deterministic, and as opinionated as a real network.
 
-Freezing makes steps faster and learning a little worse; LessBN is free; a freeze_p below 0.35 diverges. Every call is
-written to ``calls.log`` beside the study, so that a test can see what ran even in a process that was killed.
+Freezing makes steps faster and learning a little worse; LessBN is free; a freeze_p below 0.35 diverges; DimReduce takes
+slow steps, but a tenth of them, and refuses to start without snapshots enough. Every call is written to ``calls.log``
+beside the study, so that a test can see what ran even in a process that was killed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.algorithms.pca_files import list_snapshots, save_pca_matrix
 from workbench.config import BoostConfig
 from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
 from workbench.tuning.study_file import StudyFile
@@ -53,7 +55,18 @@ def write_study(directory: Path, text: str = STUDY) -> Path:
 def cost_of(config: BoostConfig, level: str) -> float:
     plan = config.resolve(level)
     cost = 1.0 - (0.1 if plan.less_bn else 0.0)
+    cost += 0.5 if plan.dim_reduce else 0.0
     return cost - (0.5 * (1.0 - config.grad_freeze.freeze_p) if plan.grad_freeze else 0.0)
+
+
+def compute_subspace(config: BoostConfig) -> None:
+    """Leave the components beside the snapshots, as training does; their values tell the folder and the count."""
+    folder = Path(config.dim_reduce.weight_load_dir or "")
+    k, found = config.dim_reduce.n_components, list_snapshots(folder)
+    if len(found) <= k:
+        raise ValueError(f"{k} components of {len(found)} snapshots")
+    number = float(sum(map(ord, str(folder.parent.name))))
+    save_pca_matrix(folder / f"pca_mat_{k:04x}.npy", np.full((k, 7), number), np.full(k, 1.0 / k))
 
 
 def final_metric(config: BoostConfig, level: str, seed: int) -> float:
@@ -91,21 +104,38 @@ class FakeExperimenter:
     ) -> Trained:
         key = config.resolve(level).key()
         self.log(f"train {key} {seed} {run_id}")
+        speed = 6.0
+        if config.resolve(level).dim_reduce:
+            compute_subspace(config)
+            speed = 60.0
         final = final_metric(config, level, seed)
         if math.isnan(final):
             return Trained(math.nan, ((evaluate_every, 0.2),), 0.01, diverged=True, message="the loss became NaN")
         curve: list[tuple[int, float]] = []
         for step in range(evaluate_every, steps + 1, evaluate_every):
             time.sleep(self.seconds)
-            metric = final * (1.0 - math.exp(-6.0 * step / steps)) / (1.0 - math.exp(-6.0))
+            metric = final * (1.0 - math.exp(-speed * step / steps)) / (1.0 - math.exp(-speed))
             curve.append((step, metric))
             if on_step is not None:
                 on_step(RunStep(step, steps, metric))
             if on_evaluation is not None and on_evaluation(step, metric) and step < steps:
                 return Trained(math.nan, tuple(curve), 0.01, message="ended early")
-        self.log(f"trained {key} {seed} {run_id}")
         path = f"runs/{run_id}" if run_id else ""
+        if config.snapshots.count:
+            path = self.keep_snapshots(config, run_id)
+        self.log(f"trained {key} {seed} {run_id}")
         return Trained(final, tuple(curve), 0.01, path=path, overflows=3, steps=steps)
+
+    def keep_snapshots(self, config: BoostConfig, run_id: str) -> str:
+        attempt = sum(path.name.startswith(run_id) for path in (self.directory / "runs").glob("warm_up_seed_*"))
+        name = f"{run_id}.{attempt + 1}" if attempt else run_id
+        folder = self.directory / "runs" / name / "snapshots"
+        folder.mkdir(parents=True)
+        for number in range(config.snapshots.count):
+            time.sleep(self.seconds)
+            step = config.snapshots.start_step + number * config.snapshots.every_steps
+            (folder / f"snapshot_{step:06d}.safetensors").touch()
+        return f"runs/{name}"
 
     def speed(
         self,
@@ -117,6 +147,8 @@ class FakeExperimenter:
         steps_per_block: int,
     ) -> SpeedMeasured:
         ratio = cost_of(*candidate) / cost_of(*baseline)
+        if candidate[0].resolve(candidate[1]).dim_reduce:
+            compute_subspace(candidate[0])
         self.log(f"speed {candidate[0].resolve(candidate[1]).key()}")
         return SpeedMeasured(ratio, ratio * 0.98, ratio * 1.02)
 

@@ -16,6 +16,7 @@ from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.confirming import Confirmation, Contender, confirmation_seeds
 from workbench.tuning.experimenter import Trained
 from workbench.tuning.study_file import parse_study
+from workbench.tuning.warm_up import WarmUps
 
 FILE = parse_study(STUDY)
 
@@ -51,7 +52,8 @@ def judge(
     pools: dict[str, list[Contender]] = {"o1": [], "o2": []}
     for one in pool:
         pools[one.target].append(one)
-    return Confirmation(study, FILE, experimenter, **options).judge(pools)
+    warm_ups = WarmUps(FILE, experimenter.directory, experimenter)
+    return Confirmation(study, FILE, experimenter, warm_ups, **options).judge(pools)
 
 
 def test_seeds_differ_from_the_search_s() -> None:

@@ -34,6 +34,20 @@ def test_time_to_target_is_relative_step_time_times_steps() -> None:
     assert scored.feasible
 
 
+def test_a_warm_up_counts_at_o0_s_step_time_reached_or_not() -> None:
+    reached = score(trained(0.6, 0.7, 0.9, 0.9), HALF, BASELINE, 0.1, "time_to_target", 12)
+    assert reached.steps_to_target == pytest.approx(25.0)
+    assert reached.values == (pytest.approx(12 + 0.5 * 25.0),)
+    missed = score(trained(0.5, 0.6, 0.6, 0.6), HALF, BASELINE, 0.1, "time_to_target", 12)
+    assert missed.values == (pytest.approx(12 + 0.5 * 40),)
+    assert score(trained(0.6, 0.7, 0.9, 0.9), HALF, BASELINE, 0.1, "speed", 12).values == (0.5,)
+
+
+def test_a_warm_up_counts_into_the_deficit_at_equal_time() -> None:
+    assert deficit_at_equal_time(BASELINE, 10, 0.7, 0.5) is None
+    assert deficit_at_equal_time(BASELINE, 10, 0.7, 0.5, 20) == pytest.approx(0.75 - 0.7)
+
+
 def test_a_target_that_is_not_reached_is_censored_at_the_budget() -> None:
     scored = score(trained(0.5, 0.6, 0.6, 0.6), HALF, BASELINE, 0.1, "time_to_target")
     assert scored.steps_to_target == math.inf

@@ -21,6 +21,7 @@ from workbench.tuning.search_space import all_off
 from workbench.tuning.selection import TARGETS, aimed_at, choose, competing_trials, cost, with_policy
 from workbench.tuning.stored_records import baseline_record, candidates_of, trials_of
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
+from workbench.tuning.warm_up import WarmUpError, find_warm_up
 
 __all__ = ["StudyResult", "export_study", "read_result", "write_answer"]
 
@@ -153,6 +154,7 @@ def write_answer(
 
     Raises:
         StudyFailedError: When O0 has not finished.
+        StudyError: When the components of a DimReduce candidate are not on this machine.
         OSError: When a file cannot be written; the old one is untouched then.
     """
     choices = {
@@ -173,7 +175,7 @@ def write_answer(
     )
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
     reasons = {target: choice.reason for target, choice in choices.items() if choice.candidate is None}
-    exported = export_configs(folder, chosen, off, reasons, context, file.plans)
+    exported = export_configs(folder, chosen, off, reasons, context, file.plans, _snapshots(file, directory))
     numbers = {target: None if one is None else one.trial_number for target, one in chosen.items()}
     write_tables(folder, candidates, numbers, environment)
     labels = {target: "O0" if one is None else one.label for target, one in chosen.items()}
@@ -183,6 +185,15 @@ def write_answer(
     told = [f"{target}: {choice.reason}" for target, choice in choices.items()]
     told += [policy_told] if policy_told else []
     return replace(result, exported=exported, chosen=labels, messages=[*told, *result.messages])
+
+
+def _snapshots(file: StudyFile, directory: Path) -> Path | None:
+    """Return where the weight snapshots of the search lie; None when it recorded none, or not here."""
+    try:
+        warm_up = find_warm_up(file, directory, file.study.seed)
+    except WarmUpError:
+        return None
+    return None if warm_up is None else warm_up.snapshots
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,12 @@ from workbench.experiments.confirmation import Decision, decide, planned_looks, 
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.objective import plain, read_speed, read_trained
-from workbench.tuning.plans import explicit_config
+from workbench.tuning.plans import explicit_config, needs_warm_up
 from workbench.tuning.search_space import all_off
 from workbench.tuning.selection import TARGETS, competing_trials, with_policy
 from workbench.tuning.stored_records import baseline_record, trials_of
 from workbench.tuning.study_file import StudyFile
+from workbench.tuning.warm_up import WarmUpError, WarmUps
 
 __all__ = ["Confirmation", "Contender", "confirmation_seeds", "contenders"]
 
@@ -102,6 +103,7 @@ class Confirmation:
         study: The study; keeps every finished run as a user attribute.
         file: The study's file.
         experimenter: Who trains.
+        warm_ups: Weight snapshots of every seed for plans that need them.
         command: Command that adds seeds, with ``{seeds}``.
         confirm_seeds: Number of seeds asked for on the command line; None follows the file.
         deadline: ``time.monotonic()`` at which no further run is begun; None for none.
@@ -114,6 +116,7 @@ class Confirmation:
         study: optuna.Study,
         file: StudyFile,
         experimenter: Experimenter,
+        warm_ups: WarmUps,
         *,
         command: str = "",
         confirm_seeds: int | None = None,
@@ -124,6 +127,7 @@ class Confirmation:
         self._study = study
         self._file = file
         self._experimenter = experimenter
+        self._warm_ups = warm_ups
         self._command = command
         first = file.confirm.seeds_min
         last = file.confirm.seeds_max if confirm_seeds is None else confirm_seeds
@@ -215,6 +219,7 @@ class Confirmation:
             seconds_per_pair=self._seconds_per_pair(contender.key),
             command=self._command,
         )
+        sentence = f"{verdict} It is {factor:.2f} times {word} per step than O0 ({interval})"
         return CandidateRecord(
             label=f"trial {trial.number}",
             trial_number=trial.number,
@@ -229,9 +234,15 @@ class Confirmation:
             allowed_drop=contender.allowed_drop,
             n_seeds=decision.bounds.n_pairs,
             verdict=decision.verdict,
-            sentence=f"{verdict} It is {factor:.2f} times {word} per step than O0 ({interval}).",
+            sentence=f"{sentence}{self._before(contender)}.",
             metrics=tuple(self._pairs(contender.key)),
         )
+
+    def _before(self, contender: Contender) -> str:
+        """Say what a run of this contender begins with, where that is more than initial weights."""
+        if not needs_warm_up(contender.plan):
+            return ""
+        return f", after a warm-up of {self._file.warm_up_steps} micro-batches of O0"
 
     def _decision(self, contender: Contender) -> Decision:
         """Judge at the last planned look that is complete, or at what there is when the first is not."""
@@ -259,24 +270,32 @@ class Confirmation:
         return key != self._baseline_key and any(not math.isfinite(candidate) for _, candidate in self._pairs(key))
 
     def _train(self, plan: Plan, seed: int) -> None:
-        trained = self._experimenter.train(
-            explicit_config(plan),
-            plan.level,
-            seed=seed,
-            steps=self._steps,
-            evaluate_every=self._steps,
-            on_step=self._on_step,
-        )
+        try:
+            trained = self._experimenter.train(
+                explicit_config(plan, self._warm_ups.before(plan, seed).snapshots),
+                plan.level,
+                seed=seed,
+                steps=self._steps,
+                evaluate_every=self._steps,
+                on_step=self._on_step,
+            )
+        except WarmUpError as error:
+            trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         self._keep(self._run_name(plan.key(), seed), plain(asdict(trained)))
 
     def _speed(self, contender: Contender) -> None:
         # The search's own measurement flatters the fastest: it was picked for being the fastest.
         if self._stored_speed(contender.key) is not None:
             return
+        seed = self._file.study.seed + _FIRST_SEED
+        try:
+            warm_up = self._warm_ups.before(contender.plan, seed)
+        except WarmUpError:  # the run with this seed will say so
+            return
         measured = self._experimenter.speed(
             (self._baseline.config, "O0"),
-            (explicit_config(contender.plan), contender.plan.level),
-            seed=self._file.study.seed + _FIRST_SEED,
+            (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
+            seed=seed,
             rounds=self._file.speed.rounds,
             steps_per_block=self._file.speed.steps_per_block,
         )

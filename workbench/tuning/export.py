@@ -1,7 +1,8 @@
 """Write what a study found: ``boost_config.o1.json``, ``boost_config.o2.json``, the table and the environment.
 
 Each file appears as a whole or not at all. An exported configuration is read back and resolved before it is trusted:
-it must mean the plan that was confirmed.
+it must mean the plan that was confirmed. A DimReduce plan is nothing without its subspace, so the matrix goes with the
+file.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from workbench.algorithms.pca_files import load_explained_variance, load_pca_matrix, save_pca_matrix
 from workbench.atomic_file import write_text_atomically
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, Plan
 from workbench.records import CandidateRecord
+from workbench.tuning.errors import StudyError
 from workbench.tuning.objective import plain
-from workbench.tuning.plans import StudyPlans
+from workbench.tuning.plans import StudyPlans, needs_warm_up
 from workbench.tuning.selection import TARGETS
 
 __all__ = ["EXPORT_SCHEMA_VERSION", "ExportContext", "candidates_table", "export_configs", "write_tables"]
@@ -60,6 +64,7 @@ def export_configs(
     reasons: Mapping[str, str],
     context: ExportContext,
     plans: StudyPlans,
+    snapshots: Path | None = None,
 ) -> dict[str, Path]:
     """Write one configuration per export.
 
@@ -70,11 +75,14 @@ def export_configs(
         reasons: Export -> why O0 is exported, where it is.
         context: Origin.
         plans: How the study resolves configurations.
+        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them; None when there is
+            none here.
 
     Returns:
-        Export -> file.
+        Export -> file. A DimReduce export has its matrix ``pca_mat.<export>.npy`` beside it.
 
     Raises:
+        StudyError: When the components of a DimReduce candidate are not on this machine.
         RuntimeError: When a written file does not mean the plan it was written for.
         OSError: When it cannot be written; the old file is untouched then.
     """
@@ -84,10 +92,15 @@ def export_configs(
         candidate = chosen.get(target)
         config = baseline if candidate is None else BoostConfig.from_dict(candidate.config)
         plan = plans.resolve(config, "O0" if candidate is None else level)
-        explicit = plan.explicit_config()
-        provenance = _provenance(target, candidate, reasons.get(target, ""), plan.summary(), context)
+        matrix = directory / f"pca_mat.{target}.npy"
+        if plan.dim_reduce:  # before the file that names it
+            plan = _with_matrix(plan, plans, snapshots, matrix)
+        provenance = _provenance(target, candidate, reasons.get(target, ""), plan, context)
         path = directory / f"boost_config.{target}.json"
-        explicit.with_values({"provenance": provenance}).save(path)
+        plan.explicit_config().with_values({"provenance": provenance}).save(path)
+        if not plan.dim_reduce:  # what an earlier choice left
+            for left in (matrix, matrix.with_suffix(".json")):
+                left.unlink(missing_ok=True)
         if plans.resolve(BoostConfig.from_json(path), level).key() != plan.key():
             raise RuntimeError(
                 f"{path}: the exported file does not mean the plan {plan.summary()!r} it was written for"
@@ -148,8 +161,42 @@ def write_tables(
     return [table, hardware]
 
 
+def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: Path) -> Plan:
+    """Write the components of a plan and return the plan that reads them."""
+    k = plan.config.dim_reduce.n_components
+    source = _subspace(plan, snapshots)
+    shares = load_explained_variance(source)
+    save_pca_matrix(matrix, load_pca_matrix(source, n_components=k), None if shares is None else shares[:k])
+    # MindSpore asks for an absolute path.
+    read = {"dim_reduce.pca_mat_path": str(matrix.absolute()), "dim_reduce.weight_load_dir": None}
+    return plans.resolve(plan.explicit_config().with_values(read), plan.level)
+
+
+def _subspace(plan: Plan, snapshots: Path | None) -> Path:
+    """Return the file of the components that a plan was trained with."""
+    section = plan.config.dim_reduce
+    if section.pca_mat_path is not None and Path(section.pca_mat_path).is_file():
+        return Path(section.pca_mat_path)
+    folder = snapshots if needs_warm_up(plan) else Path(section.weight_load_dir or ".")
+    files = [] if folder is None else sorted(folder.glob("pca_mat_*.npy"))
+    fitting = {path: np.load(path, mmap_mode="r").shape for path in files}
+    fitting = {path: shape for path, shape in fitting.items() if shape[0] == section.n_components}
+    if not fitting:
+        where = "the warm-up of this study" if folder is None else str(folder)
+        raise StudyError(
+            f"the {section.n_components} components of a DimReduce candidate are not in {where}; export on the machine "
+            "that trained it, or copy its folder `runs` here"
+        )
+    if len(set(fitting.values())) > 1:
+        raise StudyError(
+            f"{folder} holds subspaces of several networks, so the one to export cannot be told; give the study a "
+            "folder of its own in `dim_reduce.weight_load_dir`"
+        )
+    return max(fitting, key=lambda path: path.stat().st_mtime_ns)
+
+
 def _provenance(
-    target: str, candidate: CandidateRecord | None, reason: str, summary: str, context: ExportContext
+    target: str, candidate: CandidateRecord | None, reason: str, plan: Plan, context: ExportContext
 ) -> dict[str, Any]:
     level = TARGETS[target]
     told: dict[str, Any] = {
@@ -161,7 +208,8 @@ def _provenance(
         "objective": context.objective,
         "metric": context.metric,
         "data_hash": context.data_hash,
-        "in_effect": summary,
+        "ranks": plan.world_size,
+        "in_effect": plan.summary(),
         "candidate": "O0" if candidate is None else candidate.label,
         "verdict": "O0" if candidate is None else str(candidate.verdict),
         "sentence": reason if candidate is None else candidate.sentence,
@@ -176,6 +224,19 @@ def _provenance(
         told["n_seeds"] = candidate.n_seeds
         if math.isfinite(candidate.drop) and math.isfinite(candidate.drop_bound):
             told["drop"], told["drop_bound"] = candidate.drop, candidate.drop_bound
+    if plan.adasum:
+        told["adasum"] = (
+            f"AdaSum was in effect on {plan.world_size} ranks; `workbench validate --world-size N` says "
+            "whether it is on N."
+        )
+    if plan.dim_reduce:
+        told["dim_reduce"] = (
+            f"The subspace lies in pca_mat.{target}.npy beside this file. When you move the two, set "
+            "dim_reduce.pca_mat_path to its new absolute path. Its columns follow the order of the optimizer's "
+            "parameters, each flattened row by row. It belongs to the initial weights of this task with seed "
+            f"{context.seed}; other initial weights need snapshots of their own (snapshots.count, then "
+            "dim_reduce.weight_load_dir in place of pca_mat_path)."
+        )
     if context.loss_scale:
         told["loss_scale"] = context.loss_scale
     told["environment"] = _without_none(plain(dict(context.environment)))

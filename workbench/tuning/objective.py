@@ -5,7 +5,7 @@ at its own level's allowed drop, without training. Everything a later stage need
 attributes as it becomes known; a trial that is interrupted finds there what it has already measured.
 
 Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
-step is the step number times the relative step time, in O0 steps.
+step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.config import ConfigError
+from workbench.config import ConfigError, Plan
 from workbench.tuning.errors import StudyFailedError
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.plans import explicit_config
 from workbench.tuning.search_space import Suggestion, all_off, suggest
 from workbench.tuning.study_file import StudyFile
+from workbench.tuning.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 
 __all__ = [
     "Baseline",
@@ -65,7 +66,8 @@ class Score:
         values: Objective values, one or (pareto) two; always finite.
         deficit: Metric deficit against O0; inf when the run diverged.
         allowed: Allowed drop.
-        steps_to_target: Micro-batches to O0's final metric less the allowed drop; inf when not reached.
+        steps_to_target: Micro-batches to O0's final metric less the allowed drop, a warm-up's not among them; inf when
+            not reached.
         constraint: Finite number, at most 0 when the deficit is allowed.
     """
 
@@ -111,7 +113,9 @@ def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher
     return math.inf
 
 
-def deficit_at_equal_time(baseline: Baseline, step: int, metric: float, relative_step_time: float) -> float | None:
+def deficit_at_equal_time(
+    baseline: Baseline, step: int, metric: float, relative_step_time: float, warm_up_steps: int = 0
+) -> float | None:
     """Return the metric deficit against O0's curve after the same time.
 
     Args:
@@ -119,12 +123,13 @@ def deficit_at_equal_time(baseline: Baseline, step: int, metric: float, relative
         step: Micro-batches of the trial so far.
         metric: Its metric there.
         relative_step_time: Its step time / O0's.
+        warm_up_steps: Micro-batches of O0 before its first one.
 
     Returns:
         Deficit (positive = worse), inf for a NaN metric; None before O0's first evaluation, when nothing is known.
         After O0's last evaluation O0 keeps its final metric.
     """
-    time = step * relative_step_time
+    time = warm_up_steps + step * relative_step_time
     if not baseline.curve or time < baseline.curve[0][0]:
         return None
     reached = baseline.curve[-1][1]
@@ -135,7 +140,14 @@ def deficit_at_equal_time(baseline: Baseline, step: int, metric: float, relative
     return metric_deficit(reached, metric, higher_is_better=baseline.higher_is_better)
 
 
-def score(trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: float, objective: str) -> Score:
+def score(
+    trained: Trained,
+    speed: SpeedMeasured,
+    baseline: Baseline,
+    allowed: float,
+    objective: str,
+    warm_up_steps: int = 0,
+) -> Score:
     """Score a measurement.
 
     Args:
@@ -144,9 +156,11 @@ def score(trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: f
         baseline: O0's run.
         allowed: Allowed drop, in the metric's unit.
         objective: ``"time_to_target"``, ``"speed"`` or ``"pareto"``.
+        warm_up_steps: Micro-batches of O0 before the run; part of the time to the target.
 
     Returns:
-        The score. A target that is not reached is censored at the budget; a diverged run gets a finite penalty.
+        The score. A target that is not reached is censored at the budget, which the run itself has after any warm-up;
+        a diverged run gets a finite penalty.
     """
     higher = baseline.higher_is_better
     sign = 1.0 if higher else -1.0
@@ -165,7 +179,7 @@ def score(trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: f
     elif diverged:
         value = _PENALTY * max(ratio, 1.0) * baseline.budget_steps
     else:
-        value = ratio * min(steps, float(baseline.budget_steps))
+        value = warm_up_steps + ratio * min(steps, float(baseline.budget_steps))
     return Score((value,), deficit, allowed, steps, constraint)
 
 
@@ -205,6 +219,7 @@ class Objective:
         study: The Optuna study.
         experimenter: Who trains.
         allowed_drops: Allowed drop per export.
+        warm_ups: Weight snapshots for plans that need them.
         on_step: Told while a trial trains.
     """
 
@@ -214,6 +229,7 @@ class Objective:
         study: optuna.Study,
         experimenter: Experimenter,
         allowed_drops: dict[str, float],
+        warm_ups: WarmUps,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self._file = file
@@ -223,6 +239,7 @@ class Objective:
         self._base = file.base_config()
         self._plans = file.plans
         self._dimensions = file.dimensions
+        self._warm_ups = warm_ups
         self._on_step = on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
 
@@ -241,7 +258,7 @@ class Objective:
             )
             plan = self._plans.resolve(suggestion.config, suggestion.level)
         except ConfigError as error:
-            return self._refused(trial, str(error))
+            return self._refused(trial, f"not a valid configuration: {error}")
         trial.set_user_attr("level", suggestion.level)
         trial.set_user_attr("config", suggestion.config.to_dict())
         trial.set_user_attr("parameters", plain(dict(suggestion.parameters)))
@@ -249,11 +266,16 @@ class Objective:
         trial.set_user_attr("plan_key", plan.key())
         trial.set_user_attr("allowed_drop", self._allowed[suggestion.level])
         if is_baseline:
-            return self._run_baseline(trial, suggestion)
+            return self._run_baseline(trial, plan)
         twin = self._equal_plan(plan.key(), trial.number)
         if twin is not None:
             return self._repeat(trial, twin, suggestion.level)
-        return self._run(trial, suggestion)
+        try:
+            warm_up = self._warm_ups.before(plan, self._file.study.seed)
+        except WarmUpError as error:
+            return self._refused(trial, str(error))
+        trial.set_user_attr("warm_up_steps", warm_up.steps)
+        return self._run(trial, plan, warm_up)
 
     def _baseline(self, trial: optuna.Trial) -> Suggestion:
         # The level is drawn (it was enqueued as O0) so that the sampler learns from this trial, too.
@@ -263,8 +285,8 @@ class Objective:
                 parameters["level"] = dimension.draw(trial)
         return Suggestion("O0", all_off(self._base), parameters)
 
-    def _run_baseline(self, trial: optuna.Trial, suggestion: Suggestion) -> tuple[float, ...]:
-        trained = self._train(trial, suggestion, None)
+    def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
+        trained = self._train(trial, plan, NO_WARM_UP, None)
         trial.set_user_attr("trained", plain(asdict(trained)))
         if trained.diverged or math.isnan(trained.metric):
             why = trained.message or f"its {self._experimenter.metric_name} is NaN"
@@ -274,9 +296,9 @@ class Objective:
         if self._file.study.objective != "pareto":
             for step, _ in trained.curve:
                 self._report(trial, step, 0.0)
-        return self._finish(trial, trained, speed, self._baseline_of(trained), suggestion.level)
+        return self._finish(trial, trained, speed, self._baseline_of(trained), plan.level)
 
-    def _run(self, trial: optuna.Trial, suggestion: Suggestion) -> tuple[float, ...]:
+    def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         baseline = self._stored_baseline()
         if "speed" in trial.user_attrs:  # measured before the trial was interrupted
             speed = read_speed(trial.user_attrs["speed"])
@@ -284,7 +306,7 @@ class Objective:
             file = self._file
             speed = self._experimenter.speed(
                 (all_off(self._base), "O0"),
-                (explicit_config(self._plans.resolve(suggestion.config, suggestion.level)), suggestion.level),
+                (explicit_config(plan, warm_up.snapshots), plan.level),
                 seed=file.study.seed,
                 rounds=file.speed.rounds,
                 steps_per_block=file.speed.steps_per_block,
@@ -294,7 +316,7 @@ class Objective:
 
         def on_evaluation(step: int, metric: float) -> bool:
             nonlocal pruned
-            deficit = deficit_at_equal_time(baseline, step, metric, speed.ratio)
+            deficit = deficit_at_equal_time(baseline, step, metric, speed.ratio, warm_up.steps)
             if deficit is None or step >= file_budget:
                 return False
             self._report(trial, step, deficit)
@@ -303,14 +325,14 @@ class Objective:
 
         file_budget = self._file.study.budget_steps
         prunes = self._file.study.objective != "pareto"
-        trained = self._train(trial, suggestion, on_evaluation if prunes else None)
+        trained = self._train(trial, plan, warm_up, on_evaluation if prunes else None)
         trial.set_user_attr("trained", plain(asdict(trained)))
         if pruned:
             last = trained.curve[-1]
-            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, suggestion.level))
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, plan.level, warm_up.steps))
             trial.set_user_attr("message", f"pruned after {last[0]} steps: worse than the median at equal time")
             raise optuna.TrialPruned
-        return self._finish(trial, trained, speed, baseline, suggestion.level)
+        return self._finish(trial, trained, speed, baseline, plan.level, warm_up.steps)
 
     def _repeat(self, trial: optuna.Trial, twin: FrozenTrial, level: str) -> tuple[float, ...]:
         """Score an equal plan from what is stored; its level may allow another drop."""
@@ -318,6 +340,8 @@ class Objective:
         trial.set_user_attr("trained", twin.user_attrs["trained"])
         trial.set_user_attr("speed", twin.user_attrs["speed"])
         trial.set_user_attr("repeats", twin.number)
+        warm_up_steps = int(twin.user_attrs.get("warm_up_steps", 0))
+        trial.set_user_attr("warm_up_steps", warm_up_steps)
         note = f"same plan as trial {twin.number}, not run again"
         trial.set_user_attr("message", note)
         baseline = self._stored_baseline()
@@ -325,14 +349,21 @@ class Objective:
             # Only here: a repeated complete trial would vote twice in the pruner's median.
             for step, deficit in twin.intermediate_values.items():
                 self._report(trial, step, deficit)
-            self._constrain(trial, self._pruned_constraint(baseline, trained.curve[-1], speed.ratio, level))
+            last = trained.curve[-1]
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, level, warm_up_steps))
             raise optuna.TrialPruned
-        return self._finish(trial, trained, speed, baseline, level)
+        return self._finish(trial, trained, speed, baseline, level, warm_up_steps)
 
     def _finish(
-        self, trial: optuna.Trial, trained: Trained, speed: SpeedMeasured, baseline: Baseline, level: str
+        self,
+        trial: optuna.Trial,
+        trained: Trained,
+        speed: SpeedMeasured,
+        baseline: Baseline,
+        level: str,
+        warm_up_steps: int = 0,
     ) -> tuple[float, ...]:
-        scored = score(trained, speed, baseline, self._allowed[level], self._file.study.objective)
+        scored = score(trained, speed, baseline, self._allowed[level], self._file.study.objective, warm_up_steps)
         trial.set_user_attr("score", plain({**asdict(scored), "feasible": scored.feasible}))
         if trained.message and "repeats" not in trial.user_attrs:
             trial.set_user_attr("message", trained.message)
@@ -340,20 +371,20 @@ class Objective:
         return scored.values
 
     def _refused(self, trial: optuna.Trial, sentence: str) -> tuple[float, ...]:
-        """Score a combination of values that the configuration itself refuses."""
+        """Score a combination of values that cannot be trained."""
         baseline = self._stored_baseline()
         nothing = Trained(math.nan, (), 0.0, diverged=True, message=sentence)
         scored = score(nothing, SpeedMeasured(1.0, 1.0, 1.0), baseline, 0.0, self._file.study.objective)
-        trial.set_user_attr("message", f"not a valid configuration: {sentence}")
+        trial.set_user_attr("message", sentence)
         self._constrain(trial, scored.constraint)
         return scored.values
 
     def _train(
-        self, trial: optuna.Trial, suggestion: Suggestion, on_evaluation: Callable[[int, float], bool] | None
+        self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, on_evaluation: Callable[[int, float], bool] | None
     ) -> Trained:
         return self._experimenter.train(
-            explicit_config(self._plans.resolve(suggestion.config, suggestion.level)),
-            suggestion.level,
+            explicit_config(plan, warm_up.snapshots),
+            plan.level,
             seed=self._file.study.seed,
             steps=self._file.study.budget_steps,
             evaluate_every=self._file.evaluate_every,
@@ -371,8 +402,10 @@ class Objective:
         if "metric_deficit" not in trial.constraints:
             trial.set_constraint("metric_deficit", value)
 
-    def _pruned_constraint(self, baseline: Baseline, last: tuple[int, float], ratio: float, level: str) -> float:
-        deficit = deficit_at_equal_time(baseline, last[0], last[1], ratio)
+    def _pruned_constraint(
+        self, baseline: Baseline, last: tuple[int, float], ratio: float, level: str, warm_up_steps: int
+    ) -> float:
+        deficit = deficit_at_equal_time(baseline, last[0], last[1], ratio, warm_up_steps)
         limit = _PENALTY * (abs(baseline.metric) + 1.0)
         return min((limit if deficit is None else deficit) - self._allowed[level], limit)
 

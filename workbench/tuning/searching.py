@@ -22,6 +22,7 @@ from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.sampling import make_pruner, make_sampler
 from workbench.tuning.stored_records import FINISHED, counted_trials
 from workbench.tuning.study_file import StudyFile, read_study
+from workbench.tuning.warm_up import WarmUps
 
 __all__ = ["Search", "search"]
 
@@ -59,7 +60,8 @@ def search(
         watch = StudyWatch(study, file, total, None, None)
         allowed = file.allowed_drops(experimenter.metric_name)
         with kept.plain_storage_errors():
-            here = Search(file, database, study, experimenter, allowed, total, deadline, watch)
+            warm_ups = WarmUps(file, study_dir, experimenter, watch.step)
+            here = Search(file, database, study, experimenter, warm_ups, allowed, total, deadline, watch)
             here.run_baseline()
             here.run()
 
@@ -73,6 +75,7 @@ class Search:
         database: RDBStorage,
         study: optuna.Study,
         experimenter: Experimenter,
+        warm_ups: WarmUps,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
@@ -84,7 +87,7 @@ class Search:
         self._n_trials = n_trials
         self._deadline = deadline
         self._watch = watch
-        self._objective = Objective(file, study, experimenter, allowed, on_step=watch.step)
+        self._objective = Objective(file, study, experimenter, allowed, warm_ups, on_step=watch.step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
 
     def run_baseline(self) -> None:

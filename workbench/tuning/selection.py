@@ -83,7 +83,7 @@ def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, 
 
 
 def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = None) -> float:
-    """Return what a trial costs, in O0 steps (time_to_target) or O0 step times; inf when unknown.
+    """Return what a trial costs, in O0 steps (time_to_target, its warm-up included) or O0 step times; inf when unknown.
 
     Args:
         trial: The trial.
@@ -91,7 +91,7 @@ def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = 
         relative_step_time: A newer measurement than the trial's own.
     """
     ratio = trial.relative_step_time if relative_step_time is None else relative_step_time
-    value = ratio * trial.steps_to_target if objective == "time_to_target" else ratio
+    value = trial.warm_up_steps + ratio * trial.steps_to_target if objective == "time_to_target" else ratio
     return math.inf if math.isnan(value) else value
 
 

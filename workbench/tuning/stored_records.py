@@ -122,6 +122,7 @@ def _record(trial: FrozenTrial, reference: float | None, higher_is_better: bool)
         curve=() if trained is None else trained.curve,
         run_path="" if trained is None else trained.path,
         message=message,
+        warm_up_steps=int(attributes.get("warm_up_steps", 0)),
     )
 
 

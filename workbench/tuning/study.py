@@ -37,6 +37,7 @@ from workbench.tuning.rank_experimenter import LeadingExperimenter, follow
 from workbench.tuning.searching import Search
 from workbench.tuning.stored_records import keep_candidates
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
+from workbench.tuning.warm_up import WarmUps
 from workbench.tuning.workers import run_workers
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ def tune(
             kept.requeue_interrupted(database, study)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress)
 
-            search = Search(file, database, study, experimenter, allowed, n_trials, search_deadline, watch)
+            warm_ups = WarmUps(file, directory, experimenter, watch.step)
+
+            search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch)
             search.run_baseline()
             if jobs > 1:
                 run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, watch.trial_finished)
@@ -122,6 +125,7 @@ def tune(
                 study,
                 file,
                 experimenter,
+                warm_ups,
                 command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
                 deadline=deadline,

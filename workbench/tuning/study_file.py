@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from workbench.config import BoostConfig, ConfigError
+from workbench.config import LEVELS, BoostConfig, ConfigError, SnapshotConfig, requested_switches
 from workbench.config.errors import did_you_mean, sentence_of
 from workbench.tuning.errors import StudyError
 from workbench.tuning.plans import StudyPlans
@@ -35,6 +35,9 @@ __all__ = [
     "read_study",
     "study_folder",
 ]
+
+_WARM_UP_SHARE = 4
+"""A warm-up whose length nobody set takes this part of the budget: one in four."""
 
 _ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}
 """Half a point for the safe level, three points for the bold one; only accuracies share a unit that allows defaults."""
@@ -200,8 +203,27 @@ class StudyFile(_Part):
         return self.study.evaluate_every or max(self.study.budget_steps // 10, 1)
 
     def base_config(self) -> BoostConfig:
-        """Return O0's configuration, from which every candidate starts."""
-        return BoostConfig.from_dict(_nested(self.baseline))
+        """Return O0's configuration, from which every candidate starts; it keeps no snapshots, a warm-up does."""
+        return self._stated().with_values({"snapshots.count": 0})
+
+    @property
+    def warm_up(self) -> SnapshotConfig:
+        """When a warm-up keeps weights: section ``snapshots`` of the baseline.
+
+        Where that keeps none: one snapshot more than the components searched, over a quarter of the budget.
+        """
+        stated = self._stated().snapshots
+        if stated.count > 0:
+            return stated
+        count = _most_components(self) + 1
+        every_steps = max(self.study.budget_steps // _WARM_UP_SHARE // (count - 1), 1)
+        return SnapshotConfig(every_steps=every_steps, count=count)
+
+    @property
+    def warm_up_steps(self) -> int:
+        """Micro-batches of a warm-up: up to its last snapshot."""
+        asked = self.warm_up
+        return max(asked.start_step + (asked.count - 1) * asked.every_steps, 1)
 
     def allowed_drops(self, metric: str) -> dict[str, float]:
         """Return the allowed drop of each export for a metric.
@@ -225,6 +247,9 @@ class StudyFile(_Part):
                 )
             drops[target] = _ACCURACY_DROPS[target] if drop is None else drop
         return drops
+
+    def _stated(self) -> BoostConfig:
+        return BoostConfig.from_dict(_nested(self.baseline))
 
     def canonical(self) -> dict[str, Any]:
         """Return the content as plain values, defaults filled in: equal for two files that ask the same."""
@@ -299,6 +324,7 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
         raise StudyError(f"[baseline] {error}") from None
     for dimension in file.dimensions:
         dimension.check(base)
+    _check_warm_up(file)
     evaluate_every = file.study.evaluate_every
     if evaluate_every is not None and evaluate_every > file.study.budget_steps:
         raise StudyError(
@@ -314,6 +340,32 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
     make_sampler(file.sampler.name, file.sampler.options, seed=0, n_trials=file.study.n_trials)
     make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
     return file
+
+
+def _check_warm_up(file: StudyFile) -> None:
+    for dimension in file.dimensions:
+        if dimension.path.startswith("snapshots."):
+            raise StudyError(
+                f"[space] `{dimension.path}` cannot be searched: all trials share one warm-up; set it in [baseline]"
+            )
+    count, components = file.warm_up.count, _most_components(file)
+    if count <= components and _may_reduce(file):
+        raise StudyError(
+            f"[baseline] `snapshots.count` must exceed the largest `dim_reduce.n_components` of the study "
+            f"({components}), got {count}; record more snapshots, or leave it out for as many as needed"
+        )
+
+
+def _most_components(file: StudyFile) -> int:
+    searched = [number for one in file.dimensions if one.path == "dim_reduce.n_components" for number in one.extremes]
+    return int(max(searched or [file.base_config().dim_reduce.n_components]))
+
+
+def _may_reduce(file: StudyFile) -> bool:
+    """Return whether some candidate may have dim_reduce in effect."""
+    asking = {"boost.dim_reduce": True, "boost.mode": "enable_all"}
+    searched = any(asking[one.path] in one.choices for one in file.dimensions if one.path in asking)
+    return searched or any(requested_switches(file.base_config(), level)["dim_reduce"] for level in LEVELS)
 
 
 def _sentence(error: ValidationError) -> str:

@@ -1,0 +1,272 @@
+"""A study records the weights its DimReduce candidates need, once per seed, counts what it costs, and exports them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from workbench.algorithms.pca_files import load_pca_matrix
+from workbench.config import BoostConfig
+from workbench.records import Verdict
+from workbench.tuning import StudyError, export_study, tune
+from workbench.tuning.experimenter import SpeedMeasured, Trained
+from workbench.tuning.selection import cost
+from workbench.tuning.study_file import StudyFile, parse_study
+from workbench.tuning.warm_up import WarmUpError, WarmUps, find_warm_up
+
+REDUCING = STUDY.replace(
+    STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")],
+    """[space]
+"boost.dim_reduce" = [true]
+"dim_reduce.n_components" = [2, 4]
+
+""",
+).replace("n_trials = 10", "n_trials = 3")
+FILE = parse_study(REDUCING)
+PLAN = FILE.plans.resolve(BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}}), "O1")
+
+
+def warm_ups_trained(directory: Path) -> list[str]:
+    return [line.split()[-1] for line in calls(directory) if line.startswith("trained") and "warm_up" in line]
+
+
+def test_defaults_keep_one_snapshot_more_than_components_over_a_quarter_of_the_budget() -> None:
+    assert (FILE.warm_up.count, FILE.warm_up.every_steps, FILE.warm_up_steps) == (5, 6, 24)
+    stated = parse_study(REDUCING + "[baseline.snapshots]\ncount = 9\nevery_steps = 3\nstart_step = 2\n")
+    assert (stated.warm_up.count, stated.warm_up_steps) == (9, 26)
+    assert stated.base_config().snapshots.count == 0  # trials keep none
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (
+            "[baseline.snapshots]\ncount = 4\n",
+            "must exceed the largest `dim_reduce.n_components` of the study (4), got 4",
+        ),
+        ('[space.snapshots]\n"count" = [8, 9]\n', "`snapshots.count` cannot be searched"),
+    ],
+)
+def test_a_warm_up_that_cannot_serve_is_refused_before_anything_runs(more: str, sentence: str) -> None:
+    with pytest.raises(StudyError) as caught:
+        parse_study(REDUCING + more)
+    assert sentence in str(caught.value)
+
+
+def test_too_few_snapshots_matter_only_where_dim_reduce_may_be_in_effect() -> None:
+    parse_study(STUDY + "[baseline.snapshots]\ncount = 4\n")
+
+
+def test_a_plan_without_dim_reduce_or_with_a_source_of_its_own_records_nothing(tmp_path: Path) -> None:
+    warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
+    for values in ({"boost.dim_reduce": False}, {"dim_reduce.weight_load_dir": "elsewhere"}):
+        plan = FILE.plans.resolve(PLAN.config.with_values({"dim_reduce.weight_load_dir": None, **values}), "O1")
+        assert warm_ups.before(plan, 0).snapshots is None
+        assert warm_ups.before(plan, 0).steps == 0
+    assert calls(tmp_path) == []
+
+
+def test_each_seed_is_recorded_once(tmp_path: Path) -> None:
+    warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
+    first = warm_ups.before(PLAN, 0)
+    assert first.snapshots == tmp_path / "runs" / "warm_up_seed_0" / "snapshots"
+    assert first.steps == 24
+    assert warm_ups.before(PLAN, 0) == first
+    assert warm_ups.before(PLAN, 1).snapshots != first.snapshots
+    assert WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path)).before(PLAN, 0) == first
+    assert warm_ups_trained(tmp_path) == ["warm_up_seed_0", "warm_up_seed_1"]
+
+
+def test_a_recording_somebody_deleted_from_is_recorded_again(tmp_path: Path) -> None:
+    warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
+    first = warm_ups.before(PLAN, 0)
+    assert first.snapshots is not None
+    next(first.snapshots.iterdir()).unlink()
+    assert find_warm_up(FILE, tmp_path, 0) is None
+    assert warm_ups.before(PLAN, 0).snapshots == tmp_path / "runs" / "warm_up_seed_0.2" / "snapshots"
+
+
+class Failing(FakeExperimenter):
+    """O0 diverges in its warm-up with the seeds named."""
+
+    def __init__(self, directory: Path, seeds: set[int]) -> None:
+        super().__init__(directory)
+        self.seeds = seeds
+
+    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+        if config.snapshots.count and options["seed"] in self.seeds:
+            self.log(f"diverged {options['seed']}")
+            return Trained(float("nan"), (), 1.0, diverged=True, message="step 3: the loss is NaN", path="runs/none")
+        return super().train(config, level, **options)
+
+
+def test_a_warm_up_that_diverges_is_one_sentence_and_not_tried_again(tmp_path: Path) -> None:
+    warm_ups = WarmUps(FILE, tmp_path, Failing(tmp_path, {0}))
+    for _ in range(2):
+        with pytest.raises(WarmUpError, match=r"O0 with seed 0 did not get through its warm-up .*the loss is NaN"):
+            warm_ups.before(PLAN, 0)
+    assert calls(tmp_path) == ["diverged 0"]
+
+
+def test_a_study_whose_warm_up_diverges_refuses_those_trials_and_exports_o0(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", REDUCING)
+    result = tune(directory, make_experimenter=lambda file, folder: Failing(folder, {0}))
+    assert result.chosen == {"o1": "O0", "o2": "O0"}
+    assert all("did not get through its warm-up" in trial.message for trial in result.trials[1:])
+    assert not any(trial.feasible for trial in result.trials[1:])
+
+
+def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", REDUCING)
+    result = tune(directory, make_experimenter=lambda file, folder: Failing(folder, {1001}))
+    assert result.candidates
+    assert {one.verdict for one in result.candidates} == {Verdict.REFUTED}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = write_study(tmp_path_factory.mktemp("reducing") / "s", REDUCING)
+    tune(directory, make_experimenter=make_fake)
+    return directory
+
+
+def test_all_trials_share_one_warm_up_and_every_seed_of_the_confirmation_has_its_own(finished: Path) -> None:
+    before = calls(finished)
+    result = tune(finished, make_experimenter=make_fake)
+    assert calls(finished) == before
+    seeds = result.candidates[0].n_seeds
+    assert warm_ups_trained(finished) == ["warm_up_seed_0", *(f"warm_up_seed_{1000 + seed}" for seed in range(seeds))]
+
+
+def test_the_warm_up_counts_into_the_time_to_target(finished: Path) -> None:
+    o0, *reducing = tune(finished, make_experimenter=make_fake).trials
+    assert o0.warm_up_steps == 0
+    for trial in reducing:
+        assert trial.warm_up_steps == 24
+        assert trial.relative_step_time == pytest.approx(1.5)
+        assert trial.value == pytest.approx(24 + 1.5 * trial.steps_to_target)
+        assert cost(trial, "time_to_target") == pytest.approx(trial.value)
+        assert cost(trial, "speed") == pytest.approx(1.5)
+
+
+def test_a_candidate_tells_its_warm_up(finished: Path) -> None:
+    result = tune(finished, make_experimenter=make_fake)
+    assert result.chosen["o1"] != "O0"
+    assert all("after a warm-up of 24 micro-batches of O0." in one.sentence for one in result.candidates)
+
+
+def test_an_export_carries_the_matrix_of_the_search_s_seed_and_says_how_to_move_it(
+    finished: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "elsewhere"
+    result = export_study(finished, out)
+    config = BoostConfig.from_json(result.exported["o1"])
+    assert config.boost.dim_reduce
+    assert config.dim_reduce.weight_load_dir is None
+    assert config.dim_reduce.pca_mat_path == str((out / "pca_mat.o1.npy").absolute())
+    assert config.resolve("O1").dim_reduce
+    k = config.dim_reduce.n_components
+    matrix = load_pca_matrix(out / "pca_mat.o1.npy", n_components=k)
+    assert matrix.shape == (k, 7)
+    number = float(sum(map(ord, "warm_up_seed_0")))
+    assert np.array_equal(matrix, np.full((k, 7), number))
+    assert json.loads((out / "pca_mat.o1.json").read_text(encoding="utf-8"))
+    assert config.provenance is not None
+    told = config.provenance["dim_reduce"]
+    for word in ("dim_reduce.pca_mat_path", "absolute path", "order of the optimizer's parameters", "seed 0"):
+        assert word in told
+
+
+def test_an_export_of_o0_leaves_no_matrix_of_an_earlier_choice(tmp_path: Path) -> None:
+    text = REDUCING.replace("[confirm]", "[confirm]\nenabled = false")
+    other = write_study(tmp_path / "s", text)
+    assert tune(other, make_experimenter=make_fake).chosen["o1"] != "O0"
+    assert (other / "result" / "pca_mat.o1.npy").exists()
+    assert tune(other, make_experimenter=make_fake, require_confirmed=True).chosen["o1"] == "O0"
+    assert not list((other / "result").glob("pca_mat*"))
+
+
+def test_components_that_are_not_here_are_one_sentence(finished: Path, tmp_path: Path) -> None:
+    elsewhere = shutil.copytree(finished, tmp_path / "s")
+    shutil.rmtree(elsewhere / "runs")
+    with pytest.raises(StudyError, match="of a DimReduce candidate are not in the warm-up of this study"):
+        export_study(elsewhere, tmp_path / "out")
+
+
+def test_a_matrix_given_in_the_baseline_is_exported_and_nothing_is_recorded(tmp_path: Path) -> None:
+    given = tmp_path / "given.npy"
+    np.save(given, np.arange(40.0).reshape(5, 8))
+    text = REDUCING + f"[baseline.dim_reduce]\npca_mat_path = '{given}'\n"
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=make_given)
+    assert warm_ups_trained(tmp_path / "s") == []
+    assert all(trial.warm_up_steps == 0 for trial in result.trials)
+    config = BoostConfig.from_json(result.exported["o1"])
+    k = config.dim_reduce.n_components
+    assert np.array_equal(np.load(tmp_path / "s" / "result" / "pca_mat.o1.npy"), np.arange(40.0).reshape(5, 8)[:k])
+
+
+class Given(FakeExperimenter):
+    """Computes no subspace, since it is given one."""
+
+    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+        assert config.dim_reduce.pca_mat_path is not None
+        reduced = config.with_values({"boost.dim_reduce": False}) if config.boost.dim_reduce else config
+        return super().train(reduced, level, **options)
+
+    def speed(
+        self, baseline: tuple[BoostConfig, str], candidate: tuple[BoostConfig, str], **options: Any
+    ) -> SpeedMeasured:
+        reduced = candidate[0].with_values({"boost.dim_reduce": False, "boost.less_bn": True})
+        return super().speed(baseline, (reduced, "O1"), **options)
+
+
+def make_given(file: StudyFile, directory: Path) -> Given:
+    return Given(directory)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.001)
+
+
+def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complete(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", REDUCING)
+    half = directory / "runs" / "warm_up_seed_0" / "snapshots"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.tuning"])
+    process = context.Process(target=tune, args=(directory,), kwargs={"make_experimenter": make_very_slow_fake})
+    process.start()
+    wait_until(lambda: half.is_dir() and any(half.iterdir()))
+    process.kill()  # SIGKILL
+    process.join()
+    assert 0 < len(list(half.iterdir())) < 5
+    assert find_warm_up(FILE, directory, 0) is None
+    result = tune(directory, make_experimenter=make_fake)
+    assert [trial.number for trial in result.trials[:3]] == [0, 1, 2]
+    assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
+    whole = find_warm_up(FILE, directory, 0)
+    assert whole is not None
+    assert whole.snapshots == directory / "runs" / "warm_up_seed_0.2" / "snapshots"
+    assert warm_ups_trained(directory).count("warm_up_seed_0") == 1
+
+
+def make_very_slow_fake(file: StudyFile, directory: Path) -> FakeExperimenter:
+    return FakeExperimenter(directory, seconds=0.05)
+
+
+def test_several_processes_record_one_warm_up(tmp_path: Path) -> None:
+    text = REDUCING.replace("n_trials = 3", "n_trials = 4").replace("[2, 4]", "[2, 3, 4]")
+    directory = write_study(tmp_path / "s", text.replace("[confirm]", "[confirm]\nenabled = false"))
+    tune(directory, jobs=2, make_experimenter=make_slow_fake)
+    assert warm_ups_trained(directory) == ["warm_up_seed_0"]
