@@ -20,12 +20,18 @@ from tests.golden_networks import assert_trajectory, build_optimizer, golden_bat
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig
 from workbench.scaling import FixedLossScaleUpdateCell, GroupLossScaleManager
+from workbench.training import apply
 from workbench.training.boosted import Boosted
 from workbench.training.group_loss_scaling import GroupLossScaling, joined_units
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.precision import Precision
 from workbench.training.scale_borders import maximal_units
 from workbench.training.trace_buffer import TraceBuffer
+from workbench.training.train_step_cells import (
+    BoostTrainOneStepWithLossScaleCell,
+    TrainOneStepWithLossScaleCell,
+    WithLossCell,
+)
 
 CPU = torch.device("cpu")
 AUTOMATIC = {"loss_scale": {"kind": "dynamic", "groups": 3, "window": 50}}
@@ -713,6 +719,37 @@ def test_the_creeping_growth_of_the_references_rule_is_told_once_per_octave() ->
         trace.record(boosted.step(), 2)
     _, events = trace.drain()
     assert [event.kind.value for event in events] == ["scale_up"] * 2
+
+
+def test_the_configuration_alone_switches_groups_on() -> None:
+    config = {"boost": {"mode": "manual", "loss_scale_group": True}, "amp": {"level": "O2"}, **AUTOMATIC}
+    net = chain()
+    boosted = apply(config, net, SGD(net.parameters(), lr=1e-6, fused=True), level="O0")
+    for _ in range(2):
+        with boosted.autocast():
+            loss = boosted.model(torch.ones(2, 4)).sum()
+        boosted.backward(loss)
+        outcome = boosted.step()
+    assert outcome.group_scales is not None
+    config["boost"] = {"mode": "manual", "loss_scale_group": False}
+    net = chain()
+    plain = apply(config, net, SGD(net.parameters(), lr=1e-6, fused=True), level="O0")
+    assert not isinstance(plain.loss_scaling, GroupLossScaling)
+
+
+@pytest.mark.parametrize("cell", [TrainOneStepWithLossScaleCell, BoostTrainOneStepWithLossScaleCell])
+def test_the_training_cells_take_a_manager(cell: Any) -> None:
+    net = marked_net()
+    step = cell(WithLossCell(net, nn.MSELoss()), SGD(net.parameters(), lr=0.1, fused=True), net.amp)
+    _, overflow, scale = step(torch.ones(2, 4), torch.zeros(2, 3))
+    assert not overflow
+    assert scale.item() == pytest.approx(64 * 2 ** (1 / 1000))  # of the first group, after the update
+    loss, overflow, scale = step(torch.full((2, 4), math.inf), torch.zeros(2, 3))
+    assert overflow.dtype == torch.bool
+    assert overflow
+    assert not loss.isfinite()
+    assert scale.item() == pytest.approx(64 * 2 ** (1 / 1000) / 2**0.5)
+    assert net.amp.overflow_count.item() == 2  # the loss itself: none is to blame, so all fall
 
 
 def test_without_a_dynamic_scale_there_are_no_groups() -> None:

@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench import ranks
-from workbench.config import BoostConfig, ConfigError, Plan
+from workbench.config import BoostConfig, Plan
 from workbench.training.auto_boost import AutoBoost, read_config
 from workbench.training.boosted import Boosted
+from workbench.training.group_loss_scaling import GroupLossScaling
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.plan_update import update_of
 from workbench.training.precision import Precision, cast_model_
@@ -76,8 +77,6 @@ def apply(
     settings = read_config(config)
     together = ranks.world_size() if world_size is None else world_size
     boost = AutoBoost(level, settings, world_size=together, seed=seed)
-    if boost.plan.loss_scale_group:
-        raise ConfigError("`boost.loss_scale_group` is configured, but this version cannot train with it yet")
     inner = unwrapped(model)
     _refuse_unaware_wrapper(model, boost.plan)
     _, optimizer = boost.network_auto_process_train(inner, optimizer, example_inputs=example_inputs)
@@ -87,10 +86,15 @@ def apply(
     )
     cast_model_(inner, precision)
     steps = settings.grad_accumulation.grad_accumulation_step if boost.plan.grad_accumulation else 1
+    scaling = (
+        GroupLossScaling.from_config(settings, inner, device)
+        if boost.plan.loss_scale_group
+        else LossScaling.from_config(settings, device)
+    )
     return Boosted(
         model,
         optimizer,
-        loss_scaling=LossScaling.from_config(settings, device),
+        loss_scaling=scaling,
         accumulation_steps=steps,
         precision=precision,
         plan=boost.plan,

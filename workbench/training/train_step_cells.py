@@ -16,8 +16,10 @@ from torch.optim import Optimizer
 
 from workbench import ranks
 from workbench.config import Plan
+from workbench.scaling import GroupLossScaleManager
 from workbench.training.auto_boost import boost_plan_of, boosted_module_of
 from workbench.training.boosted import Boosted
+from workbench.training.group_loss_scaling import GroupLossScaling
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import BoostStep, StepOutcome
 from workbench.training.plan_update import update_of
@@ -222,8 +224,8 @@ class TrainOneStepWithLossScaleCell(_TrainCell):
     Args:
         network: Module that returns the loss.
         optimizer: Any torch optimizer; ``fused=True`` decides about the skip on the device.
-        scale_sense: A loss-scale update cell, or a tensor of shape ``()`` or ``(1,)`` for a scale that only
-            ``set_sense_scale`` changes.
+        scale_sense: A loss-scale update cell, a ``GroupLossScaleManager`` with its groups, or a tensor of shape ``()``
+            or ``(1,)`` for a scale that only ``set_sense_scale`` changes.
         reciprocal: ``"exact"``, or ``"flushed"`` as the reference's CPU arithmetic; see ``LossScaling``.
 
     Raises:
@@ -239,7 +241,7 @@ class TrainOneStepWithLossScaleCell(_TrainCell):
         *,
         reciprocal: Literal["exact", "flushed"] = "exact",
     ) -> None:
-        super().__init__(network, optimizer, _scaling_from(scale_sense, _device(network), reciprocal))
+        super().__init__(network, optimizer, _scaling_from(scale_sense, network, reciprocal))
 
     def forward(self, *inputs: Any) -> BoostStep:
         """Train on one batch.
@@ -290,7 +292,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         *,
         reciprocal: Literal["exact", "flushed"] = "exact",
     ) -> None:
-        self._init(network, optimizer, _scaling_from(scale_sense, _device(network), reciprocal))
+        self._init(network, optimizer, _scaling_from(scale_sense, network, reciprocal))
 
     @property
     def scale_sense(self) -> Tensor:
@@ -313,9 +315,10 @@ def _checked_sens(sens: float | None) -> float:
     return value
 
 
-def _scaling_from(
-    scale_sense: Any, device: torch.device | None, reciprocal: Literal["exact", "flushed"]
-) -> LossScaling:
+def _scaling_from(scale_sense: Any, network: nn.Module, reciprocal: Literal["exact", "flushed"]) -> LossScaling:
+    if isinstance(scale_sense, GroupLossScaleManager):
+        return GroupLossScaling.from_manager(scale_sense, network)
+    device = _device(network)
     if isinstance(scale_sense, Tensor):
         _check_shape(scale_sense)
         return LossScaling(scale_sense, drop_overflow_update=True, device=device, reciprocal=reciprocal)
