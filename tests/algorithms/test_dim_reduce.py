@@ -60,36 +60,54 @@ def assert_near(found: Tensor, wanted: np.ndarray, tolerance: float, name: str, 
     np.testing.assert_allclose(actual, wanted, rtol=0, atol=tolerance * size, err_msg=name)
 
 
+def set_recorded_state(made: DimReduce, meta: dict[str, Any], arrays: dict[str, np.ndarray], call: int) -> None:
+    """Put the weights, and after the first call the state, to what was recorded before a call."""
+    with torch.no_grad():
+        for name, parameter in zip(meta["parameter_order"], made.weight, strict=True):
+            parameter.copy_(torch.from_numpy(arrays[f"traj/{name}"][call]))
+    if call == 0:
+        return
+    state = made.state_dict()
+    momentum = [arrays[f"mom/{name}"][call - 1].ravel() for name in meta["parameter_order"]]
+    recorded = {
+        "inverse_hessian": arrays["bk"][call - 1],
+        "previous_step": arrays["sk"][call - 1].ravel(),
+        "previous_gradient": arrays["gk_last"][call - 1].ravel(),
+        "momentum": np.concatenate(momentum),
+    }
+    made.load_state_dict(state | {name: torch.from_numpy(value).to(state[name]) for name, value in recorded.items()})
+
+
 @pytest.mark.parametrize("path", golden_paths("dim_reduce_k*.npz"), ids=lambda path: path.stem)
 def test_golden_steps_searches_and_state(path: Path) -> None:
+    # Every step begins where the recorded one began: the recording's tanh is off by up to 1e-5 (more where it
+    # saturates), and the update amplifies that from step to step, in float32 and float64 alike. Worst of 41 recordings:
+    # 5e-5 in losses, 3e-4 in gradients, 2e-4 in weights, 1.5e-3 in directions.
     meta, arrays = load_npz(path)
     module, made = golden_reducer(meta, arrays)
     for call in range(len(arrays["losses"])):
-        # The recording's gradients are float32 with a tanh of about 1e-5, and the update amplifies that: float32 and
-        # float64 differ from it by the same amounts. Tight at first, 1e-3 later; directions of failed searches 2e-3.
-        early = call < 3
+        set_recorded_state(made, meta, arrays, call)
         loss = golden_step(module, made, golden_batch(arrays, 0 if meta["fixed_batch"] else call), meta["sens"])
-        np.testing.assert_allclose(loss.item(), arrays["losses"][call], rtol=1e-4 if early else 1e-3)
+        np.testing.assert_allclose(loss.item(), arrays["losses"][call], rtol=1e-4)
         step = made.last_step
         assert step is not None
         assert step.found is meta["line_search_found"][call]
         assert step.trials == len(meta["trials_per_step"][call])
         assert step.rho == pytest.approx(meta["chosen_rho"][call])
+        assert_near(step.gradient, arrays["gk"][call], 5e-4, "gk")
         state = {
-            "gk": step.gradient,
             "dk": step.direction,
             "bk": made.inverse_hessian,
             "gk_last": made.previous_gradient,
             "sk": made.previous_step,
         }
         for name, found in state.items():
-            assert_near(found, arrays[name][call], 2e-4 if early else 2e-3, name)
+            assert_near(found, arrays[name][call], 2e-3, name)
         size = float(np.abs(arrays["gk"][call]).max())  # of the gradients whose projection is taken away
         momentum = torch.split(made.momentum, [p.numel() for p in made.weight])
-        for name, part in zip(meta["parameter_order"], momentum, strict=True):
-            assert_near(part, arrays[f"mom/{name}"][call], 2e-4 if early else 1e-3, name, size)
-        close = {"rtol": 1e-4, "atol": 3e-5} if early else {"rtol": 1e-3, "atol": 2e-4}
-        assert_trajectory(module.network, arrays, call + 1, **close)
+        for name, part, weight in zip(meta["parameter_order"], momentum, made.weight, strict=True):
+            assert_near(part, arrays[f"mom/{name}"][call], 1e-3, f"momentum of {name}", size)
+            assert_near(weight, arrays[f"traj/{name}"][call + 1], 5e-4, name)
 
 
 @pytest.mark.parametrize("path", golden_paths("dim_reduce_autoboost_end_to_end.npz"), ids=lambda path: path.stem)

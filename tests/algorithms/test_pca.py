@@ -48,8 +48,10 @@ def test_golden_components_and_signs(path: Path) -> None:
 @pytest.mark.parametrize("path", golden_paths("pca_mat.npz"), ids=lambda path: path.stem)
 def test_golden_global_generator_is_the_default(path: Path) -> None:
     meta, arrays = load_npz(path)
-    # Where sampling misses a part of the spectrum the start matrix shows: largest difference to the exact result.
-    case = max(meta["cases"], key=lambda case: case["same_up_to_sign"] if case["n_component"] < 6 else 0)
+    # Where sampling misses a part of the spectrum the start matrix shows: largest difference to the exact result. With
+    # as many components as snapshots the last one is arbitrary.
+    cases = [case for case in meta["cases"] if case["n_component"] < case["n_samples"]]
+    case = max(cases, key=lambda case: case["same_up_to_sign"])
     np.random.seed(case["np_seed"])  # noqa: NPY002  # as recorded
     found = randomized_components(arrays[f"in/{case['index']}"], case["n_component"]).components
     np.testing.assert_allclose(found, arrays[f"randomized/{case['index']}"], rtol=1e-8, atol=1e-10)

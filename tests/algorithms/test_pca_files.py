@@ -76,10 +76,11 @@ def test_golden_shapes_sources_and_errors(path: Path, tmp_path: Path) -> None:
     results = load_json(path)["results"]
     n_snapshots, width = results["load_weights_shape"]
     (k, _), dtype = results["full"]
-    shapes = {"w": (width // 2, 2)}
+    shapes = {"w": (width - 5, 1), "b": (5,)}
     for number in range(n_snapshots):
-        values = torch.randn(shapes["w"], generator=torch.Generator().manual_seed(number))
-        save_file({"w": values}, tmp_path / f"ck{number}.safetensors")
+        generator = torch.Generator().manual_seed(number)
+        values = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+        save_file(values, tmp_path / f"ck{number}.safetensors")
     assert load_snapshots(tmp_path, shapes).shape == (n_snapshots, width)
 
     def compute(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
