@@ -43,7 +43,7 @@ def objective(rows: list[dict[int, float]], partition: list[list[int]]) -> float
         for part in members:
             number = sum(rows[part].values())
             lost = sum(n * min(max(-14 - (e - top + 11), 0), 11) / 11 for e, n in rows[part].items())
-            total += lost / number + 0.01 * (top - max(rows[part]))
+            total += lost / number + 0.01 * max(top - max(rows[part]) - 8, 0)
     return total
 
 
@@ -79,7 +79,7 @@ def test_groups_need_not_be_neighbours_in_the_network() -> None:
 
 
 def test_parts_alike_stay_together_whatever_the_limit() -> None:
-    found = find_scale_groups(table([{0: 1.0}, {-1: 1.0}, {0: 3.0}]), 8)
+    found = find_scale_groups(table([{0: 1.0}, {-8: 1.0}, {0: 3.0}]), 8)
     assert [group.members for group in found] == [(0, 1, 2)]
 
 

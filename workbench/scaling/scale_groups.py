@@ -32,11 +32,12 @@ _LARGEST_EXPONENT = 15  # of float16: the largest is 65504 = 2**15 * 1.999
 _SMALLEST_NORMAL = -14
 _SIGNIFICANT_BITS = 11
 _LARGEST_POWER = 100  # of a scale: it and its reciprocal have to stay normal in float32, with room to grow
-# A part that lies low in its group is the first to underflow when gradients shrink during training: 100 octaves below
-# the largest weigh as much as all bits lost.
+# A part that lies low in its group is the first to underflow when gradients shrink during training. Float16 has 40
+# octaves; up to 8 below the largest cost nothing, because the layers of any ordinary net differ that much, and each
+# border between two groups costs time.
+_FREE_OCTAVES = 8
 _LOSS_PER_OCTAVE = 0.01
-# A group more has to save as much as a part that is 5 octaves closer to the largest of its group; every group costs
-# borders, and close neighbours would be torn apart for nothing.
+# A group more has to save as much as a part that is 5 octaves closer to the largest of its group.
 _LOSS_PER_GROUP = 0.05
 
 
@@ -58,8 +59,8 @@ def find_scale_groups(
 ) -> tuple[ScaleGroup, ...]:
     """Divide the parts of a network into at most ``limit`` groups with a scale each, so that float16 loses least.
 
-    Minimised is the sum over the parts of the share of significant bits lost (`significand_loss`), 0.01 for each
-    octave that the part lies below the largest of its group, and 0.05 for each group.
+    Minimised is the sum over the parts of the share of significant bits lost (`significand_loss`), plus 0.01 for each
+    octave beyond the eighth that the part lies below the largest of its group, plus 0.05 for each group.
 
     Args:
         exponents: One row per part: counts of its unscaled gradients' binary exponents. A part without gradients joins
@@ -99,7 +100,9 @@ def find_scale_groups(
     loss = np.full((n, n), math.inf)
     for j in range(n):
         scaled = exponent - (exponents.lowest + int(below[j])) + height
-        shares = _mean_loss(counts[order[: j + 1]], scaled) + _LOSS_PER_OCTAVE * (below[j] - below[: j + 1])
+        shares = _mean_loss(counts[order[: j + 1]], scaled) + _LOSS_PER_OCTAVE * np.maximum(
+            below[j] - below[: j + 1] - _FREE_OCTAVES, 0
+        )
         loss[: j + 1, j] = np.cumsum(shares[::-1])[::-1]
 
     @cache
