@@ -34,6 +34,7 @@ EXPORTED = {
         "DynamicLossScaleUpdateCell",
         "FixedLossScaleManager",
         "FixedLossScaleUpdateCell",
+        "Model",
         "TrainOneStepCell",
         "TrainOneStepWithLossScaleCell",
         "WithLossCell",
@@ -43,7 +44,7 @@ EXPORTED = {
 # Names of the reference that come with later work: until they do something they are not here.
 TO_COME = {
     workbench.boost: {"GroupLossScaleManager"},
-    workbench.nn: {"AdamOffload", "ConvertModelUtils", "Model", "thor"},
+    workbench.nn: {"AdamOffload", "ConvertModelUtils", "thor"},
     workbench: {"Workbench"},
 }
 

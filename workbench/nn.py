@@ -7,12 +7,14 @@ from workbench.scaling import (
     FixedLossScaleUpdateCell,
 )
 from workbench.training import TrainOneStepCell, TrainOneStepWithLossScaleCell, WithLossCell
+from workbench.training.model import Model
 
 __all__ = [
     "DynamicLossScaleManager",
     "DynamicLossScaleUpdateCell",
     "FixedLossScaleManager",
     "FixedLossScaleUpdateCell",
+    "Model",
     "TrainOneStepCell",
     "TrainOneStepWithLossScaleCell",
     "WithLossCell",

@@ -1,0 +1,303 @@
+"""Callbacks: called in the recorded order, able to stop a run at once, and silent where they should be."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.golden_files import golden_paths, load_json
+from workbench import ranks
+from workbench.nn import Model
+from workbench.training.callbacks import Callback, CallbackList, LossMonitor, RunContext, TimeMonitor
+
+BATCHES = [(torch.full((2, 3), float(k)), torch.ones(2, 1)) for k in range(3)]
+OLD_NAMES = ["begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"]
+NEW_NAMES = [f"on_train_{name}" for name in OLD_NAMES]
+
+
+class Stop(Exception):  # noqa: N818  # the name that the recorded events carry
+    pass
+
+
+class Recorder(Callback):
+    """Notes every event as the golden file does, and stops or fails where it is told."""
+
+    def __init__(
+        self, raise_step: int = 0, raise_where: str = "step_end", stop_step: int = 0, stop_epoch: int = 0
+    ) -> None:
+        self.events: list[list[Any]] = []
+        self.raise_step, self.raise_where = raise_step, f"on_train_{raise_where}"
+        self.stop_step, self.stop_epoch = stop_step, stop_epoch
+
+    def __enter__(self) -> Recorder:
+        self.events.append(["__enter__", None, None])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.events.append(["__exit__", None, None if kind is None else kind.__name__])
+
+    def note(self, name: str, context: RunContext) -> None:
+        state = context.original_args()
+        self.events.append([name, state.cur_epoch_num, state.cur_step_num])
+        reached = state.cur_epoch_num if "epoch" in name else state.cur_step_num
+        if name == self.raise_where and reached == self.raise_step:
+            raise Stop
+        if name == "on_train_step_end" and state.cur_step_num == self.stop_step:
+            context.request_stop()
+        if name == "on_train_epoch_end" and state.cur_epoch_num == self.stop_epoch:
+            context.request_stop()
+
+
+def _noting(name: str) -> Any:
+    return lambda self, context: self.note(name, context)
+
+
+for _name in [*NEW_NAMES, *(name.replace("train", "eval") for name in NEW_NAMES)]:
+    setattr(Recorder, _name, _noting(_name))
+
+
+def new_model(**arguments: Any) -> Model:
+    network = nn.Linear(3, 1)
+    return Model(network, nn.MSELoss(), torch.optim.SGD(network.parameters(), lr=0.01, fused=True), **arguments)
+
+
+def golden_cases() -> list[Any]:
+    """Return the recorded runs that an exception ended; the others never end there, because a stop is ignored."""
+    recorded = [load_json(path)["cases"] for path in golden_paths("online_train_events.json")]
+    return [
+        pytest.param(case, id=name)
+        for cases in recorded
+        for name, case in cases.items()
+        if "raise_step" in case["options"] and case.get("events")
+    ]
+
+
+class OldStyle(Callback):
+    """Overrides the older names only and notes them, without numbers, as the golden file does."""
+
+    def __init__(self, events: list[list[Any]] | None = None) -> None:
+        self.events = [] if events is None else events
+
+
+for _name in OLD_NAMES:
+    setattr(OldStyle, _name, lambda self, context, name=_name: self.events.append([name, None, None]))
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_events_come_in_the_recorded_order_until_an_exception(case: dict[str, Any]) -> None:
+    where = {key: value for key, value in case["options"].items() if key.startswith("raise")}
+    recorder = Recorder(**where)
+    both = [OldStyle(recorder.events), recorder] if ["begin", None, None] in case["events"] else recorder
+    batches = BATCHES[: case["batches_per_epoch"]]
+    with pytest.raises(Stop):
+        new_model().train(10**6, batches, both, dataset_sink_mode=case["sink"], sink_size=case["sink_size"])
+    assert recorder.events == case["events"]
+
+
+@pytest.mark.parametrize("method", ["train", "eval"])
+def test_the_sink_flag_must_be_a_bool(method: str) -> None:
+    arguments = (1, BATCHES) if method == "train" else (BATCHES,)
+    with pytest.raises(TypeError, match="`dataset_sink_mode` must be a bool, got int"):
+        getattr(new_model(metrics={"mse"}), method)(*arguments, dataset_sink_mode=1)
+
+
+def test_a_stop_asked_for_in_a_step_ends_training_after_that_step() -> None:
+    recorder = Recorder(stop_step=2)
+    new_model().train(5, BATCHES, recorder)
+    assert recorder.events == [
+        ["__enter__", None, None],
+        ["on_train_begin", 0, 0],
+        ["on_train_epoch_begin", 1, 0],
+        ["on_train_step_begin", 1, 1],
+        ["on_train_step_end", 1, 1],
+        ["on_train_step_begin", 1, 2],
+        ["on_train_step_end", 1, 2],
+        ["on_train_epoch_end", 1, 2],
+        ["on_train_end", 1, 2],
+        ["__exit__", None, None],
+    ]
+
+
+def test_a_stop_asked_for_at_the_end_of_an_epoch_ends_training_there() -> None:
+    recorder = Recorder(stop_epoch=2)
+    new_model().train(5, BATCHES, recorder)
+    assert recorder.events[-3:] == [["on_train_epoch_end", 2, 6], ["on_train_end", 2, 6], ["__exit__", None, None]]
+
+
+def test_an_evaluation_has_one_epoch() -> None:
+    recorder = Recorder()
+    new_model(metrics={"mse"}).eval(BATCHES[:1], recorder)
+    assert recorder.events == [
+        ["__enter__", None, None],
+        ["on_eval_begin", 0, 0],
+        ["on_eval_epoch_begin", 1, 0],
+        ["on_eval_step_begin", 1, 1],
+        ["on_eval_step_end", 1, 1],
+        ["on_eval_epoch_end", 1, 1],
+        ["on_eval_end", 1, 1],
+        ["__exit__", None, None],
+    ]
+
+
+def test_fit_evaluates_before_the_epoch_ends() -> None:
+    recorder = Recorder()
+    new_model(metrics={"mse"}).fit(2, BATCHES[:1], BATCHES[:1], valid_frequency=2, callbacks=recorder)
+    names = [event[0] for event in recorder.events]
+    assert names.count("on_eval_begin") == 1
+    assert names.index("on_eval_end") + 1 == len(names) - 1 - names[::-1].index("on_train_epoch_end")
+
+
+def test_a_stop_asked_for_while_fit_evaluates_ends_the_training() -> None:
+    class StopInEvaluation(Recorder):
+        def on_eval_end(self, run_context: RunContext) -> None:
+            run_context.request_stop()
+
+    recorder = StopInEvaluation()
+    new_model(metrics={"mse"}).fit(9, BATCHES, BATCHES, callbacks=recorder)
+    assert recorder.events[-3:] == [["on_train_epoch_end", 1, 3], ["on_train_end", 1, 3], ["__exit__", None, None]]
+
+
+def test_the_older_names_are_called_in_training_and_in_evaluation() -> None:
+    model, training, evaluation = new_model(metrics={"mse"}), OldStyle(), OldStyle()
+    model.train(1, BATCHES[:1], training)
+    model.eval(BATCHES[:1], evaluation)
+    assert training.events == evaluation.events == [[name, None, None] for name in OLD_NAMES]
+
+
+def test_the_older_names_hear_nothing_of_an_evaluation_amid_training() -> None:
+    callback = OldStyle()
+    new_model(metrics={"mse"}).fit(1, BATCHES[:1], BATCHES, callbacks=callback)
+    assert callback.events == [[name, None, None] for name in OLD_NAMES]
+
+
+def test_several_callbacks_are_called_in_their_order_moment_by_moment() -> None:
+    told: list[tuple[str, str]] = []
+
+    class Named(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_train_step_begin(self, run_context: RunContext) -> None:
+            told.append((self.name, "begin"))
+
+        def on_train_step_end(self, run_context: RunContext) -> None:
+            told.append((self.name, "end"))
+
+        def __exit__(self, *_: object) -> None:
+            told.append((self.name, "exit"))
+
+    new_model().train(1, BATCHES[:1], [Named("first"), Named("second")])
+    assert told == [
+        *[("first", "begin"), ("second", "begin"), ("first", "end"), ("second", "end")],
+        *[("second", "exit"), ("first", "exit")],
+    ]
+
+
+def test_a_callback_that_cannot_be_entered_lets_the_others_leave() -> None:
+    class Broken(Callback):
+        def __enter__(self) -> Broken:
+            raise Stop
+
+    recorder = Recorder()
+    with pytest.raises(Stop):
+        new_model().train(1, BATCHES, [recorder, Broken()])
+    assert recorder.events == [["__enter__", None, None], ["__exit__", None, "Stop"]]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        (3, "a Callback or a list of them, got int"),
+        ("print", "a Callback or a list of them, got str"),
+        ([print], "Callback objects, got builtin_function_or_method; derive"),
+        ([LossMonitor], r"got LossMonitor; write it with \(\)"),
+    ],
+    ids=["number", "text", "function", "class"],
+)
+def test_what_is_no_callback_is_refused(callbacks: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"`callbacks` must .*{words}"):
+        new_model().train(1, BATCHES, callbacks)
+
+
+def test_callbacks_may_be_missing() -> None:
+    assert CallbackList(None).callbacks == CallbackList([]).callbacks == []
+
+
+def test_what_a_callback_sees_is_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Tensor] = []
+
+    class Watcher(Callback):
+        def on_train_step_end(self, run_context: RunContext) -> None:
+            state = run_context.original_args()
+            assert state.outcome is not None
+            assert state.train_dataset_element[0] is BATCHES[state.cur_step_in_epoch - 1][0]
+            assert state.net_outputs is state.outcome.loss
+            assert (state.batch_num, state.epoch_num, state.mode) == (3, 2, "train")
+            assert state.optimizer is model.optimizer
+            seen.append(state.net_outputs)
+
+    model = new_model()
+    first = nn.functional.mse_loss(model.predict_network(BATCHES[0][0]), BATCHES[0][1]).item()
+    model.train(2, BATCHES, [Watcher(), LossMonitor(2)])
+    assert seen[0].item() == first
+    assert len(seen) == 6
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        f"epoch: 1 step: 2, loss is {seen[1].item()}",
+        f"epoch: 2 step: 1, loss is {seen[3].item()}",
+        f"epoch: 2 step: 3, loss is {seen[5].item()}",
+    ]
+
+
+def test_the_loss_monitor_prints_what_fit_found(capsys: pytest.CaptureFixture[str]) -> None:
+    model = new_model(metrics={"mse"})
+    model.fit(2, BATCHES, BATCHES, valid_frequency=[2], callbacks=LossMonitor(100))
+    assert capsys.readouterr().out == f"Eval result: epoch 2, metrics: {model.eval(BATCHES)}\n"
+
+
+def test_a_loss_that_is_no_number_ends_training() -> None:
+    bad = [*BATCHES[:1], (torch.full((2, 3), torch.nan), torch.ones(2, 1))]
+    with pytest.raises(ValueError, match="epoch: 1 step: 2: the loss is nan, training cannot go on"):
+        new_model().train(1, bad, LossMonitor())
+
+
+def test_a_bad_loss_whose_step_was_skipped_does_not_end_training(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = [(torch.full((2, 3), torch.inf), torch.ones(2, 1)), *BATCHES]
+    config = {"loss_scale": {"kind": "dynamic", "init": 8.0}}
+    new_model(boost_config_dict=config).train(1, bad, LossMonitor())
+    assert capsys.readouterr().out.startswith("epoch: 1 step: 1, loss is nan\nepoch: 1 step: 2, loss is ")
+
+
+def test_the_time_monitor_divides_by_the_steps_there_were(capsys: pytest.CaptureFixture[str]) -> None:
+    new_model().train(1, BATCHES, TimeMonitor())
+    new_model().train(1, BATCHES, TimeMonitor(data_size=10))
+    lines = capsys.readouterr().out.splitlines()
+    for line, steps in zip(lines, (3, 10), strict=True):
+        found = re.fullmatch(r"Train epoch time: +([0-9.]+) ms, per step time: +([0-9.]+) ms", line)
+        assert found is not None, line
+        assert float(found[1]) == pytest.approx(float(found[2]) * steps, abs=0.01)
+
+
+def test_only_the_first_rank_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "rank", lambda: 1)
+    new_model(metrics={"mse"}).fit(1, BATCHES, BATCHES, callbacks=[LossMonitor(), TimeMonitor()])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: LossMonitor(0), ValueError, "`per_print_times` must be at least 1, got 0"),
+        (lambda: LossMonitor(1.5), TypeError, "`per_print_times` must be a whole number, got 1.5"),  # type: ignore[arg-type]
+        (lambda: TimeMonitor(0), ValueError, "`data_size` must be at least 1, got 0"),
+        (lambda: TimeMonitor(True), TypeError, "`data_size` must be a whole number, got True"),
+    ],
+    ids=["zero", "fraction", "no steps", "bool"],
+)
+def test_numbers_that_make_no_sense_are_refused(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()

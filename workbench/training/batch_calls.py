@@ -1,0 +1,79 @@
+"""How a batch reaches a network, and how its outputs come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["called_with", "checked_loss", "data_and_label", "widened"]
+
+
+def called_with(network: nn.Module, batch: Any) -> Any:
+    """Return what a network makes of all items of a batch.
+
+    Args:
+        network: Called with the items of a tuple or list, those of a mapping by name, or the batch itself.
+        batch: What a dataset yields.
+    """
+    if isinstance(batch, Mapping):
+        return network(**batch)
+    return network(*batch) if isinstance(batch, (tuple, list)) else network(batch)
+
+
+def data_and_label(batch: Any) -> tuple[Any, Any]:
+    """Return the two items of a batch that a criterion is to judge.
+
+    Args:
+        batch: A pair.
+
+    Raises:
+        ValueError: When it is none.
+    """
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    came = f"{len(batch)} items" if isinstance(batch, (tuple, list)) else type(batch).__name__
+    raise ValueError(
+        f"with `loss_fn` every batch must be a pair (data, label), got {came}; set `loss_fn` to None and let the "
+        "network return the loss"
+    )
+
+
+def checked_loss(loss: Any, returned_by: str) -> Tensor:
+    """Return a loss that a backward pass can start from.
+
+    Args:
+        loss: What was returned.
+        returned_by: The argument that returned it, for the message.
+
+    Raises:
+        TypeError: When it is no tensor.
+        ValueError: When it has not exactly one element.
+    """
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"`{returned_by}` must return the loss as a tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"`{returned_by}` must return one number as the loss, got shape {list(loss.shape)}; average it, for "
+            "example with reduction='mean'"
+        )
+    return loss
+
+
+def widened(value: Any) -> Any:
+    """Return outputs with half precision as float32; tuples, lists and dictionaries keep their kind.
+
+    Args:
+        value: What a network returned under autocast.
+    """
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(widened(item) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(widened(item) for item in value)
+    if type(value) is dict:
+        return {key: widened(item) for key, item in value.items()}
+    return value
