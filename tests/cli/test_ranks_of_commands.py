@@ -1,0 +1,215 @@
+"""Commands over two ranks: under torchrun, and started by the command itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "workbench")
+ALONE = (sys.executable, "-m", "workbench")
+
+# The task of conftest, with ways to go wrong on a rank and at a step that the environment names.
+FAILING = """\
+import dataclasses, os, signal, time
+import torch
+from torch import nn
+from wine import task as wine
+
+seen = 0
+
+def new_model():
+    global seen
+    seen = 0
+    return nn.Sequential(nn.Linear(13, 16), nn.ReLU(), nn.Linear(16, 3))
+
+def loss(model, batch):
+    global seen
+    if model.training:
+        seen += 1
+        time.sleep(float(os.environ.get("SLOW", 0)))
+        if seen == 6 and os.environ.get("RANK", "0") in os.environ.get("WHO", "").split():
+            if os.environ["HOW"] == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("the label is missing")
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+task = dataclasses.replace(wine, model=new_model, loss=loss)
+"""
+
+
+@pytest.fixture
+def two_ranks(study: Path) -> Path:
+    """Let the study train over two ranks."""
+    file = study / "study.toml"
+    file.write_text(file.read_text().replace("[study]\n", "[study]\nranks = 2\n", 1))
+    return study
+
+
+@pytest.fixture
+def failing(here: Path) -> str:
+    """Write the task that fails when it is told to."""
+    (here / "failing.py").write_text(FAILING)
+    return "failing.py"
+
+
+def environment(**variables: object) -> dict[str, str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("WORKBENCH")}
+    return (
+        plain
+        | {"PYTHONPATH": os.pathsep.join([".", *sys.path]), "OMP_NUM_THREADS": "1"}
+        | {name: str(value) for name, value in variables.items()}
+    )
+
+
+def run(*command: object, **variables: object) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    told = environment(**variables)
+    return subprocess.run(words, env=told, capture_output=True, text=True, timeout=200, check=False)
+
+
+def sentences(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("workbench: ")]
+
+
+def test_train_under_torchrun_writes_one_run_and_prints_one_object(here: Path) -> None:
+    done = run(*TORCHRUN, "train", "--task", "wine.py", "--steps", 10, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["steps"], result["stopped"]) == (10, False)
+    assert [path.name for path in (here / "runs").iterdir()] == [Path(result["path"]).name]
+    told = json.loads((here / result["path"] / "environment.json").read_text())
+    assert told["world_size"] == 2
+
+
+@pytest.mark.slow
+def test_compare_under_torchrun_prints_one_table(here: Path) -> None:
+    (here / "two.json").write_text(
+        '{"boost": {"mode": "manual", "less_bn": false, "grad_freeze": false, '
+        '"grad_accumulation": true}, "grad_accumulation": {"grad_accumulation_step": 2}}'
+    )
+    done = run(*TORCHRUN, "compare", "--task", "wine.py", "two.json", "--steps", 6, "--seeds", 2, "--out", "runs")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("configuration") == 1
+    assert len(list((here / "runs").iterdir())) == 4
+
+
+@pytest.mark.slow
+def test_wrong_input_under_torchrun_is_one_sentence(here: Path) -> None:
+    done = run(*TORCHRUN, "train", "--task", "none.py", "--steps", 6)
+    assert done.returncode == 1, "torchrun's own"
+    assert len(sentences(done.stderr)) == 1
+    assert "none.py" in sentences(done.stderr)[0]
+
+
+def test_tune_starts_the_ranks_of_the_study_itself(two_ranks: Path) -> None:
+    done = run(*ALONE, "tune", two_ranks, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert sorted(result["exported"]) == ["o1", "o2"]
+    assert (two_ranks / "result" / "boost_config.o1.json").exists()
+    assert (two_ranks / "result" / "report.html").exists()
+    runs = sorted(path.name for path in (two_ranks / "runs").iterdir())
+    trained = [one for one in result["trials"] if one["seconds"]]
+    assert runs == [f"trial_{one['number']:04d}" for one in trained], "one run directory per trial"
+    told = json.loads((two_ranks / "runs" / runs[0] / "environment.json").read_text())
+    assert told["world_size"] == 2
+
+
+@pytest.mark.slow
+def test_tune_under_torchrun_finishes_the_same_study(two_ranks: Path) -> None:
+    done = run(*TORCHRUN, "tune", two_ranks)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("boost_config.o1.json") == 1, "rank 0 alone prints"
+
+
+def test_ranks_that_disagree_with_the_study_are_one_sentence(
+    study: Path, workbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    outcome = workbench("tune", study)
+    assert outcome.code == 2
+    assert outcome.sentence.startswith("workbench: `study.ranks` is 1, but 2 ranks were started")
+    monkeypatch.setenv("RANK", "1")
+    outcome = workbench("tune", study)
+    assert (outcome.code, outcome.err) == (2, ""), "rank 0 has said it"
+
+
+def test_several_workers_and_several_ranks_exclude_each_other(
+    two_ranks: Path, workbench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    outcome = workbench("tune", two_ranks, "--jobs", 2)
+    assert outcome.code == 2
+    assert "--jobs must be 1 for a study with `study.ranks` = 2" in outcome.sentence
+
+
+@pytest.mark.slow
+def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(two_ranks: Path, failing: str) -> None:
+    file = two_ranks / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", failing))
+    done = run(*ALONE, "tune", two_ranks, WHO="0 1", HOW="fails")
+    assert done.returncode == 1
+    assert len(sentences(done.stderr)) == 1
+    assert "the label is missing" in sentences(done.stderr)[0]
+    assert run(*ALONE, "tune", two_ranks).returncode == 0, "nothing finished was lost"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_rank_that_dies_ends_a_study_with_its_name(two_ranks: Path, failing: str, who: int) -> None:
+    file = two_ranks / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", failing))
+    done = run(*ALONE, "tune", two_ranks, WHO=who, HOW="dies", SLOW=0.1)
+    assert done.returncode == 1
+    assert sentences(done.stderr) == [f"workbench: rank {who} of 2 has died"]
+    assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_every_rank_of_a_study_and_the_same_command_continues(two_ranks: Path, failing: str) -> None:
+    file = two_ranks / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", failing).replace("budget_steps = 12", "budget_steps = 200"))
+    command = [*ALONE, "tune", str(two_ranks)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(SLOW=0.1), stdout=pipe, stderr=pipe, text=True)
+    until = time.monotonic() + 60
+    while not list((two_ranks / "runs").glob("trial_0000")) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "everything finished is saved" in stderr
+    assert sentences(stderr) == []
+    summary = json.loads((two_ranks / "runs" / "trial_0000" / "summary.json").read_text())
+    assert summary["state"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_under_torchrun_at_one_step_of_all_ranks(here: Path, failing: str) -> None:
+    command = [*TORCHRUN, "train", "--task", failing, "--steps", "500", "--evaluate-every", "500"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment(SLOW=0.1), stdout=pipe, stderr=pipe, text=True)
+    until = time.monotonic() + 60
+    while not list((here / "runs").glob("*/steps*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert "interrupted; the" in stderr
+    runs = list((here / "runs").iterdir())
+    assert json.loads((runs[0] / "summary.json").read_text())["state"] == "stopped"
+    assert len(runs) == 1
