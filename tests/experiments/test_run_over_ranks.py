@@ -38,10 +38,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "freezing": FREEZING,
     "accumulation": ACCUMULATING,
 }
-    "nothing": {"boost": {"mode": "disable_all"}},
-    "freezing": FREEZING,
-    "accumulation": ACCUMULATING,
-}
 
 
 @pytest.fixture(scope="module")
