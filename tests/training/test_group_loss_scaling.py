@@ -297,6 +297,15 @@ def test_marks_that_do_not_fit_the_groups_are_found_before_they_do_harm() -> Non
         scaling.seed(net(torch.ones(1, 4)).sum())
 
 
+def test_a_compiled_model_is_refused_with_a_sentence() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    scaling = bordered(net, 8.0, [["0"], ["1"]])
+    compiled = torch.compile(net, backend="aot_eager")
+    with pytest.raises(RuntimeError, match=r"do not work with torch\.compile.*train without it"):
+        scaling.seed(compiled(torch.ones(1, 2)).sum())
+    torch.compiler.reset()
+
+
 def test_a_manager_without_groups_cannot_train() -> None:
     with pytest.raises(ValueError, match="has no groups; assign `loss_scale_groups`"):
         bordered(nn.Linear(1, 1), 8.0, [])

@@ -54,6 +54,9 @@ def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
     Args:
         loss: Before its backward pass.
         start: Region that the loss itself lies in.
+
+    Raises:
+        RuntimeError: When torch.compile has hidden part of the graph.
     """
     found: dict[int, set[Any]] = {}
     multiplying: set[Any] = set()
@@ -67,6 +70,11 @@ def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
         border = getattr(node, "border", None)
         if border is not None:
             stack = _crossed(stack, *border)
+        elif node.name().startswith("CompiledFunction"):
+            raise RuntimeError(
+                "group loss scales do not work with torch.compile, which hides where gradients pass from one group to "
+                "the next; train without it, or with one loss scale (`boost.loss_scale_group` off)"
+            )
         elif node.name().startswith(_HALF_PRECISION_NODES):
             multiplying.add(stack[-1])
         for source, _ in node.next_functions:
