@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 
 from tests.experiments.small_tasks import small_task
 from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import BoostConfig
 from workbench.experiments import speed_ratio
 from workbench.experiments.setup import prepare
@@ -213,3 +215,17 @@ def test_the_bootstrap_interval_covers_the_true_median_about_as_often_as_it_says
         low, high = bootstrap_median_interval(rng.lognormal(0.0, 0.2, size=12), seed=trial)
         hits += low <= 1.0 <= high
     assert 0.88 <= hits / 200 <= 1.0
+
+
+def test_the_trials_of_a_line_search_are_part_of_a_step(clock: FakeClock, tmp_path: Path) -> None:
+    task = timed_task(clock, lambda _: 1.0)  # only forward passes take time
+    n_weights = sum(parameter.numel() for parameter in task.new_model().parameters())
+    components = np.linalg.qr(np.random.default_rng(0).normal(size=(n_weights, 3)))[0].T
+    path = save_pca_matrix(tmp_path / "components.npy", components)
+    reducing = BoostConfig.from_dict(
+        {
+            "boost": {"mode": "manual", "dim_reduce": True},
+            "dim_reduce": {"pca_mat_path": str(path), "n_components": 3, "line_search_trials": 4},
+        }
+    )
+    assert 2.0 <= measure(task, PLAIN, reducing).ratio <= 5.0

@@ -24,7 +24,7 @@ from workbench.config import BoostConfig, Plan
 from workbench.records import CandidateRecord
 from workbench.tuning.errors import StudyError
 from workbench.tuning.objective import plain
-from workbench.tuning.plans import StudyPlans, needs_warm_up
+from workbench.tuning.plans import StudyPlans, explicit_config, needs_warm_up
 from workbench.tuning.selection import TARGETS
 
 __all__ = ["EXPORT_SCHEMA_VERSION", "ExportContext", "candidates_table", "export_configs", "write_tables"]
@@ -97,7 +97,7 @@ def export_configs(
             plan = _with_matrix(plan, plans, snapshots, matrix)
         provenance = _provenance(target, candidate, reasons.get(target, ""), plan, context)
         path = directory / f"boost_config.{target}.json"
-        plan.explicit_config().with_values({"provenance": provenance}).save(path)
+        explicit_config(plan).with_values({"provenance": provenance}).save(path)
         if not plan.dim_reduce:  # what an earlier choice left
             for left in (matrix, matrix.with_suffix(".json")):
                 left.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: 
     save_pca_matrix(matrix, load_pca_matrix(source, n_components=k), None if shares is None else shares[:k])
     # MindSpore asks for an absolute path.
     read = {"dim_reduce.pca_mat_path": str(matrix.absolute()), "dim_reduce.weight_load_dir": None}
-    return plans.resolve(plan.explicit_config().with_values(read), plan.level)
+    return plans.resolve(explicit_config(plan).with_values(read), plan.level)
 
 
 def _subspace(plan: Plan, snapshots: Path | None) -> Path:

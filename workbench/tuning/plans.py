@@ -58,11 +58,16 @@ def needs_warm_up(plan: Plan) -> bool:
 def explicit_config(plan: Plan, snapshots: Path | None = None) -> BoostConfig:
     """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial.
 
+    With DimReduce that is the section optimizer, too. What is trained and what is exported both go without it, since
+    the columns of the subspace follow the order in which the optimizer holds the parameters.
+
     Args:
         plan: What is in effect.
         snapshots: The folder that a plan in need of a warm-up gets; None leaves its place holder.
     """
     config = plan.explicit_config()
+    if plan.dim_reduce and config.optimizer is not None:
+        config = config.model_copy(update={"optimizer": None})
     if snapshots is None or not needs_warm_up(plan):
         return config
     return config.with_values({"dim_reduce.weight_load_dir": str(snapshots.absolute())})

@@ -1,0 +1,145 @@
+"""A real study of a tiny network with DimReduce in its space, from the warm-up to the exported matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from tests.tuning.fake_experimenter import write_study
+from workbench.algorithms.pca_files import load_explained_variance, load_pca_matrix
+from workbench.cli import app
+from workbench.config import BoostConfig
+from workbench.experiments.run import run_task
+from workbench.tasks import load_task
+from workbench.tuning import TaskExperimenter, tune
+from workbench.tuning.experimenter import Trained
+from workbench.tuning.study_file import StudyFile, read_study
+from workbench.tuning.warm_up import find_warm_up
+
+TASK = """
+from torch import nn
+
+from tests.experiments.small_tasks import small_task
+
+task = small_task(model=lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)))
+"""
+N_WEIGHTS = 4 * 8 + 8 + 8 * 2 + 2
+
+# O0 hardly learns at this rate, so that a few steps in the subspace of its own path reach what it reaches in the end.
+STUDY = """
+[study]
+task = "task.py:task"
+budget_steps = 200
+evaluate_every = 10
+n_trials = 3
+device = "cpu"
+
+[allowed_drop]
+o1 = 0.0
+o2 = 0.0
+
+[baseline.optimizer]
+name = "SGD"
+lr = 0.003
+
+[baseline.snapshots]
+count = 5
+every_steps = 3
+
+[speed]
+rounds = 2
+steps_per_block = 2
+
+[space]
+"boost.dim_reduce" = [true]
+"dim_reduce.n_components" = [2, 3]
+"dim_reduce.line_search_trials" = [4, 8]
+"dim_reduce.alpha" = { low = 0.01, high = 0.1, log = true }
+
+[confirm]
+seeds_min = 2
+seeds_max = 2
+candidates = 1
+steps = 60
+"""
+
+
+class InterruptedInTheWarmUp(TaskExperimenter):
+    def train(self, config: BoostConfig, level: str, *, steps: int, run_id: str = "", **options: Any) -> Trained:
+        if config.snapshots.count:
+            super().train(config, level, steps=steps // 2, run_id=run_id, **options | {"evaluate_every": 1})
+            raise KeyboardInterrupt
+        return super().train(config, level, steps=steps, run_id=run_id, **options)
+
+
+def interrupted(file: StudyFile, directory: Path) -> InterruptedInTheWarmUp:
+    return InterruptedInTheWarmUp(file.study.task, "cpu", directory / "runs")
+
+
+def runs_of(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "runs").iterdir() if path.name != "warm_ups")
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = write_study(tmp_path_factory.mktemp("real") / "s", STUDY)
+    (folder / "task.py").write_text(TASK, encoding="utf-8")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a network only waits for a second one
+    with pytest.raises(KeyboardInterrupt):
+        tune(folder, make_experimenter=interrupted)
+    tune(folder)
+    yield folder
+    torch.set_num_threads(threads)
+
+
+def test_an_interrupted_warm_up_is_recorded_anew_and_then_never_again(directory: Path) -> None:
+    names = ["trial_0000", "trial_0001", "trial_0002", "warm_up_seed_0", "warm_up_seed_0.2"]
+    assert runs_of(directory) == [*names, "warm_up_seed_1000", "warm_up_seed_1001"]
+    found = find_warm_up(read_study(directory), directory, 0)
+    assert found is not None
+    assert found.snapshots == directory / "runs" / "warm_up_seed_0.2" / "snapshots"
+    before = runs_of(directory)
+    tune(directory)
+    assert runs_of(directory) == before
+
+
+def test_a_trial_costs_its_warm_up_and_its_steps(directory: Path) -> None:
+    o0, *reducing = tune(directory).trials
+    assert o0.value == o0.steps_to_target > 12
+    for trial in reducing:
+        assert trial.summary.startswith("DimReduce")
+        assert trial.warm_up_steps == 12
+        assert trial.metric > o0.metric
+        assert trial.value == pytest.approx(12 + trial.relative_step_time * trial.steps_to_target)
+
+
+def test_the_export_trains_on_its_own_and_is_valid(directory: Path, tmp_path: Path) -> None:
+    result = tune(directory)
+    path = result.exported["o1"]
+    config = BoostConfig.from_json(path)
+    section = config.dim_reduce
+    assert result.chosen["o1"] != "O0"
+    assert section.pca_mat_path == str(path.parent.absolute() / "pca_mat.o1.npy")
+    assert section.weight_load_dir is None
+    matrix = load_pca_matrix(section.pca_mat_path, n_components=section.n_components, n_weights=N_WEIGHTS)
+    assert np.allclose(matrix @ matrix.T, np.eye(section.n_components), atol=1e-5)
+    shares = load_explained_variance(section.pca_mat_path)
+    assert shares is not None
+    assert shares.shape == (section.n_components,)
+    validated = CliRunner().invoke(app, ["validate", str(path), "--level", "O1"])
+    assert validated.exit_code == 0, validated.output
+    assert "DimReduce" in validated.output
+    # The same task, seed and steps give the trial's own curve again, now from the matrix alone.
+    chosen = next(trial for trial in result.trials if f"trial {trial.number}" == result.chosen["o1"])
+    task = load_task("task.py:task", folder=directory)
+    again = run_task(
+        task, config, level="O1", steps=200, seed=0, device=torch.device("cpu"), out=tmp_path, evaluate_every=10
+    )
+    assert again.curve == chosen.curve
