@@ -141,11 +141,11 @@ def test_sides_take_turns_to_be_first(clock: FakeClock, monkeypatch: pytest.Monk
     seen: list[Boosted] = []
     step = Boosted.step
 
-    def noted(self: Boosted) -> Any:
+    def noted(self: Boosted, closure: Any = None) -> Any:
         if not any(self is boosted for boosted in seen):
             seen.append(self)
         order.append(next(i for i, boosted in enumerate(seen) if boosted is self))
-        return step(self)
+        return step(self, closure)
 
     monkeypatch.setattr(Boosted, "step", noted)
     measure(timed_task(clock, lambda _: 1.0), PLAIN, PLAIN, rounds=4, steps_per_block=1)
