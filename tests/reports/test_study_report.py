@@ -9,13 +9,14 @@ from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.reports.synthetic_study import HOSTILE, candidate, full_study
-from workbench.figures import MetricScale
+from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.records import Verdict
-from workbench.reports import StudyReport, study_report_html, write_study_report
+from workbench.reports import StudyReport, study_report, study_report_html, write_study_report
 from workbench.reports.study_report import answer_sentence, exported_candidate, parameter_text
 
 ACCURACY = MetricScale("accuracy")
@@ -213,3 +214,21 @@ def test_a_real_browser_draws_it_without_a_complaint(tmp_path: Path, scheme: str
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
     light = ("rgb(255, 255, 255)", "rgb(31, 35, 40)")
     assert (page_colour, ink) == light if scheme == "light" else page_colour != light[0] and ink != light[1]
+
+
+def test_a_warm_up_is_told_and_moves_the_learning_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[RunCurve] = []
+
+    def figure(curves: list[RunCurve], **options: Any) -> Any:
+        drawn.extend(curves)
+        return loss_curves_figure(curves, **options)
+
+    monkeypatch.setattr(study_report, "loss_curves_figure", figure)
+    study = full_study()
+    plain, warm = study.trials[6], replace(study.trials[7], warm_up_steps=96)
+    assert "warm-up" not in _Page(study_report_html(replace(study, trials=[study.trials[0], plain]))).text
+    page = _Page(study_report_html(replace(study, trials=[study.trials[0], plain, warm])))
+    assert page.text.count("after a warm-up of 96 micro-batches of O0") == 1
+    curve = next(curve for curve in drawn if curve.label == f"trial {warm.number}")
+    began = [step * warm.relative_step_time for step, _ in curve.evaluations]
+    assert began == pytest.approx([96 + step * warm.relative_step_time for step, _ in warm.curve], abs=0.5)

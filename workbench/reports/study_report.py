@@ -433,11 +433,17 @@ def _learning_curves(study: StudyReport, most: int = 4) -> list[RunCurve]:
         RunCurve(
             label="O0" if t.number == 0 else f"trial {t.number}",
             steps=[],
-            evaluations=t.curve,
+            evaluations=_since_warm_up(t),
             relative_step_time=t.relative_step_time if t.relative_step_time > 0 else 1.0,
         )
         for t in chosen
     ]
+
+
+def _since_warm_up(trial: TrialRecord) -> list[tuple[int, float]]:
+    """Return a trial's evaluations counted from the beginning of its warm-up, in micro-batches of its own length."""
+    ratio = trial.relative_step_time if trial.relative_step_time > 0 else 1.0
+    return [(step + round(trial.warm_up_steps / ratio), metric) for step, metric in trial.curve]
 
 
 def _trial_table(study: StudyReport) -> str:
@@ -454,12 +460,17 @@ def _trial_table(study: StudyReport) -> str:
             text(compact(t.value) if math.isfinite(t.value) else "–"),
             text(t.summary)
             + f'<span class="under">{text("; ".join(parameter_text(p, v) for p, v in t.parameters.items()))}</span>'
-            + (f'<span class="under">{text(t.message)}</span>' if t.message else ""),
+            + (f'<span class="under">{text(t.message)}</span>' if t.message else "")
+            + (f'<span class="under">{text(_warm_up_text(t))}</span>' if t.warm_up_steps else ""),
         ]
         for t in study.trials
     ]
     head = ["Trial", "Level", "State", "Speed", study.metric_name, "Objective", "In effect and searched values"]
     return table(head, rows, numeric=(3, 4, 5), label="All trials")
+
+
+def _warm_up_text(trial: TrialRecord) -> str:
+    return f"after a warm-up of {trial.warm_up_steps} micro-batches of O0, which count into the time to the target"
 
 
 def _loss_scale(study: StudyReport) -> tuple[str, str]:
