@@ -399,13 +399,14 @@ class _Watch(threading.Thread):
         try:
             if words is not None:
                 self._store.set(f"rank/{here.rank}", words)
-            keys = [f"rank/{other}" for other in range(here.world_size)]
-            self._complete = self._complete or self._store.check(keys)
-            if self._complete:
-                now = time.monotonic()
-                for other, heard in enumerate(self._store.multi_get(keys)):
-                    if heard != self._heard[other][0]:
-                        self._heard[other] = heard, now
+            others = list(range(here.world_size))
+            if not self._complete:  # asking for a key that is not there would wait for it
+                others = [other for other in others if self._store.check([f"rank/{other}"])]
+                self._complete = len(others) == here.world_size
+            now = time.monotonic()
+            for other, heard in zip(others, self._store.multi_get([f"rank/{other}" for other in others]), strict=True):
+                if heard != self._heard[other][0]:
+                    self._heard[other] = heard, now
         except (distributed.DistError, RuntimeError):
             self._store_lost = self._store_lost or time.monotonic()
             return False
@@ -436,9 +437,11 @@ class _Watch(threading.Thread):
                 return RankFailure(f"the process that started rank {here.rank} of {n} is gone", tells=tells)
             if 0 not in ended:
                 return RankFailure(f"rank 0 of {n} has died", tells=here.rank == 1)
-        if silent:
-            who = " and ".join(f"rank {other}" for other in silent)
-            return RankFailure(f"{who} of {n} {'has' if len(silent) == 1 else 'have'} died", tells=tells)
+        missing = [other for other in silent if not self._heard[other][0]]
+        if missing or silent:
+            who = " and ".join(f"rank {other}" for other in missing or silent)
+            verb, fate = "has" if len(missing or silent) == 1 else "have", "not come" if missing else "died"
+            return RankFailure(f"{who} of {n} {verb} {fate}", tells=tells)
         for other, words in causes.items():
             told = f"rank {other} of {n} ended with an error: {words}"
             return RankFailure(told, tells=tells and 0 not in causes)  # rank 0 says its own errors
