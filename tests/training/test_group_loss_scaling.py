@@ -697,6 +697,7 @@ def test_the_trace_records_every_groups_scale_and_what_happened_to_it() -> None:
     records, events = trace.drain()
     assert [record.group_scales for record in records] == [(8, 2, 4), (8, 2, 4), (8, 1, 8), (8, 1, 8)]
     assert [record.overflow for record in records] == [False, True, True, True]
+    assert [record.columns.get("loss_scale.at_floor") for record in records] == [None, None, 1.0, 1.0]
     told = [(event.step, event.kind.value, event.subject, event.value) for event in events if event.kind != "overflow"]
     assert told == [
         (1, "scale_down", "group 2 (1)", 1.0),
@@ -705,6 +706,23 @@ def test_the_trace_records_every_groups_scale_and_what_happened_to_it() -> None:
         (3, "scale_up", "group 3 (2)", 16.0),
     ]
     assert [event.subject for event in events if event.kind == "overflow"] == ["1, 0"] * 3
+
+
+def test_the_trace_tells_which_groups_were_found() -> None:
+    torch.manual_seed(1)
+    net = BadlyScaled()
+    boosted = Boosted(net, SGD(net.parameters(), lr=1e-12, fused=True), loss_scaling=automatic(net))
+    trace = TraceBuffer(boosted)
+    for _ in range(2):
+        boosted.backward(net(badly_scaled_data()[0]).sum())
+        trace.record(boosted.step(), 64)
+    records, events = trace.drain()
+    found = records[1].group_scales
+    assert records[0].group_scales == (1.0, 1.0, 1.0)
+    assert [(e.step, e.kind.value, e.subject, e.value) for e in events] == [
+        (0, "scale_up" if scale > 1 else "scale_down", f"group {k + 1} (heads.{k}.a, heads.{k}.b)", scale)
+        for k, scale in enumerate(found)
+    ]
 
 
 def test_the_underflow_share_is_that_at_every_gradients_own_scale() -> None:

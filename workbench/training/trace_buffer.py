@@ -30,11 +30,14 @@ from workbench.training.group_loss_scaling import GroupLossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.wrapped_model import unwrapped
 
-__all__ = ["TraceBuffer"]
+__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
 
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX = range(7)
 _N_COLUMNS = 7
 _HALF_COLUMN = "amp.float16_grad_amax"
+
+AT_FLOOR_COLUMN = "loss_scale.at_floor"
+"""Column that is 1 where a step overflowed and no group's scale could fall any further."""
 
 
 @dataclass(slots=True)
@@ -113,9 +116,14 @@ class TraceBuffer:
         """Take an event from a method below (``EventSink``); it is handed out with the next drain."""
         self._events.append(event)
 
-    def restart_clock(self) -> None:
-        """Let the next step's time begin now, after something that is no part of a step (evaluation, a pause)."""
+    def restart_clock(self, left_out: float = 0.0) -> None:
+        """Let the next step's time begin now, after something that is no part of a step (evaluation, a pause).
+
+        Args:
+            left_out: How much of it is no time of the run at all, seconds.
+        """
         self._last = time.perf_counter()
+        self._began += left_out
 
     def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
         """Add one step; no host synchronisation.
@@ -148,9 +156,10 @@ class TraceBuffer:
                 half_amax,
             ]
         )
-        scales = outcome.group_scales
-        after = self.boosted.loss_scaling.group_scales
-        if scales is not None and after is not None:
+        scales, after = outcome.group_scales, self.boosted.loss_scaling.group_scales
+        if after is not None:
+            if scales is None:  # the groups were found in this step, which ran at scale 1
+                scales = torch.ones_like(after)
             if self._scales is None or self._scales.shape[2] != len(scales):
                 self._scales = torch.zeros(self.capacity, 2, len(scales), device=self.boosted.device)
             self._scales[row] = torch.stack([scales, after])
@@ -189,7 +198,7 @@ class TraceBuffer:
         records, events = [], list(self._events)
         for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
             used, left = grouped[i] if host.n_scales else ([], [])
-            record = self._record(host, row, tuple(used))
+            record = self._record(host, row, tuple(used), tuple(left))
             records.append(record)
             flags = nonfinite[i] if nonfinite is not None else None
             events.extend(self._events_of(record, flags, tuple(left)))
@@ -248,12 +257,20 @@ class TraceBuffer:
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
-    def _record(self, host: _HostRow, row: list[float], group_scales: tuple[float, ...]) -> StepRecord:
+    def _record(
+        self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: tuple[float, ...]
+    ) -> StepRecord:
         outcome = host.outcome
         overflow = bool(row[_OVERFLOW])
         counts = None if host.exponents is None else host.exponents.cpu().tolist()
         exponents = self._exponents(counts, host.pairs)
         amax, half = row[_AMAX], row[_HALF_AMAX]
+        columns = dict(host.columns)
+        if not (math.isnan(half) or overflow):
+            columns[_HALF_COLUMN] = half
+        if overflow and group_scales and not any(now < used for used, now in zip(group_scales, left, strict=True)):
+            # An overflow lowers a scale, unless those to blame are on their floor.
+            columns[AT_FLOOR_COLUMN] = 1.0
         return StepRecord(
             step=outcome.step,
             seconds=host.seconds,
@@ -273,7 +290,7 @@ class TraceBuffer:
             samples=host.samples,
             memory_bytes=host.memory_bytes,
             grad_exponents=exponents,
-            columns=host.columns if math.isnan(half) or overflow else {**host.columns, _HALF_COLUMN: half},
+            columns=columns,
         )
 
     def _exponents(
@@ -362,8 +379,7 @@ class TraceBuffer:
                 message = f"step {step}: loss scale of {name} grew to {now:g}"
                 events.append(Event(step, EventKind.SCALE_UP, name, now, message))
         if record.accumulated == self.boosted.window.n_steps:
-            # An overflow lowers a scale, unless those to blame are on their floor.
-            at_floor = record.overflow and not any(now < before for _, before, now in changes)
+            at_floor = AT_FLOOR_COLUMN in record.columns
             if at_floor and not self._was_at_floor:
                 message = f"step {step}: no loss scale of a group can fall any further"
                 events.append(Event(step, EventKind.SCALE_FLOOR, "", record.loss_scale_after, message))
