@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from workbench.config import BoostConfig
@@ -68,6 +69,26 @@ def test_what_only_level_o2_does_is_no_candidate_for_o1() -> None:
     nothing_at_o1 = trial(2, level="O0", config=auto.to_dict())
     assert numbers(at_o1) == [1]
     assert numbers(nothing_at_o1) == []
+
+
+def test_adasum_at_level_o2_competes_for_o2_alone_where_there_are_ranks_for_it() -> None:
+    config = BoostConfig.from_dict(
+        {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}, "common": {"device_number": 2}}
+    )
+    at_o2 = trial(1, level="O2", config=config.to_dict())
+
+    def competing(target: str, ranks: int) -> int:
+        options = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(ranks)}
+        return len(competing_trials([BASELINE, at_o2], BASELINE, target, 0.02, **options))
+
+    assert (competing("o1", 4), competing("o2", 4)) == (0, 1)
+    assert (competing("o1", 1), competing("o2", 1)) == (1, 1)
+
+
+def test_a_warm_up_is_part_of_the_time_to_target() -> None:
+    quick, late = trial(1, 0.6, warm_up_steps=30), trial(2, 0.4, relative_step_time=0.9)
+    assert numbers(quick, late, objective="time_to_target") == [2]  # 0.8 * 90 + 30 is more than O0's 90
+    assert numbers(replace(quick, warm_up_steps=5), late, objective="time_to_target") == [1, 2]
 
 
 def candidate(number: int, verdict: Verdict) -> CandidateRecord:
