@@ -22,8 +22,9 @@ from workbench.config import BoostConfig
 from workbench.experiments.comparison import Comparison, Side, compare_configs
 from workbench.experiments.replay import ReplayResult
 from workbench.experiments.replay import replay as replay_run
-from workbench.experiments.run import RunProgress, RunResult, run_task
+from workbench.experiments.run import Pause, RunProgress, RunResult, run_task
 from workbench.rank_environment import is_first_rank
+from workbench.records import Event, StepRecord
 from workbench.scaling import ScalePolicy, simulate
 from workbench.tasks import Task, load_task
 from workbench.telemetry import Run, read_run
@@ -49,6 +50,9 @@ def train(
     exponents_every: int = 10,
     on_progress: Callable[[RunProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None,
+    drain_seconds: float = 1.0,
+    pause: Pause | None = None,
 ) -> RunResult:
     """Train a task once and record every step.
 
@@ -64,6 +68,9 @@ def train(
         exponents_every: Updates between gradient exponent histograms; 0 never.
         on_progress: Called about once a second.
         stop: Asked once per step; True ends the run.
+        on_records: Called with the steps and events of each drain, for a display that follows the run.
+        drain_seconds: How late those may come, seconds.
+        pause: Holds the run between two steps; the time is not counted. On one rank only.
 
     Returns:
         The result; its ``path`` is the run directory.
@@ -86,6 +93,9 @@ def train(
             exponents_every=exponents_every,
             on_progress=on_progress,
             stop=stop,
+            on_records=on_records,
+            drain_seconds=drain_seconds,
+            pause=pause,
         )
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from workbench.config import BoostConfig
 from workbench.experiments.evaluation import evaluate
 from workbench.experiments.run import RunProgress, RunResult, run_task
 from workbench.experiments.setup import prepare
-from workbench.records import EventKind
+from workbench.records import Event, EventKind, StepRecord
 from workbench.tasks import Task
 from workbench.telemetry import RunRecorder, TelemetryError, read_run
 from workbench.training.precision import Precision
@@ -399,3 +401,74 @@ def test_the_summary_is_plain_json(tmp_path: Path) -> None:
     assert result.path is not None
     text = (result.path / "summary.json").read_text(encoding="utf-8")
     assert json.loads(text)["in_effect"] == result.plan.summary()
+
+
+class Gate:
+    """Hold a run once, before the step of a number, for a while on the run's own clock."""
+
+    def __init__(self, before: int, seconds: float) -> None:
+        self.before, self.seconds, self.asked, self.held_at = before, seconds, 0, -1
+
+    def requested(self) -> bool:
+        self.asked += 1
+        return self.asked == self.before
+
+    def wait(self) -> None:
+        self.held_at = self.asked
+        time.sleep(self.seconds)
+
+
+def test_a_pause_holds_the_run_between_two_steps_and_counts_as_no_time_of_it(tmp_path: Path) -> None:
+    gate, seen = Gate(before=4, seconds=0.5), []
+    result = run(
+        small_task(), steps=10, pause=gate, out=tmp_path, on_records=lambda records, events: seen.append(len(records))
+    )
+    assert gate.held_at == 4
+    assert gate.asked == 10
+    assert seen[0] == 4, "what was trained before the pause is to be seen during it"
+    assert result.steps == 10
+    assert result.seconds < 0.5
+    assert result.path is not None
+    steps = read_run(result.path).steps
+    assert steps["step_ms"].max() < 500
+    assert steps["seconds"].max() < 0.5
+
+
+def test_a_run_can_be_stopped_while_it_is_held() -> None:
+    gate = Gate(before=4, seconds=0.0)
+    result = run(small_task(), steps=10, pause=gate, stop=lambda: gate.held_at > 0)
+    assert (result.stopped, result.steps) == (True, 4)
+
+
+def test_a_live_consumer_gets_every_step_and_event_once_and_in_order(drain_every_step: None) -> None:
+    steps: list[int] = []
+    kinds: list[EventKind] = []
+
+    def take(records: Sequence[StepRecord], events: Sequence[Event]) -> None:
+        steps.extend(record.step for record in records)
+        kinds.extend(event.kind for event in events)
+
+    run(small_task(), DYNAMIC, steps=12, evaluate_every=6, on_records=take)
+    assert steps == list(range(12))
+    assert kinds.count(EventKind.EVALUATION) == 2
+    assert kinds.count(EventKind.SCALE_UP) == 3
+
+
+def test_a_scale_that_collapses_reaches_the_live_consumer() -> None:
+    kinds: list[EventKind] = []
+    result = run(
+        small_task(poison_from=0),
+        DYNAMIC,
+        on_records=lambda records, events: kinds.extend(event.kind for event in events),
+    )
+    assert result.diverged
+    assert EventKind.SCALE_COLLAPSE in kinds
+
+
+def test_drain_seconds_says_how_late_records_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    ages: list[float] = []
+    due = TraceBuffer.due
+    monkeypatch.setattr(TraceBuffer, "due", lambda self: bool(ages.append(self.max_seconds)) or due(self))
+    run(small_task(), steps=2, drain_seconds=0.2)
+    run(small_task(), steps=1)
+    assert ages == [0.2, 0.2, 1.0]

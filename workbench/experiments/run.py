@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -32,9 +32,21 @@ from workbench.telemetry import RunRecorder, collect_environment
 from workbench.training import TraceBuffer, training_loop
 from workbench.training.wrapped_model import unwrapped
 
-__all__ = ["RunProgress", "RunResult", "run_task"]
+__all__ = ["Pause", "RunProgress", "RunResult", "run_task"]
 
 _TRACE_ROWS = 1024
+
+
+class Pause(Protocol):
+    """How a caller holds a run between two steps."""
+
+    def requested(self) -> bool:
+        """Return whether to hold; asked once per step, so it must be quick."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the run is to go on, or to be stopped."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +122,9 @@ def run_task(
     on_progress: Callable[[RunProgress], None] | None = None,
     on_evaluation: Callable[[int, float], bool] | None = None,
     stop: Callable[[], bool] | None = None,
+    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None,
+    drain_seconds: float = 1.0,
+    pause: Pause | None = None,
 ) -> RunResult:
     """Train a task for a number of micro-batches.
 
@@ -131,27 +146,33 @@ def run_task(
         on_progress: Called at drains and evaluations.
         on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
         stop: Asked once per step; True ends the run within that step, over several ranks with the next one.
+        on_records: Called with the steps and events of each drain, on the thread that trains.
+        drain_seconds: Age at which recorded steps are drained from the device, seconds.
+        pause: Holds the run between two steps; a pause is no part of its time. For a run on one rank.
 
     Returns:
         The result, the same on every rank; a diverged run is a result, not an error.
 
     Raises:
-        ValueError: If ``steps`` or ``evaluate_every`` is not at least 1.
+        ValueError: If ``steps`` or ``evaluate_every`` is not at least 1, or ``pause`` is given where ranks train
+            together.
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
     _check_count("steps", steps)
     if evaluate_every is not None:
         _check_count("evaluate_every", evaluate_every)
+    if pause is not None and ranks.world_size() > 1:
+        raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
     device = device or devices.select_device("auto")
     prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
-    run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress)
+    run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress, on_records, drain_seconds)
     if ranks.rank() == 0:
         run.recorder = _open_recorder(out, run_id, task, config, run, level)
     try:
         if run.recorder is not None:
             run.snapshots = snapshot_recorder(config, run.boosted, run.recorder.path)
-        run.train(evaluate_every, on_evaluation, stop)
+        run.train(evaluate_every, on_evaluation, stop, pause)
         if run.recorder is not None:
             run.recorder.finish(run.summary())
     except BaseException as raised:
@@ -175,6 +196,8 @@ class _Run:
         steps: int,
         exponents_every: int,
         on_progress: Callable[[RunProgress], None] | None,
+        on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None,
+        drain_seconds: float,
     ) -> None:
         self.task = task
         self.boosted, self.plan, self.scheduler = prepared.boosted, prepared.plan, prepared.scheduler
@@ -183,11 +206,13 @@ class _Run:
         self.n_ranks = ranks.world_size()
         self.votes = ranks.StepVotes() if self.n_ranks > 1 else None
         self.on_progress = on_progress if self.leads else None
+        self.on_records = on_records if self.leads else None
         # The other ranks keep their losses only: what is recorded of gradients is the same everywhere.
         self.trace = TraceBuffer(
             self.boosted,
             exponents_every=exponents_every if self.leads else 0,
             capacity=_TRACE_ROWS,
+            max_seconds=drain_seconds,
             gradients=self.leads,
         )
         self._undrained = 0
@@ -213,6 +238,7 @@ class _Run:
         evaluate_every: int | None,
         on_evaluation: Callable[[int, float], bool] | None,
         stop: Callable[[], bool] | None,
+        pause: Pause | None,
     ) -> None:
         """Train to the end, or until stopped, pruned or diverged."""
         loop = training_loop(
@@ -235,6 +261,8 @@ class _Run:
                 self.flush()
             if self.diverged:
                 break
+            if pause is not None and pause.requested() and self.done < self.steps:
+                self._hold(pause)
             if stopping or (self.votes is None and stop is not None and stop()):
                 self.stopped = True
                 self._end(f"stopped on request after {self.done} steps")
@@ -267,6 +295,14 @@ class _Run:
             self.diverged, self.message = ranks.broadcast_object((self.diverged, self.message))
         self._write()
         self._report()
+
+    def _hold(self, pause: Pause) -> None:
+        """Wait while the caller holds the run, with everything recorded on the disk and on the screen."""
+        self._stop_clock()
+        self.flush()
+        began = time.perf_counter()
+        pause.wait()
+        self._start_clock(left_out=time.perf_counter() - began)
 
     def interrupt(self, error: BaseException) -> None:
         """Close the record of a run that an exception ends; never raises, so that the exception is what is seen."""
@@ -304,8 +340,9 @@ class _Run:
             means = ranks.mean_over_ranks([record.loss for record in records])
             records = [replace(record, loss=mean) for record, mean in zip(records, means, strict=True)]
             events = self._judged_by_mean(records, events)
+        events += self._judge(records)
         self._records += records
-        self._events += [*events, *self._judge(records)]
+        self._events += events
         for record in records:
             self.losses.append(record.loss)
             self.overflows += record.overflow
@@ -313,6 +350,8 @@ class _Run:
         diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
         if diverged is not None and not self.diverged:
             self.diverged, self.message = True, diverged.message
+        if self.on_records is not None and (records or events):
+            self.on_records(records, events)
 
     def _judged_by_mean(self, records: list[StepRecord], events: list[Event]) -> list[Event]:
         """Replace what this rank's own losses say about divergence by what the mean over ranks says."""
@@ -430,9 +469,9 @@ class _Run:
         tail = self.losses[-max(1, len(self.losses) // 10) :]
         return sum(tail) / len(tail) if tail else math.nan
 
-    def _start_clock(self) -> None:
+    def _start_clock(self, left_out: float = 0.0) -> None:
         self._resumed = time.perf_counter()
-        self.trace.restart_clock()
+        self.trace.restart_clock(left_out)
 
     def _stop_clock(self) -> None:
         if self._resumed is not None:
