@@ -162,7 +162,7 @@ def dim_reduce_figure(
         margin={"b": 96},
     )
     figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", row=3, col=1)
-    figure.update_yaxes(title_text=f"{plain(loss_name)} (log)", type="log", row=1, col=1)
+    figure.update_yaxes(title_text=f"{plain(loss_name)} (log)", type="log", exponentformat="power", row=1, col=1)
     figure.update_yaxes(title_text=f"Accepted rho, {label}", range=[-0.08, 1.08], row=2, col=1)
     figure.update_yaxes(title_text=f"Condition (log), {label}", type="log", exponentformat="power", row=3, col=1)
     return figure
@@ -191,7 +191,7 @@ def _details(numbers: Sequence[DimReduceNumbers]) -> str:
         parts.append(f"{np.mean(trials):.1f} trials per step")
     shares = [one.explained_variance for one in numbers if np.isfinite(one.explained_variance)]
     if shares:
-        parts.append(f"the components explain {percent(float(np.min(shares)))} of the snapshots' variance or more")
+        parts.append(f"the components explain at least {percent(float(np.min(shares)))} of the snapshots' variance")
     return "; ".join(parts)
 
 
@@ -225,12 +225,16 @@ def _add_losses(figure: go.Figure, one: DimReduceNumbers, *, is_first: bool) -> 
         row=1,
         col=1,
     )
-    if is_first and np.isfinite(one.target):
-        figure.add_hline(
-            y=one.target,
-            line={"color": GREY, "dash": "dot", "width": 1.5},
-            annotation={"text": f"end of the warm-up, {label}: {one.target:.3g}", "font": {"size": 12}},
-            annotation_position="bottom left",
+    if is_first and one.target > 0:
+        figure.add_hline(y=one.target, line={"color": GREY, "dash": "dot", "width": 1.5}, row=1, col=1)
+        figure.add_annotation(
+            x=0,
+            y=np.log10(one.target),  # on a logarithmic axis shapes take values, annotations exponents
+            text=f"end of the warm-up, {label}: {one.target:.3g}",
+            showarrow=False,
+            xanchor="left",
+            yanchor="top",
+            font={"size": 12},
             row=1,
             col=1,
         )
