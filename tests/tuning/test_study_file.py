@@ -57,6 +57,8 @@ def test_baseline_sections_and_dotted_keys_mean_the_same() -> None:
         (minimal(timeout_seconds=-1), "`study.timeout_seconds` must be greater than 0"),
         (minimal(n_trial=3), 'unknown key "n_trial" in section "study"; did you mean "n_trials"?'),
         (minimal(objective='"sped"'), 'did you mean "speed"?'),
+        (minimal(ranks=0), "`study.ranks` must be at least 1, got 0"),
+        (minimal(ranks='"two"'), '`study.ranks` must be a whole number at least 1, got "two"'),
         (minimal(evaluate_every=1000), "`study.evaluate_every` must not exceed `study.budget_steps` (100), got 1000"),
         (minimal() + "[spaces]\n", 'unknown section "spaces"; did you mean "space"?'),
         (minimal() + '[sampler]\nname = "tpee"\n', 'did you mean "tpe"?'),
@@ -166,3 +168,11 @@ def test_any_file_is_either_accepted_and_stable_or_refused_with_one_sentence(con
     else:
         assert parse_study(text).canonical() == file.canonical()
         file.base_config()
+
+
+def test_another_number_of_ranks_is_another_question_but_one_rank_is_the_old_one() -> None:
+    alone, two = parse_study(minimal()), parse_study(minimal(ranks=2))
+    assert alone.canonical() != two.canonical()
+    assert two.canonical()["study"]["ranks"] == 2
+    assert "ranks" not in alone.canonical()["study"], "studies of earlier versions, which knew no ranks, go on"
+    assert parse_study(minimal(ranks=1)).canonical() == alone.canonical()
