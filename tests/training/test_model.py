@@ -23,6 +23,7 @@ from workbench.tasks.digits import ResNet
 from workbench.training import BoostStep, apply
 from workbench.training.callbacks import Callback, RunContext
 
+CE = nn.CrossEntropyLoss()
 FREEZING: dict[str, Any] = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
     "grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 12},
@@ -140,6 +141,21 @@ def test_training_called_again_goes_on() -> None:
     assert all(parameter.requires_grad for parameter in twice.parameters())  # as before training
     model.train(3, batches(), initial_epoch=1)
     assert_same_bits(once, twice)
+
+
+def test_what_was_frozen_is_frozen_again_when_training_goes_on() -> None:
+    always = FREEZING | {"grad_freeze": FREEZING["grad_freeze"] | {"freeze_type": 0, "freeze_p": 0.0}}
+    trains: list[bool] = []
+
+    class Watcher(Callback):
+        def on_train_step_begin(self, run_context: RunContext) -> None:
+            trains.append(next(net.parameters()).requires_grad)
+
+    net = network()
+    model = Model(net, CE, momentum(net), boost_config_dict=always)
+    for _ in range(2):
+        model.train(1, batches(), Watcher())
+    assert trains == [False] * 8
 
 
 def test_training_resumes_from_the_state_of_the_boosted_pair() -> None:
@@ -538,9 +554,6 @@ def test_a_dataset_needs_no_length() -> None:
     model.train(1, DataLoader(Lengthless(), batch_size=None), Watcher())
     model.train(1, batches(), Watcher())
     assert lengths == [None, 4]
-
-
-CE = nn.CrossEntropyLoss()
 
 
 def make(**arguments: Any) -> Model:
