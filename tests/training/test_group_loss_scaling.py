@@ -18,8 +18,10 @@ from torch.optim import SGD, Adam
 from tests.golden_files import golden_paths, load_npz
 from tests.golden_networks import assert_trajectory, build_optimizer, golden_batch, load_initial_weights
 from tests.scaling.host_reads import forbid_host_reads
+from workbench import train
 from workbench.config import BoostConfig
 from workbench.scaling import FixedLossScaleUpdateCell, GroupLossScaleManager
+from workbench.tasks import load_task
 from workbench.training import apply
 from workbench.training.boosted import Boosted
 from workbench.training.group_loss_scaling import GroupLossScaling, joined_units
@@ -503,6 +505,18 @@ def test_the_dynamic_scale_does_not_train_the_badly_scaled_net_either() -> None:
     config = BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "minimum": 2.0**-40, "window": 20}})
     errors, _, _ = train_badly_scaled(lambda net: LossScaling.from_config(config, CPU), steps=150)
     assert max(errors) > 0.5
+
+
+def test_the_study_s_configurations_show_the_same_from_the_command_line_down() -> None:
+    study = Path(__file__).parents[2] / "studies" / "group_scale"
+    task = load_task(f"{study / 'badly_scaled.py'}:task")
+    errors = {
+        name: train(task, study / "configs" / f"{name}.json", steps=150, device="cpu", out=None).metric
+        for name in ("float32", "group", "dynamic")
+    }
+    assert errors["group"] == pytest.approx(errors["float32"], rel=0.1)
+    assert errors["float32"] < 0.05
+    assert errors["dynamic"] > 0.5
 
 
 def test_the_first_window_is_an_ordinary_float32_step() -> None:
