@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 from torchmetrics.classification import MulticlassF1Score
 
+from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig, ConfigError
 from workbench.nn import DynamicLossScaleManager, DynamicLossScaleUpdateCell, FixedLossScaleManager, Model
+from workbench.scaling import GroupLossScaleManager
 from workbench.tasks.digits import ResNet
 from workbench.training import BoostStep, apply
 from workbench.training.callbacks import Callback, RunContext
@@ -383,6 +386,40 @@ def test_the_configuration_of_the_scale_gives_way_to_the_manager() -> None:
     assert model.boosted is not None
     assert model.boosted.loss_scale.item() == 64.0
     assert model.boosted.loss_scaling.adapts
+
+
+def test_group_scales_come_from_their_manager_and_are_divided_out() -> None:
+    ours, by_hand, steps = network(), network(), StepTriples()
+    manager = GroupLossScaleManager([4096.0, 16.0], [["0", "2"], ["30"]], growth_window=100)
+    config = {"boost": {"mode": "manual", "loss_scale_group": True, "less_bn": False, "grad_freeze": False}}
+    model = Model(ours, CE, momentum(ours), boost_level="O1", loss_scale_manager=manager, boost_config_dict=config)
+    model.train(2, batches(), steps)
+    trained_by_hand(by_hand, lambda b: F.cross_entropy(by_hand(b[0]), b[1]), batches(), 2)
+    assert_same_bits(ours, by_hand)  # powers of two cost no bit
+    assert model.boosted is not None
+    assert model.boosted.loss_scaling.group_scales is not None
+    assert model.boosted.loss_scaling.group_scales.tolist() == [4096.0, 16.0]
+    assert steps.values[-1].loss_scale.item() == 4096.0
+
+
+def test_group_scales_without_a_manager_are_found() -> None:
+    net, steps = network(), StepTriples()
+    config = {"boost": {"mode": "manual", "loss_scale_group": True}, "loss_scale": {"groups": 2}}
+    model = Model(net, CE, momentum(net), amp_level="O2", boost_config_dict=config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this little network may well need one group only
+        model.train(1, batches(), steps)
+    assert model.boosted is not None
+    assert model.boosted.loss_scaling.group_scales is not None
+
+
+def test_training_waits_for_nothing_on_the_device() -> None:
+    net = network()
+    model = Model(net, CE, momentum(net), loss_scale_manager=DynamicLossScaleManager(8.0), boost_config_dict=FREEZING)
+    data = batches()
+    model.train(2, data)  # whatever is built once
+    with forbid_host_reads():
+        model.train(3, data, Callback())
 
 
 @pytest.mark.parametrize(
