@@ -263,6 +263,18 @@ def test_groups_are_found_by_parameter_module_name_and_pair_in_any_order() -> No
     assert found[1].name == "group 2 (1)"
 
 
+def test_names_are_found_under_the_prefix_of_a_wrapper_unless_they_are_ambiguous() -> None:
+    net = nn.Sequential()
+    net.add_module("head", nn.Linear(2, 1))
+    net.add_module("body", nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    wrapper = nn.ModuleDict({"net": net})
+    found = resolve_groups([["head", "body.0"], ["body.1.weight"]], wrapper)
+    assert list(found[0].parameters) == ["net.head.weight", "net.head.bias", "net.body.0.weight", "net.body.0.bias"]
+    assert list(found[1].parameters) == ["net.body.1.weight"]
+    with pytest.raises(ValueError, match=r"names 'weight', which may be 0\.weight or 1\.weight; write the whole name"):
+        resolve_groups([["weight"]], nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
+
+
 def shared(net: nn.Module) -> nn.Parameter:
     return next(net.parameters())
 

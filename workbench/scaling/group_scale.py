@@ -556,10 +556,18 @@ def _parameters_of(
         return list(member.parameters())
     if isinstance(member, Tensor):
         return [member]
-    if member in parameters:
-        return [parameters[member]]
-    if member in modules and member:
-        return list(modules[member].parameters())
+    # The network may have been wrapped since (with its loss, for example); then its names have a prefix.
+    known = [name for name in (*parameters, *modules) if name == member or name.endswith(f".{member}")]
+    depth = min((name.count(".") for name in known), default=0)
+    nearest = [name for name in known if name.count(".") == depth]
+    if len(nearest) > 1:
+        raise ValueError(
+            f"group {number} of `loss_scale_groups` names {member!r}, which may be {' or '.join(nearest)}; write the "
+            "whole name"
+        )
+    if nearest and member:
+        name = nearest[0]
+        return [parameters[name]] if name in parameters else list(modules[name].parameters())
     raise ValueError(
         f"group {number} of `loss_scale_groups` names {member!r}, but the model has neither a parameter nor a module "
         "of that name"
