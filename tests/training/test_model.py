@@ -216,6 +216,16 @@ def test_a_sampler_learns_which_epoch_it_is() -> None:
     assert seen[0] != seen[1]
 
 
+def test_a_compiled_network_trains_as_the_plain_one_does() -> None:
+    plain, compiled = network(), network()
+    Model(plain, CE, momentum(plain), boost_config_dict=FREEZING).train(2, batches())
+    wrapped: Any = torch.compile(compiled, backend="eager")
+    model = Model(wrapped, CE, momentum(compiled), {"acc"}, boost_config_dict=FREEZING)
+    model.train(2, batches())
+    assert_same_bits(plain, compiled)
+    assert model.eval(batches()) == Model(plain, CE, metrics={"acc"}).eval(batches())
+
+
 # Boosting
 
 
@@ -438,6 +448,30 @@ def test_batch_norm_has_the_format_of_the_level_or_of_the_argument(
     model = Model(net, nn.CrossEntropyLoss(), momentum(net), amp_level=level, keep_batchnorm_fp32=keep)
     assert net.bn1.weight.dtype == dtype
     assert model.predict(torch.randn(2, 1, 8, 8)).dtype == torch.float32
+
+
+def test_precision_is_in_effect_without_an_optimizer_too() -> None:
+    net, x = network(), torch.randn(4, 4)
+    with torch.autocast("cpu", torch.float16), torch.no_grad():
+        expected = net(x)
+    found = Model(net, CE, amp_level="O2").predict(x)
+    assert expected.dtype == torch.float16
+    assert torch.equal(found, expected.float())
+    Model(net, CE, amp_level="O3")
+    assert net[0].weight.dtype == torch.float16
+
+
+def test_an_evaluation_network_of_its_own_computes_in_the_same_precision() -> None:
+    net, apart = network(), Judge(network(), "loss pred label")
+    Model(net, CE, momentum(net), {"acc"}, apart, amp_level="O3")
+    assert next(apart.parameters()).dtype == torch.float16
+
+
+def test_automatic_precision_is_none_on_a_cpu() -> None:
+    net = network()
+    model = Model(net, CE, momentum(net), amp_level="auto")
+    assert model.boosted is not None
+    assert model.boosted.precision.level == "O0"
 
 
 # Evaluation
