@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.figures import frozen_layers_figure, frozen_layers_numbers
+from workbench.figures import TimeSaved, frozen_layers_figure, frozen_layers_numbers, time_saved_in_run
 
 
 def test_numbers_of_a_small_schedule_are_exact() -> None:
@@ -54,3 +54,48 @@ def test_the_figure_answers_with_the_share_of_frozen_steps() -> None:
     assert figure.layout.xaxis.title.text == "Step (micro-batches)"
     assert figure.layout.xaxis2.title.text == "Steps frozen (%)"
     assert len(frozen_layers_figure([]).data) == 0
+
+
+def _timed(frozen: list[int]) -> pd.DataFrame:
+    step_ms = [10.0 - 2.0 * k for k in frozen]
+    return pd.DataFrame(
+        {"step": range(len(frozen)), "frozen_groups": frozen, "step_ms": step_ms, "time.backward": [5.0] * len(frozen)}
+    )
+
+
+def test_a_run_tells_what_freezing_saved_and_what_it_could() -> None:
+    saved = time_saved_in_run(_timed([0, *([0] * 20), *([1] * 20)]), 2)
+    assert saved is not None
+    assert saved.share == pytest.approx(0.1)  # half of the steps take 8 ms instead of 10
+    assert (saved.low, saved.high) == pytest.approx((0.1, 0.1))
+    # A quarter of the backward work rests (one of two groups, half of the time); backward is half of a full step.
+    assert saved.limit == pytest.approx(0.5 * 0.25)
+
+
+def test_too_few_timed_steps_say_nothing() -> None:
+    assert time_saved_in_run(_timed([0] * 30)) is None
+    assert time_saved_in_run(_timed([0] * 30 + [1] * 5)) is None
+    assert time_saved_in_run([]) is None
+
+
+def test_single_long_steps_do_not_count() -> None:
+    frame = _timed([0, *([0] * 20), *([1] * 20)])
+    frame.loc[30, "step_ms"] = 1e5  # an evaluation, a pause
+    saved = time_saved_in_run(frame, 2)
+    assert saved is not None
+    assert saved.share == pytest.approx(0.1)
+
+
+def test_the_time_saved_stands_beside_its_limit() -> None:
+    figure = frozen_layers_figure([0, 2, 1, 0], 3, saved=TimeSaved(0.1, 0.08, 0.13, 0.2))
+    assert figure.layout.title.text == "Frozen steps: 50 % of 4 steps, which saved 10 % of the step time (limit 20 %)"
+    assert [trace.name for trace in figure.data] == ["schedule", "share of steps frozen", "time saved", "limit"]
+    bar, limit = figure.data[2:]
+    assert list(bar.x) == pytest.approx([10.0])
+    assert list(bar.error_x.array) == pytest.approx([3.0])
+    assert list(bar.error_x.arrayminus) == pytest.approx([2.0])
+    assert list(limit.x) == pytest.approx([20.0])
+    assert figure.layout.xaxis3.title.text == "Step time saved (%)"
+    slower = frozen_layers_figure([0, 1], 2, saved=TimeSaved(-0.02))
+    assert slower.layout.title.text.endswith("which made a step 2 % longer")
+    assert slower.data[-1].name == "time saved"

@@ -47,3 +47,12 @@ def test_the_recorded_and_the_chosen_policy_are_marked() -> None:
     assert len(replay_policies_figure(POLICIES.iloc[:0]).data) == 0
     same = replay_policies_figure(POLICIES, "init 2^16, factor 2, window 2000")
     assert same.data[-1].name == "chosen policy (the recorded one)"
+
+
+def test_a_point_can_be_picked_and_gives_its_range() -> None:
+    table = POLICIES.assign(overflows=[5.0, 0, 1], overflows_low=[3.0, 0, 1], overflows_high=[8.0, 1, 1])
+    first, second = replay_policies_figure(table.iloc[::-1], "fixed at 2^10").data
+    assert first.customdata[0][0] == 2  # the row in the table given, whatever its label
+    assert second.customdata[0][0] == 1
+    assert first.customdata[0][2] == " (5 overflows, likely 3 to 8)"
+    assert replay_policies_figure(POLICIES).data[0].customdata[0][2] == ""

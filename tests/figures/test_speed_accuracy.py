@@ -69,7 +69,8 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
     assert confirmed.error_x.arrayminus == pytest.approx([0.1])
     assert confirmed.error_y.arrayminus == pytest.approx([2.0])
     assert confirmed.error_y.array == pytest.approx([0.0])
-    assert len({t.marker.symbol for t in figure.data}) == len(figure.data)
+    marked = [t for t in figure.data if t.mode != "lines"]
+    assert len({t.marker.symbol for t in marked}) == len(marked)
 
 
 def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
@@ -87,3 +88,20 @@ def test_hover_text_is_a_sentence_and_cannot_be_broken() -> None:
     text = speed_accuracy_numbers([trial], metric=ACCURACY).trials[0].text
     assert text.startswith("Trial 1 (&lt;script&gt;%&#123;x}) ran 2.00 × as fast as O0")
     assert text.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("higher", "front"), [(True, [(1.0, 90.0), (1.25, 89.0), (2.0, 80.0)]), (False, [(2.0, 80.0)])]
+)
+def test_the_front_holds_what_nothing_beats_in_both(higher: bool, front: list[tuple[float, float]]) -> None:
+    trials = [*TRIALS, _trial(5, metric=0.85, relative_step_time=0.85, feasible=True)]  # slower and worse than trial 1
+    numbers = speed_accuracy_numbers(trials, metric=MetricScale("share", "share", higher_is_better=higher))
+    assert [(speed, round(value, 9)) for speed, value in numbers.front] == front
+
+
+def test_points_carry_their_trial() -> None:
+    figure = speed_accuracy_figure(TRIALS, [_candidate(Verdict.CONFIRMED)], metric=ACCURACY)
+    front = next(trace for trace in figure.data if trace.name.startswith("Pareto front"))
+    assert front.line.shape == "vh"
+    carried = [point[0] for trace in figure.data if trace.customdata is not None for point in trace.customdata]
+    assert sorted(carried) == [0, 1, 2, 2, 3]  # trial 2 once more as a candidate

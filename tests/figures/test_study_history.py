@@ -34,3 +34,10 @@ def test_history_says_who_leads_and_marks_penalties_at_the_edge() -> None:
     assert max(beyond.y) < 2
     assert study_history_figure([_trial(0, 1.0)]).layout.title.text.startswith("O0 itself is still the best")
     assert len(study_history_figure([_trial(0, math.nan)]).data) == 0
+
+
+def test_every_point_carries_its_trial() -> None:
+    trials = [_trial(0, 1.0), _trial(7, 0.9, feasible=True), _trial(8, 1e6)]
+    figure = study_history_figure(trials)
+    carried = {point[0] for trace in figure.data if trace.customdata is not None for point in trace.customdata}
+    assert carried == {0, 7, 8}

@@ -8,16 +8,28 @@ torch, Optuna or widgets.
 from __future__ import annotations
 
 from workbench.figures.dim_reduce import DimReduceNumbers, SubspacePair, dim_reduce_figure, dim_reduce_numbers
-from workbench.figures.frozen_layers import FrozenLayersNumbers, frozen_layers_figure, frozen_layers_numbers
+from workbench.figures.frozen_layers import (
+    FrozenLayersNumbers,
+    TimeSaved,
+    frozen_layers_figure,
+    frozen_layers_numbers,
+    time_saved_in_run,
+)
 from workbench.figures.gradient_exponents import (
     GradientExponentNumbers,
     gradient_exponents_figure,
     gradient_exponents_numbers,
 )
+from workbench.figures.group_scales import GroupScalesNumbers, group_scales_figure, group_scales_numbers
 from workbench.figures.importance import ImportanceNumbers, importance_figure, importance_numbers
 from workbench.figures.labels import MetricScale
 from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
 from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
+from workbench.figures.parallel_coordinates import (
+    ParallelCoordinatesNumbers,
+    parallel_coordinates_figure,
+    parallel_coordinates_numbers,
+)
 from workbench.figures.replay_policies import (
     ReplayPoliciesNumbers,
     policy_names,
@@ -34,10 +46,12 @@ __all__ = [
     "DimReduceNumbers",
     "FrozenLayersNumbers",
     "GradientExponentNumbers",
+    "GroupScalesNumbers",
     "ImportanceNumbers",
     "LossCurveNumbers",
     "LossScaleNumbers",
     "MetricScale",
+    "ParallelCoordinatesNumbers",
     "ReplayPoliciesNumbers",
     "RunCurve",
     "SpeedAccuracyNumbers",
@@ -45,6 +59,7 @@ __all__ = [
     "StudyHistoryNumbers",
     "SubspacePair",
     "Theme",
+    "TimeSaved",
     "dim_reduce_figure",
     "dim_reduce_numbers",
     "empty_figure",
@@ -52,12 +67,16 @@ __all__ = [
     "frozen_layers_numbers",
     "gradient_exponents_figure",
     "gradient_exponents_numbers",
+    "group_scales_figure",
+    "group_scales_numbers",
     "importance_figure",
     "importance_numbers",
     "loss_curve_numbers",
     "loss_curves_figure",
     "loss_scale_figure",
     "loss_scale_numbers",
+    "parallel_coordinates_figure",
+    "parallel_coordinates_numbers",
     "policy_names",
     "replay_policies_figure",
     "replay_policies_numbers",
@@ -67,4 +86,5 @@ __all__ = [
     "step_time_numbers",
     "study_history_figure",
     "study_history_numbers",
+    "time_saved_in_run",
 ]

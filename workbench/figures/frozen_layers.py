@@ -1,4 +1,4 @@
-"""Freezing schedule: which leading groups rest at which step, and how much work that saves at most."""
+"""Freezing schedule: which leading groups rest at which step, how much time that saves, and its limit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,35 @@ from plotly.subplots import make_subplots
 
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
-from workbench.figures.theme import BLUE, GREY, Theme, empty_figure, figure_template, translucent
+from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, empty_figure, figure_template, translucent
 from workbench.figures.thinning import bin_edges
 from workbench.records import StepRecord
 
-__all__ = ["FrozenLayersNumbers", "frozen_layers_figure", "frozen_layers_numbers"]
+__all__ = ["FrozenLayersNumbers", "TimeSaved", "frozen_layers_figure", "frozen_layers_numbers", "time_saved_in_run"]
 
 _MAXIMUM_COLUMNS = 500
+_FEWEST_TIMES = 10  # steps of a kind whose median says something
+_MOST_TIMES = 1000
+_TIME_HEIGHT = 150  # pixels
+
 _QUESTION = "Which layer groups rest at which step?"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSaved:
+    """How much of the step time freezing saves.
+
+    Args:
+        share: Share of the step time that was saved; negative when freezing cost time.
+        low: Lower end of its 95 % interval; NaN when unknown.
+        high: Upper end of its 95 % interval; NaN when unknown.
+        limit: Share it would save if frozen groups took no time in the backward pass; NaN when unknown.
+    """
+
+    share: float
+    low: float = float("nan")
+    high: float = float("nan")
+    limit: float = float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,27 +111,66 @@ def frozen_layers_numbers(
     )
 
 
+def time_saved_in_run(
+    steps: StepTable, n_groups: int | None = None, *, work: Sequence[float] | None = None, seed: int = 0
+) -> TimeSaved | None:
+    """Read from a run itself what freezing saved: its steps against those of them that froze nothing.
+
+    A step's time is judged by the median of its kind (so many groups frozen), because a pause or an evaluation makes
+    single steps long; the interval comes from resampling within kinds.
+
+    Args:
+        steps: Step table or records of a run that freezes.
+        n_groups: See ``frozen_layers_numbers``.
+        work: See ``frozen_layers_numbers``; the limit rests on it.
+        seed: Seed of the resampling.
+
+    Returns:
+        The time saved; None when no two kinds of step have been timed ten times each.
+    """
+    frame = steps_frame(steps).iloc[1:]  # the first step allocates
+    frozen = np.nan_to_num(column(frame, "frozen_groups", 0.0)).astype(np.int64)
+    times = column(frame, "step_ms")
+    kinds = [times[(frozen == kind) & np.isfinite(times)] for kind in np.unique(frozen)]
+    full = times[(frozen == 0) & np.isfinite(times)]
+    if full.size < _FEWEST_TIMES or len(kinds) < 2 or min(kind.size for kind in kinds[1:]) < _FEWEST_TIMES:
+        return None
+    rng = np.random.default_rng(seed)
+    counts = np.array([kind.size for kind in kinds], dtype=np.float64)
+    weights = counts / counts.sum()
+    middles = np.stack([_resampled_medians(kind, rng) for kind in kinds])  # [kinds, repetitions]
+    saved = 1 - weights @ middles / middles[0]
+    share = 1 - float(weights @ [np.median(kind) for kind in kinds] / np.median(full))
+    low, high = np.quantile(saved, [0.025, 0.975])
+    backward = column(frame, "time.backward")[frozen == 0]
+    numbers = frozen_layers_numbers(frame, n_groups, work=work)
+    limit = float(np.nanmedian(backward) / np.median(full)) if np.isfinite(backward).any() else float("nan")
+    return TimeSaved(share, float(low), float(high), limit * numbers.frozen_work_share)
+
+
 def frozen_layers_figure(
     schedule: Sequence[int] | npt.NDArray[np.int64] | StepTable,
     n_groups: int | None = None,
     *,
     work: Sequence[float] | None = None,
+    saved: TimeSaved | None = None,
     theme: Theme = "auto",
     height: int = 380,
 ) -> go.Figure:
-    """Draw the schedule as groups x steps, beside the share of steps each group rests.
+    """Draw the schedule as groups x steps, beside the share of steps each group rests and the time that saved.
 
     Args:
         schedule: See ``frozen_layers_numbers``.
         n_groups: See ``frozen_layers_numbers``.
         work: See ``frozen_layers_numbers``.
+        saved: Time saved, measured against O0 or by ``time_saved_in_run``; None leaves its row out.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
+        height: Height of the schedule, pixels; the time saved adds to it.
     """
     numbers = frozen_layers_numbers(schedule, n_groups, work=work)
     if numbers.n_steps == 0:
         return empty_figure(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
-    figure = make_subplots(rows=1, cols=2, column_widths=[0.76, 0.24], shared_yaxes=True, horizontal_spacing=0.03)
+    figure = _panes(height, saved is not None)
     groups = np.arange(1, numbers.n_groups + 1)
     figure.add_heatmap(
         x=numbers.steps,
@@ -140,12 +200,16 @@ def frozen_layers_figure(
         col=2,
     )
     weighed = "weighted by their work" if work is not None else "all groups counted alike"
+    title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
+    if saved is not None:
+        _add_time(figure, saved)
+        title += f", which {_effect(saved)}"
     figure.update_layout(
         template=figure_template(theme),
-        height=height,
+        height=height + (_TIME_HEIGHT if saved is not None else 0),
         showlegend=False,
         title={
-            "text": f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}",
+            "text": title,
             "subtitle": {
                 "text": f"frozen groups would have done {percent(numbers.frozen_work_share)} of the backward work "
                 f"({weighed}); filled = frozen"
@@ -153,11 +217,85 @@ def frozen_layers_figure(
         },
     )
     figure.update_yaxes(
-        title_text="Group (1 = input)", tickvals=_group_ticks(numbers.n_groups), autorange="reversed", col=1
+        title_text="Group (1 = input)", tickvals=_group_ticks(numbers.n_groups), autorange="reversed", row=1, col=1
     )
-    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False, col=1)
-    figure.update_xaxes(title_text="Steps frozen (%)", range=[0, 100], col=2)
+    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False, row=1, col=1)
+    figure.update_xaxes(title_text="Steps frozen (%)", range=[0, 100], row=1, col=2)
     return figure
+
+
+def _panes(height: int, with_time: bool) -> go.Figure:
+    columns = {"cols": 2, "column_widths": [0.76, 0.24], "shared_yaxes": True, "horizontal_spacing": 0.03}
+    if not with_time:
+        return make_subplots(rows=1, **columns)
+    return make_subplots(
+        rows=2,
+        row_heights=[height, _TIME_HEIGHT - 60],
+        vertical_spacing=0.24,
+        specs=[[{}, {}], [{"colspan": 2}, None]],
+        **columns,
+    )
+
+
+def _add_time(figure: go.Figure, saved: TimeSaved) -> None:
+    """Draw the time saved as a bar with its interval, and the limit as a line across."""
+    known = np.isfinite(saved.low) and np.isfinite(saved.high)
+    interval = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
+    figure.add_bar(
+        x=[100 * saved.share],
+        y=["saved"],
+        orientation="h",
+        width=0.6,
+        marker={"color": BLUE},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [100 * (saved.high - saved.share)],
+            "arrayminus": [100 * (saved.share - saved.low)],
+            "color": GREY,
+            "thickness": 2,
+            "visible": bool(known),
+        },
+        name="time saved",
+        hovertemplate=f"Freezing changed the step time by {-100 * saved.share:+.1f} %{interval}.<extra></extra>",
+        row=2,
+        col=1,
+    )
+    if np.isfinite(saved.limit):
+        figure.add_scatter(
+            x=[100 * saved.limit],
+            y=["saved"],
+            mode="markers+text",
+            marker={"symbol": "line-ns-open", "size": 34, "color": ORANGE, "line": {"width": 3, "color": ORANGE}},
+            text=["limit "],
+            textposition="middle left" if saved.limit > 0.7 else "middle right",
+            name="limit",
+            hovertemplate="If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
+            "<extra></extra>",
+            row=2,
+            col=1,
+        )
+    ends = [100 * value for value in (0.0, saved.share, saved.low, saved.high, saved.limit) if np.isfinite(value)]
+    margin = 0.08 * (max(ends) - min(ends)) or 1.0
+    reach = [min(ends) - (margin if min(ends) < 0 else 0.0), max(ends) + margin]
+    figure.update_xaxes(title_text="Step time saved (%)", range=reach, zeroline=True, row=2, col=1)
+    figure.update_yaxes(title_text="Time", showticklabels=False, row=2, col=1)
+
+
+def _effect(saved: TimeSaved) -> str:
+    if saved.share >= 0:
+        limit = f" (limit {percent(saved.limit)})" if np.isfinite(saved.limit) else ""
+        return f"saved {percent(saved.share)} of the step time{limit}"
+    return f"made a step {percent(-saved.share)} longer"
+
+
+def _resampled_medians(
+    times: npt.NDArray[np.float64], rng: np.random.Generator, repetitions: int = 400
+) -> npt.NDArray[np.float64]:
+    """Return medians of resampled times ``[repetitions]``; a long run is thinned, which only widens the interval."""
+    kept = times[:: max(1, times.size // _MOST_TIMES)]
+    medians: npt.NDArray[np.float64] = np.median(rng.choice(kept, size=(repetitions, kept.size)), axis=1)
+    return medians
 
 
 def _read_schedule(

@@ -27,7 +27,7 @@ from workbench.figures.theme import (
     empty_figure,
     new_figure,
 )
-from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, thin_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, staircase_indices, thin_marks
 from workbench.records import EventKind
 
 __all__ = ["LossScaleNumbers", "loss_scale_figure", "loss_scale_numbers"]
@@ -83,7 +83,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
 
     overflows = np.flatnonzero(overflow)
     drawn = thin_marks(overflows, min(limit, MAXIMUM_MARKS))
-    line = _line_indices(step, used, after, limit)
+    line = staircase_indices(step, used, limit)
     subjects = subjects_by_step(happened, EventKind.OVERFLOW)
     # One dropped update throws away every micro-batch of its window, not only the one that closed it.
     wasted = float(np.nansum(column(frame, "accumulated", 1.0)[skipped]))
@@ -170,18 +170,6 @@ def _log2(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.log2(values, out=np.full_like(values, np.nan), where=good)
 
 
-def _line_indices(
-    step: npt.NDArray[np.float64], used: npt.NDArray[np.float64], after: npt.NDArray[np.float64], limit: int
-) -> npt.NDArray[np.int64]:
-    """Choose points of the staircase: its corners alone if they fit, which draws it exactly, else thinned."""
-    finite = np.flatnonzero(np.isfinite(used))
-    if finite.size <= limit:
-        return finite
-    corners = np.flatnonzero(np.diff(used[finite]) != 0) + 1
-    exact = np.unique(np.concatenate([[0], corners, [finite.size - 1]]))
-    return finite[exact] if exact.size <= limit else thin_indices(step, used, limit)
-
-
 def _marks(
     step: npt.NDArray[np.float64], height: npt.NDArray[np.float64], where: npt.NDArray[Any], limit: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -204,7 +192,7 @@ def _policy_trace(name: str, trace: npt.ArrayLike, frame: Any, index: int) -> go
             f"`policies[{name!r}]` must give one scale per recorded step ({len(frame)}), got shape {scale.shape}"
         )
     step, log2 = column(frame, "step"), _log2(scale)
-    line = _line_indices(step, log2, log2, MAXIMUM_POINTS)
+    line = staircase_indices(step, log2, MAXIMUM_POINTS)
     dashes = ("dash", "dot", "dashdot", "longdash")
     return go.Scatter(
         x=step[line],

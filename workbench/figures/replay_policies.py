@@ -25,19 +25,23 @@ class ReplayPoliciesNumbers:
 
     Args:
         names: Policy names.
+        rows: Position of each policy in the table it came from, as ``iloc`` counts.
         wasted_share: Share of steps whose update would have been skipped ``[policies]``.
         underflow_share: Share of gradient elements that would have become zero ``[policies]``.
         recorded: Index of the policy that was really run; None when the table does not say.
         chosen: Index of the policy that was chosen; None when there is none.
         n_left_out: Policies without both numbers.
+        overflows: Overflows and the ends of their range per policy ``[policies, 3]``; NaN where the table has none.
     """
 
     names: tuple[str, ...]
+    rows: tuple[int, ...]
     wasted_share: npt.NDArray[np.float64]
     underflow_share: npt.NDArray[np.float64]
     recorded: int | None
     chosen: int | None
     n_left_out: int
+    overflows: npt.NDArray[np.float64]
 
 
 def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -> ReplayPoliciesNumbers:
@@ -55,11 +59,13 @@ def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -
     recorded = np.flatnonzero(flags(policies, "recorded")[keep])
     return ReplayPoliciesNumbers(
         names=kept_names,
+        rows=tuple(keep.tolist()),
         wasted_share=wasted[keep],
         underflow_share=lost[keep],
         recorded=int(recorded[0]) if recorded.size else None,
         chosen=kept_names.index(chosen) if chosen in kept_names else None,
         n_left_out=len(names) - keep.size,
+        overflows=np.stack([column(policies, n)[keep] for n in ("overflows", "overflows_low", "overflows_high")], 1),
     )
 
 
@@ -91,6 +97,8 @@ def replay_policies_figure(
 ) -> go.Figure:
     """Draw wasted steps against underflow for every replayed policy.
 
+    ``customdata[0]`` of a point is the policy's row in the table.
+
     Args:
         policies: See ``replay_policies_numbers``.
         chosen: Name of the policy that was chosen.
@@ -121,14 +129,22 @@ def replay_policies_figure(
             textposition="top center",
             marker={"symbol": symbol, "size": size, "color": colour, "opacity": 1.0 if one else 0.7},
             name=name,
-            customdata=[[plain(numbers.names[i])] for i in indices],
-            hovertemplate="%{customdata[0]} would have wasted %{x:.3g} % of the steps and lost %{y:.3g} % of the "
-            "gradient to underflow.<extra></extra>",
+            customdata=[[numbers.rows[i], plain(numbers.names[i]), _overflows(numbers.overflows[i])] for i in indices],
+            hovertemplate="%{customdata[1]} would have wasted %{x:.3g} % of the steps%{customdata[2]} and lost "
+            "%{y:.3g} % of the gradient to underflow.<extra></extra>",
         )
     figure.update_xaxes(title_text="Wasted steps (%)", range=_padded(100 * numbers.wasted_share))
     figure.update_yaxes(title_text="Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     figure.update_layout(showlegend=True, margin={"b": 92})
     return figure
+
+
+def _overflows(overflows: npt.NDArray[np.float64]) -> str:
+    middle, low, high = overflows.tolist()
+    if not math.isfinite(middle):
+        return ""
+    text = f" ({counted(int(middle), 'overflow')}"
+    return text + (f", likely {low:.0f} to {high:.0f})" if math.isfinite(low) and math.isfinite(high) else ")")
 
 
 def _padded(values: npt.NDArray[np.float64]) -> list[float]:

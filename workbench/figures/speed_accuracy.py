@@ -20,6 +20,7 @@ from workbench.figures.theme import (
     Theme,
     empty_figure,
     new_figure,
+    translucent,
 )
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 
@@ -47,6 +48,7 @@ class CandidatePoint:
     """One candidate: mean position, ends of both intervals, verdict; metrics in the shown unit."""
 
     label: str
+    trial_number: int
     verdict: Verdict
     speedup: float
     speedup_low: float
@@ -66,6 +68,7 @@ class SpeedAccuracyNumbers:
         baseline: Metric of O0 in the shown unit; NaN when unknown.
         bounds: Target -> lowest (or highest) metric its allowed drop leaves, in the shown unit.
         n_without_point: Trials that have no measured speed or no metric.
+        front: Speed and metric of O0 and the finished trials that no other one beats in both, the slowest first.
     """
 
     trials: tuple[TrialPoint, ...]
@@ -73,6 +76,7 @@ class SpeedAccuracyNumbers:
     baseline: float
     bounds: Mapping[str, float]
     n_without_point: int
+    front: tuple[tuple[float, float], ...] = ()
 
 
 def speed_accuracy_numbers(
@@ -108,6 +112,7 @@ def speed_accuracy_numbers(
         baseline=baseline * metric.factor,
         bounds={target: (baseline - sign * drop) * metric.factor for target, drop in drops.items()},
         n_without_point=len(points) - len(known),
+        front=_pareto_front(known, baseline * metric.factor, sign),
     )
 
 
@@ -121,7 +126,10 @@ def speed_accuracy_figure(
     theme: Theme = "auto",
     height: int = 480,
 ) -> go.Figure:
-    """Draw every trial in the plane of relative speed and metric; arguments as ``speed_accuracy_numbers``."""
+    """Draw every trial in the plane of relative speed and metric; arguments as ``speed_accuracy_numbers``.
+
+    ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number.
+    """
     numbers = speed_accuracy_numbers(
         trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops
     )
@@ -129,6 +137,7 @@ def speed_accuracy_figure(
         return empty_figure(_QUESTION, "No trial has both a measured speed and a metric yet.", theme=theme)
     figure = new_figure(_answer(numbers), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
+    _add_front(figure, numbers, low, high)
     for kind, style in _TRIAL_STYLES.items():
         chosen = [p for p in numbers.trials if p.kind == kind]
         if chosen:
@@ -199,6 +208,7 @@ def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, s
     )
     return CandidatePoint(
         label=plain(c.label),
+        trial_number=c.trial_number,
         verdict=c.verdict,
         speedup=c.speedup,
         speedup_low=c.speedup_low,
@@ -233,6 +243,32 @@ def _detail(numbers: SpeedAccuracyNumbers, metric: MetricScale) -> str:
     return text
 
 
+def _pareto_front(trials: Sequence[TrialPoint], baseline: float, sign: float) -> tuple[tuple[float, float], ...]:
+    """Return the points no other one equals or beats in both; one run per trial, so chance has its part in it."""
+    points = {(t.speedup, t.metric) for t in trials if t.kind != "pruned or failed"}
+    if math.isfinite(baseline):
+        points.add((1.0, baseline))
+    front: list[tuple[float, float]] = []
+    for speedup, value in sorted(points, key=lambda p: (-p[0], -sign * p[1])):  # from the fastest on
+        if not front or sign * value > sign * front[-1][1]:
+            front.append((speedup, value))
+    return tuple(reversed(front))
+
+
+def _add_front(figure: go.Figure, numbers: SpeedAccuracyNumbers, low: float, high: float) -> None:
+    if len(numbers.front) < 2:
+        return
+    figure.add_scatter(
+        x=[speedup for speedup, _ in numbers.front],
+        y=[min(max(value, low), high) for _, value in numbers.front],
+        mode="lines",
+        # Down first, then on: whatever lies below and left of this staircase is beaten by one of its corners.
+        line={"shape": "vh", "width": 1.6, "color": translucent(BLUE, 0.55)},
+        name="Pareto front: no trial is both faster and better",
+        hoverinfo="skip",
+    )
+
+
 def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
     for verdict, (symbol, colour) in _CANDIDATE_STYLES.items():
         chosen = [c for c in numbers.candidates if c.verdict is verdict]
@@ -264,8 +300,8 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
                 "thickness": 1.6,
             },
             name=f"candidate {verdict} {VERDICT_SYMBOLS[verdict]}",
-            customdata=[[c.text] for c in chosen],
-            hovertemplate="%{customdata[0]}<extra></extra>",
+            customdata=[[c.trial_number, c.text] for c in chosen],
+            hovertemplate="%{customdata[1]}<extra></extra>",
         )
 
 

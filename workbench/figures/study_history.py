@@ -72,6 +72,8 @@ def study_history_figure(
 ) -> go.Figure:
     """Draw objective and best so far against the trial number.
 
+    ``customdata[0]`` of a point is the trial's number.
+
     Args:
         trials: Trials of the study.
         objective: Axis title with its unit, for example ``"Time to target (O0 steps)"``.
@@ -91,8 +93,8 @@ def study_history_figure(
                 mode="markers",
                 marker={"symbol": symbol, "size": 14 if kind == "baseline" else 9, "color": colour},
                 name=name,
-                customdata=[[plain(numbers.summaries[i])] for i in chosen],
-                hovertemplate="Trial %{x} (%{customdata[0]}) scored %{y:.4g}.<extra></extra>",
+                customdata=[[numbers.numbers[i], plain(numbers.summaries[i])] for i in chosen],
+                hovertemplate="Trial %{x} (%{customdata[1]}) scored %{y:.4g}.<extra></extra>",
             )
     beyond = [i for i, value in enumerate(numbers.values) if value > numbers.ceiling]
     if beyond:
@@ -102,8 +104,8 @@ def study_history_figure(
             mode="markers",
             marker={"symbol": "triangle-up-open", "size": 10, "color": GREY},
             name="beyond this axis",
-            customdata=[[plain(numbers.summaries[i]), numbers.values[i]] for i in beyond],
-            hovertemplate="Trial %{x} (%{customdata[0]}) scored %{customdata[1]:.4g}, beyond this axis.<extra></extra>",
+            customdata=[[numbers.numbers[i], plain(numbers.summaries[i]), numbers.values[i]] for i in beyond],
+            hovertemplate="Trial %{x} (%{customdata[1]}) scored %{customdata[2]:.4g}, beyond this axis.<extra></extra>",
         )
     figure.add_scatter(
         x=numbers.numbers,

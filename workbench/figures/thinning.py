@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tsdownsample import MinMaxLTTBDownsampler
 
-__all__ = ["MAXIMUM_MARKS", "MAXIMUM_POINTS", "bin_edges", "thin_indices", "thin_marks"]
+__all__ = ["MAXIMUM_MARKS", "MAXIMUM_POINTS", "bin_edges", "staircase_indices", "thin_indices", "thin_marks"]
 
 MAXIMUM_POINTS = 4000
 MAXIMUM_MARKS = 4000
@@ -50,6 +50,26 @@ def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS
     chosen = downsample(np.ascontiguousarray(xs[finite]), np.ascontiguousarray(ys[finite]), n_out=limit)
     picked: Indices = finite[np.asarray(chosen, dtype=np.int64)]
     return picked
+
+
+def staircase_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS) -> Indices:
+    """Choose points of a staircase: its corners alone if they fit, which draws it exactly, else thinned.
+
+    Args:
+        x: Positions ``[n]``, not decreasing.
+        y: Values ``[n]``; those that are not finite are left out.
+        limit: Largest number of points, at least 3.
+
+    Returns:
+        Rising indices into ``x`` and ``y``, shape ``[m]`` with m <= limit.
+    """
+    heights = np.asarray(y, dtype=np.float64)
+    finite: Indices = np.flatnonzero(np.isfinite(heights))
+    if finite.size <= limit:
+        return finite
+    corners = np.flatnonzero(np.diff(heights[finite]) != 0) + 1
+    exact = np.unique(np.concatenate([[0], corners, [finite.size - 1]]))
+    return finite[exact] if exact.size <= limit else thin_indices(x, heights, limit)
 
 
 def thin_marks(indices: npt.NDArray[Any], limit: int = MAXIMUM_MARKS) -> Indices:

@@ -1,0 +1,75 @@
+"""Parallel coordinates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from workbench.figures import parallel_coordinates_figure, parallel_coordinates_numbers
+from workbench.records import TrialRecord
+
+
+def _trial(number: int, value: float, feasible: bool = True, **parameters: Any) -> TrialRecord:
+    searched = {name.replace("__", "."): value for name, value in parameters.items()}
+    return TrialRecord(number, "complete", value=value, feasible=feasible, parameters=searched)
+
+
+TRIALS = [
+    _trial(0, 1.0, feasible=False),
+    _trial(1, 0.5, a__p=0.0, a__on=True, b__scale=1.0, same=3),
+    _trial(2, 0.75, a__p=0.25, a__on=False, b__scale=1024.0, same=3),
+    _trial(3, 9e9, feasible=False, a__p=1.0, a__on=True, same=3),
+    TrialRecord(4, "pruned", value=0.1, parameters={"a.p": 0.5}),
+    _trial(5, math.nan, a__p=0.5),
+]
+
+
+def test_heights_of_a_small_study_are_exact() -> None:
+    numbers = parallel_coordinates_numbers(TRIALS, objective="Time")
+    assert [axis.name for axis in numbers.axes] == ["a.p", "a.on", "b.scale", "Time"]
+    assert [axis.is_log for axis in numbers.axes] == [False, False, True, False]
+    assert numbers.axes[0].ticks == ((0.0, "0"), (0.25, "0.25"), (1.0, "1"))
+    assert numbers.axes[1].ticks == ((0.0, "off"), (1.0, "on"))
+    by_number = {line.number: line for line in numbers.lines}
+    assert by_number[0].heights == (None, None, None, 1.0)
+    assert by_number[1].heights == (0.0, 1.0, 0.0, 0.0)
+    assert by_number[2].heights == (0.25, 0.0, 1.0, 0.5)
+    assert by_number[3].heights == (1.0, 1.0, None, 1.0)  # a penalty stands at the end of the axis
+    assert [line.kind for line in numbers.lines] == ["baseline", "best", "best", "beyond"]
+    assert numbers.left_out == ("same",)
+    assert numbers.n_without_value == 2
+
+
+def test_importance_orders_the_axes_and_decides_who_stays() -> None:
+    numbers = parallel_coordinates_numbers(TRIALS, importance={"b.scale": 0.8, "a.on": 0.1}, limit=2)
+    assert [axis.name for axis in numbers.axes] == ["b.scale", "a.on", "Objective"]
+    assert set(numbers.left_out) == {"a.p", "same"}
+
+
+def test_a_point_knows_its_trial_and_speaks_in_a_sentence() -> None:
+    figure = parallel_coordinates_figure([*TRIALS, _trial(6, 0.6, a__p="<b>%{x}")], objective="Time (O0 steps)")
+    assert [trace.name for trace in figure.data][-1] == "the best 5 within the allowed drop"
+    best = figure.data[-1]
+    assert {point[0] for point in best.customdata} == {1, 2, 6}
+    assert best.customdata[0][1] == "Trial 1 (O0) has a.p = 0 and scored 0.5."
+    assert all("<b>" not in point[1] and "%{" not in point[1] for point in best.customdata)
+    assert len({trace.marker.symbol for trace in figure.data}) == len(figure.data)
+    assert "not used" in figure.layout.yaxis.ticktext
+    assert figure.layout.xaxis.ticktext[-1] == "Time (O0 steps)"
+
+
+@pytest.mark.parametrize(
+    ("own", "answer"),
+    [(0.5, "The best 5 trials agree on p: 0.5"), (None, "Which values do the good trials have in common?")],
+)
+def test_the_title_names_what_the_best_agree_on(own: float | None, answer: str) -> None:
+    best = [_trial(n, 0.1 * n, p=n / 5 if own is None else own) for n in range(1, 6)]
+    rest = [_trial(n, 1.0 * n, p=n / 10) for n in range(6, 11)]
+    assert parallel_coordinates_figure([*best, *rest]).layout.title.text == answer
+
+
+def test_trials_that_do_not_differ_give_a_sentence() -> None:
+    assert "No two finished trials differ" in parallel_coordinates_figure([]).layout.annotations[0].text
+    assert len(parallel_coordinates_figure([_trial(1, 0.5, p=1), _trial(2, 0.6, p=1)]).data) == 0
