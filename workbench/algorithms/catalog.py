@@ -21,7 +21,8 @@ class Method:
     """One training method.
 
     Attributes:
-        name: Name of its module, its test and its card; also of its config section, where it has one of its own.
+        name: Name of its switch, its card and, in ``algorithms``, its module and test; also of its config section,
+            where it has one of its own.
         title: What people call it.
         summary: One sentence: what it does.
         section: Config section that holds its parameters.
@@ -134,6 +135,16 @@ METHODS: tuple[Method, ...] = (
         builder="workbench.algorithms.adasum:AdaSum",
         paper='Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021, arXiv:2006.02924',
         n_ranks=2,
+    ),
+    Method(
+        name="loss_scale_group",
+        title="Group loss scale",
+        summary="Gives groups of layers whose gradients differ in size loss scales of their own.",
+        section="loss_scale",
+        switch="boost.loss_scale_group",
+        enabled_by=_only(boost__loss_scale_group=True, amp__level="O2", amp__dtype="float16"),
+        builder="workbench.scaling.group_scale:GroupLossScaleManager",
+        paper='Zhao et al., "Adaptive Loss Scaling for Mixed Precision Training", 2019, arXiv:1910.12385',
     ),
     Method(
         name="dim_reduce",
