@@ -689,6 +689,31 @@ def test_training_resumed_at_any_micro_batch_is_the_same(cut: int) -> None:
         assert torch.equal(here, there)
 
 
+@pytest.mark.parametrize("before", [0, 3], ids=["while_groups_are_found", "later"])
+def test_a_copy_of_all_of_it_trains_on_by_itself(before: int) -> None:
+    def run(boosted: Boosted, n: int) -> None:
+        x, y = badly_scaled_data()
+        for _ in range(n):
+            with boosted.autocast():
+                loss = ((boosted.model(x) - y).square().mean(0) / units_of_heads()).sum()
+            boosted.backward(loss)
+            boosted.step()
+
+    torch.manual_seed(1)
+    net = BadlyScaled()
+    optimizer = SGD(net.parameters(), lr=1e-8, fused=True)  # Adam would not notice a wrong scale
+    precision = Precision("O2", "float16", "cpu")
+    boosted = Boosted(net, optimizer, loss_scaling=automatic(net), precision=precision)
+    run(boosted, before)
+    twin = copy.deepcopy(boosted)
+    run(boosted, 5)
+    del boosted.loss_scaling  # the twin has to go without
+    run(twin, 5)
+    for here, there in zip(twin.model.parameters(), net.parameters(), strict=True):
+        assert here is not there
+        assert torch.equal(here, there)
+
+
 def test_a_step_reads_nothing_from_the_device() -> None:
     net = chain()
     scaling = bordered(net, 8.0, [["0"], ["1"], ["2"]])

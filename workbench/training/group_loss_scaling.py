@@ -14,6 +14,7 @@ step and lowers the scale of the group where it arose (`workbench.scaling.arisin
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -277,6 +278,20 @@ class GroupLossScaling(LossScaling):
             self.borders.remove()
         if self.probe is not None:
             self.probe.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupLossScaling:
+        """Copy, and know the copied model's parameters."""
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        parameters = {name: id(parameter) for name, parameter in twin.model.named_parameters()}
+        now = {key: parameters[name] for key, name in self._names.items()}
+        twin._names = {now[key]: name for key, name in self._names.items()}
+        twin._region_of = {now[key]: region for key, region in self._region_of.items() if key in now}
+        if self.probe is not None and twin.probe is not None:
+            twin.probe.owner = {now[key]: owner for key, owner in self.probe.owner.items()}
+            twin.probe.regions = {now[key]: seen for key, seen in twin.probe.regions.items() if key in now}
+        return twin
 
     # -- on the device ------------------------------------------------------------------------------------------------
 
