@@ -78,7 +78,7 @@ def test_adasum_at_level_o2_competes_for_o2_alone_where_there_are_ranks_for_it()
     at_o2 = trial(1, level="O2", config=config.to_dict())
 
     def competing(target: str, ranks: int) -> int:
-        options = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(ranks)}
+        options: dict[str, Any] = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(ranks)}
         return len(competing_trials([BASELINE, at_o2], BASELINE, target, 0.02, **options))
 
     assert (competing("o1", 4), competing("o2", 4)) == (0, 1)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, write_study
 from workbench.algorithms.pca_files import load_pca_matrix
 from workbench.config import BoostConfig
-from workbench.records import Verdict
+from workbench.records import TrialRecord, Verdict
 from workbench.tuning import StudyError, export_study, tune
+from workbench.tuning.confirming import Confirmation, Contender
 from workbench.tuning.experimenter import SpeedMeasured, Trained
 from workbench.tuning.selection import cost
 from workbench.tuning.study_file import StudyFile, parse_study
@@ -32,7 +36,8 @@ REDUCING = STUDY.replace(
 """,
 ).replace("n_trials = 10", "n_trials = 3")
 FILE = parse_study(REDUCING)
-PLAN = FILE.plans.resolve(BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}}), "O1")
+REDUCED = BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}, "dim_reduce": {"n_components": 2}})
+PLAN = FILE.plans.resolve(REDUCED, "O1")
 
 
 def warm_ups_trained(directory: Path) -> list[str]:
@@ -69,7 +74,7 @@ def test_too_few_snapshots_matter_only_where_dim_reduce_may_be_in_effect() -> No
 def test_a_plan_without_dim_reduce_or_with_a_source_of_its_own_records_nothing(tmp_path: Path) -> None:
     warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
     for values in ({"boost.dim_reduce": False}, {"dim_reduce.weight_load_dir": "elsewhere"}):
-        plan = FILE.plans.resolve(PLAN.config.with_values({"dim_reduce.weight_load_dir": None, **values}), "O1")
+        plan = FILE.plans.resolve(REDUCED.with_values(values), "O1")
         assert warm_ups.before(plan, 0).snapshots is None
         assert warm_ups.before(plan, 0).steps == 0
     assert calls(tmp_path) == []
@@ -130,6 +135,16 @@ def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate
     result = tune(directory, make_experimenter=lambda file, folder: Failing(folder, {1001}))
     assert result.candidates
     assert {one.verdict for one in result.candidates} == {Verdict.REFUTED}
+
+
+def test_the_time_of_a_further_seed_includes_its_warm_up(tmp_path: Path) -> None:
+    experimenter, study = FakeExperimenter(tmp_path), optuna.create_study()
+    trial = TrialRecord(1, "complete", relative_step_time=1.5, relative_low=1.4, relative_high=1.6)
+    contender = Contender(trial, "o1", PLAN.config, PLAN, 0.02)
+    Confirmation(study, FILE, experimenter, WarmUps(FILE, tmp_path, experimenter)).judge({"o1": [contender]})
+    seconds = {name: run["seconds"] for name, run in study.user_attrs.items() if name.endswith(":1000:100")}
+    assert seconds.pop(f"confirm:{PLAN.key()}:1000:100") == pytest.approx(0.02)
+    assert list(seconds.values()) == [0.01]  # O0
 
 
 @pytest.fixture(scope="module")
@@ -265,8 +280,15 @@ def make_very_slow_fake(file: StudyFile, directory: Path) -> FakeExperimenter:
     return FakeExperimenter(directory, seconds=0.05)
 
 
-def test_several_processes_record_one_warm_up(tmp_path: Path) -> None:
-    text = REDUCING.replace("n_trials = 3", "n_trials = 4").replace("[2, 4]", "[2, 3, 4]")
-    directory = write_study(tmp_path / "s", text.replace("[confirm]", "[confirm]\nenabled = false"))
-    tune(directory, jobs=2, make_experimenter=make_slow_fake)
-    assert warm_ups_trained(directory) == ["warm_up_seed_0"]
+def test_workers_that_need_the_same_warm_up_record_it_once(tmp_path: Path) -> None:
+    # Threads are enough here: each opens the lock by itself, as a process does.
+    both = threading.Barrier(2)
+
+    def need() -> Path | None:
+        both.wait()
+        return WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path, seconds=0.02)).before(PLAN, 0).snapshots
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [future.result() for future in [pool.submit(need), pool.submit(need)]]
+    assert found == [tmp_path / "runs" / "warm_up_seed_0" / "snapshots"] * 2
+    assert warm_ups_trained(tmp_path) == ["warm_up_seed_0"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import optuna
@@ -271,14 +271,17 @@ class Confirmation:
 
     def _train(self, plan: Plan, seed: int) -> None:
         try:
+            warm_up = self._warm_ups.before(plan, seed)
             trained = self._experimenter.train(
-                explicit_config(plan, self._warm_ups.before(plan, seed).snapshots),
+                explicit_config(plan, warm_up.snapshots),
                 plan.level,
                 seed=seed,
                 steps=self._steps,
                 evaluate_every=self._steps,
                 on_step=self._on_step,
             )
+            # What one more seed would take, which needs a warm-up of its own.
+            trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
             trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
         self._keep(self._run_name(plan.key(), seed), plain(asdict(trained)))
