@@ -8,6 +8,7 @@ from workbench.algorithms.grad_freeze import FreezeOpt, GradientFreeze
 from workbench.algorithms.less_bn import LessBN
 from workbench.algorithms.optimizer_process import OptimizerProcess
 from workbench.algorithms.parameter_process import ParameterProcess
+from workbench.scaling import GroupLossScaleManager
 from workbench.training import AutoBoost, BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "FreezeOpt",
     "GradientAccumulation",
     "GradientFreeze",
+    "GroupLossScaleManager",
     "LessBN",
     "OptimizerProcess",
     "ParameterProcess",

@@ -449,7 +449,12 @@ class GroupLossScaleManager(nn.Module):
             self.ceilings.copy_((found.double() * (self.maximum / reference)).clamp(max=FLOAT32_MAX))
 
     def next_scales(self, overflowed: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scales and streaks that would follow a step; nothing changes. See `next_group_scales`."""
+        """Return the scales and streaks that would follow a step; nothing changes. See `next_group_scales`.
+
+        Args:
+            overflowed: Whether an overflow arose in each group, bool, shape ``[n]``.
+            held: Whether a group could not be judged, bool, shape ``[n]``.
+        """
         return next_group_scales(
             self.group_scales,
             self.finite_steps,
