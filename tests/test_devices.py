@@ -191,3 +191,34 @@ def test_an_accelerator_counts_what_was_allocated_on_it() -> None:
     devices.synchronize(device)
     assert devices.peak_memory_bytes(device) >= before + 4 * 2**20
     assert devices.device_name(device)
+
+
+@pytest.fixture
+def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Pretend that there are two accelerators; returns the list of those that were made current."""
+    current: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
+    return current
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_each_rank_takes_the_accelerator_of_its_number(two_accelerators: list[int], name: str) -> None:
+    assert [devices.rank_device(name, local_rank) for local_rank in range(2)] == [
+        torch.device("cuda", 0),
+        torch.device("cuda", 1),
+    ]
+    assert two_accelerators == [0, 1]
+
+
+def test_ranks_are_not_sent_to_one_accelerator(two_accelerators: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"must be 'cuda' without an index over several ranks, .* got 'cuda:1'"):
+        devices.rank_device("cuda:1", 0)
+    with pytest.raises(ValueError, match=r"there are 2 \(cuda\), and this is local rank 2; start fewer ranks"):
+        devices.rank_device("auto", 2)
+    assert two_accelerators == []
+
+
+def test_ranks_share_the_cpu() -> None:
+    assert [devices.rank_device("cpu", local_rank) for local_rank in range(3)] == [torch.device("cpu")] * 3

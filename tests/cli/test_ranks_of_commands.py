@@ -179,6 +179,15 @@ def test_a_rank_that_dies_ends_a_study_with_its_name(two_ranks: Path, failing: s
 
 
 @pytest.mark.slow
+def test_when_all_ranks_are_killed_the_command_that_started_them_says_so(two_ranks: Path, failing: str) -> None:
+    file = two_ranks / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", failing))
+    done = run(*ALONE, "tune", two_ranks, WHO="0 1", HOW="dies")
+    assert done.returncode == 1
+    assert sentences(done.stderr) == ["workbench: all 2 ranks were ended from outside (rank 0 by SIGKILL)"]
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_every_rank_of_a_study_and_the_same_command_continues(two_ranks: Path, failing: str) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing).replace("budget_steps = 12", "budget_steps = 200"))

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,11 @@ def _passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterato
         else:
             _send(processes, signal.SIGTERM)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
+        yield
+        return
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+    before = {number: signal.signal(number, pass_on) for number in (getattr(signal, name) for name in names)}
     try:
         yield
     finally:
