@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+
+from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_parameters
+from workbench.panels.controls import ParameterControl, control_for, number_text, parsed
+
+PARAMETERS = describe_parameters()
+
+
+def inside(widget: widgets.Widget) -> list[widgets.Widget]:
+    """Return a widget and everything in it."""
+    return [widget, *(each for child in getattr(widget, "children", ()) for each in inside(child))]
+
+
+def one(control: ParameterControl, kind: type) -> Any:
+    found = [widget for widget in inside(control.widget) if isinstance(widget, kind)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def texts(control: ParameterControl) -> str:
+    return " ".join(widget.value for widget in inside(control.widget) if isinstance(widget, widgets.HTML))
+
+
+def legal_values(info: ParameterInfo) -> list[Any]:
+    values = [info.default, *info.choices, *([None] if info.optional else [])]
+    if info.low is not None:
+        values += [info.low, info.high]
+    if info.kind == "list":
+        values.append([0.5, 0.75] if info.path == "optimizer.betas" else [3, 7])
+    if info.kind == "str":
+        values.append("snapshots")
+    return values
+
+
+@pytest.mark.parametrize("info", PARAMETERS.values(), ids=PARAMETERS)
+def test_every_parameter_has_a_control_that_shows_and_gives_back_its_legal_values(info: ParameterInfo) -> None:
+    control = control_for(info)
+    heard: list[Any] = []
+    control.observe(lambda changed: heard.append(changed.value))
+    assert control.value == info.default
+    for value in legal_values(info):
+        control.set(value)
+        assert control.value == value
+        assert type(control.value) is type(value)
+    assert heard == [], "what a program sets is no news"
+    assert info.title in texts(control).replace("&amp;", "&")
+
+
+@pytest.mark.parametrize("info", [i for i in PARAMETERS.values() if i.low is not None], ids=lambda info: info.path)
+def test_the_slider_covers_the_search_range_and_what_it_gives_is_legal(info: ParameterInfo) -> None:
+    control = control_for(info)
+    assert info.low is not None
+    assert info.high is not None
+    slider = next(entry for entry in inside(control.widget) if hasattr(entry, "max"))
+    base = BoostConfig.from_dict({"loss_scale": {"minimum": 2.0**-10}})
+    for share in (1.0, 0.0, 0.31):
+        if isinstance(slider, widgets.FloatLogSlider):
+            slider.value = 2 ** (slider.min + share * (slider.max - slider.min))
+        else:
+            slider.value = slider.min + type(slider.min)(share * (slider.max - slider.min))
+        value = control.value
+        assert isinstance(value, int if info.kind == "int" else float)
+        assert info.low * 0.99 <= value <= info.high * 1.01
+        assert base.with_values({info.path: value}).leaves()[info.path] == value
+    slider.value = 2**slider.max if isinstance(slider, widgets.FloatLogSlider) else slider.max
+    assert control.value == pytest.approx(info.high, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("12", "int", 12),
+        (" 1e3 ", "int", 1000),
+        ("2^16", "float", 65536.0),
+        ("2**-3", "float", 0.125),
+        ("2^4", "int", 16),
+        ("3", "float", 3.0),
+        ("0.9, 0.99", "list", [0.9, 0.99]),
+        ("[3, 7]", "list", [3, 7]),
+        ("1.5", "int", 1.5),
+        ("many", "int", "many"),
+        ("", "int", ""),
+        ("9^999", "float", "9^999"),
+        ("1" * 400, "float", int("1" * 400)),
+        ("a b", "str", "a b"),
+    ],
+)
+def test_text_becomes_the_number_a_person_means(text: str, kind: str, value: Any) -> None:
+    assert parsed(text, kind, optional=False) == value
+    assert type(parsed(text, kind, optional=False)) is type(value)
+
+
+def test_an_empty_text_unsets_what_may_be_unset() -> None:
+    assert parsed("  ", "float", optional=True) is None
+
+
+@pytest.mark.parametrize("text", ["many", "", "1.5", "0", "nan", "inf", "1" * 400])
+def test_what_is_no_legal_number_reaches_the_rule_and_is_refused_in_its_words(text: str) -> None:
+    control = control_for(PARAMETERS["loss_scale.window"])
+    seen: list[Any] = []
+    control.observe(lambda changed: seen.append(changed.value))
+    one(control, widgets.Text).value = "7"
+    one(control, widgets.Text).value = text
+    with pytest.raises(ConfigError, match=r"`loss_scale\.window` must") as refused:
+        BoostConfig().with_values({"loss_scale.window": seen[-1]})
+    control.refuse(str(refused.value))
+    assert control.problem in texts(control).replace("<code>", "`").replace("</code>", "`")
+    assert one(control, widgets.Text).value[:10] == text[:10], "what was typed stays, to be mended"
+    control.set(7)
+    assert control.problem == ""
+    assert "must" not in texts(control)
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 65536.0, 1e-4, 2.0**-24, 1e300, 5, -0.0, 12345678.9])
+def test_a_number_survives_being_written_and_read(value: float) -> None:
+    kind = "int" if isinstance(value, int) else "float"
+    assert parsed(number_text(value), kind, optional=False) == value
+
+
+def test_a_control_is_disabled_with_a_reason_that_is_shown() -> None:
+    control = control_for(PARAMETERS["grad_freeze.freeze_p"])
+    control.disable("gradient freezing is off")
+    assert control.disabled
+    assert all(
+        entry.disabled for entry in inside(control.widget) if isinstance(entry, (widgets.Text, widgets.FloatSlider))
+    )
+    assert "not in effect: gradient freezing is off" in texts(control)
+    control.disable("")
+    assert not any(getattr(entry, "disabled", False) for entry in inside(control.widget))
+    assert "gradient freezing is off" not in texts(control)
+
+
+def test_reset_appears_with_a_difference_and_takes_it_back() -> None:
+    control = control_for(PARAMETERS["grad_freeze.freeze_p"])
+    button = one(control, widgets.Button)
+    assert button.layout.visibility == "hidden"
+    one(control, widgets.FloatSlider).value = 0.5
+    assert (control.value, one(control, widgets.Text).value) == (0.5, "0.5")
+    assert button.layout.visibility == "visible"
+    seen: list[Any] = []
+    control.observe(lambda changed: seen.append(changed.value))
+    button.click()
+    assert seen == [0.7]
+    assert one(control, widgets.FloatSlider).value == 0.7
+
+
+def test_false_and_zero_are_different_choices() -> None:
+    control = control_for(PARAMETERS["grad_freeze.freeze_type"])
+    control.set(0)
+    assert one(control, widgets.Dropdown).value == "0"
+    assert (control.value, type(control.value)) == (0, int)
+    switch = control_for(PARAMETERS["boost.less_bn"])
+    switch.set(False)
+    assert one(switch, widgets.Dropdown).value == "no"
+    switch.set(None)
+    assert one(switch, widgets.Dropdown).value == "unset"
+
+
+def test_a_value_outside_the_slider_stays_what_it_is() -> None:
+    control = control_for(PARAMETERS["loss_scale.init"])
+    control.set(2.0**100)
+    assert control.value == 2.0**100
+    assert one(control, widgets.FloatLogSlider).value == math.exp2(24)
+
+
+def test_help_and_unit_stand_beside_the_field() -> None:
+    control = control_for(PARAMETERS["loss_scale.window"])
+    assert "steps" in texts(control)
+    assert PARAMETERS["loss_scale.window"].description in texts(control)
+    assert PARAMETERS["loss_scale.window"].rule in one(control, widgets.FloatLogSlider).tooltip

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import ipywidgets as widgets
+import pytest
+
+from workbench.config import ConfigError
+from workbench.panels import cells
+from workbench.panels.panel import Panel, close_recursively, column, error_sentence, row, text_of
+from workbench.panels.state import PanelState
+from workbench.panels.worker import RunControl
+from workbench.tasks.errors import TaskError
+
+LONG = 20.0
+
+
+def shown(panel: Panel) -> str:
+    return " ".join(w.value for w in everything(panel.widget) if isinstance(w, widgets.HTML))
+
+
+def everything(widget: widgets.Widget) -> list[widgets.Widget]:
+    return [widget, *(each for child in getattr(widget, "children", ()) for each in everything(child))]
+
+
+def raised(error: Exception) -> Exception:
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def test_a_panel_shows_its_title_and_state() -> None:
+    with Panel("Train") as panel:
+        assert "Train" in shown(panel)
+        assert "○ idle" in shown(panel)
+        panel.machine.to(PanelState.RUNNING)
+        assert "▶ running" in shown(panel)
+        assert panel.state is PanelState.RUNNING
+
+
+def test_an_error_of_the_users_code_is_a_sentence_with_its_traceback_folded() -> None:
+    with Panel("Train") as panel:
+        panel.report_error(raised(ZeroDivisionError("no <such> share")))
+        text = shown(panel)
+        assert "ZeroDivisionError: no &lt;such&gt; share (line " in text
+        assert "<details><summary>Traceback</summary>" in text
+        assert isinstance(panel.error, ZeroDivisionError)
+        panel.clear_error()
+        assert "Traceback" not in shown(panel)
+        assert panel.error is None
+
+
+def test_an_error_of_ours_is_its_own_sentence() -> None:
+    with Panel("Configure") as panel:
+        panel.report_error(raised(ConfigError("`grad_freeze.freeze_p` must lie in [0, 1), got 1.2")))
+        assert "<code>grad_freeze.freeze_p</code> must lie in [0, 1), got 1.2" in shown(panel)
+        assert "Traceback" not in shown(panel)
+
+
+def test_an_error_of_ours_that_tells_of_another_keeps_its_traceback() -> None:
+    error = TaskError("task file a.py cannot be loaded: NameError: x (line 3 of a.py)")
+    error.__cause__ = raised(NameError("x"))
+    with Panel("Train") as panel:
+        panel.report_error(raised(error))
+        assert "NameError: x" in shown(panel)
+        assert "Traceback" in shown(panel)
+
+
+def test_an_interrupt_is_no_fault() -> None:
+    assert error_sentence(KeyboardInterrupt()) == "interrupted; start again when you like"
+
+
+def test_the_last_sentence_is_on_top_and_the_log_stays_short() -> None:
+    with Panel("Train") as panel:
+        for number in range(200):
+            panel.log(f"sentence {number}.")
+        text = shown(panel)
+        assert text.index("sentence 199.") < text.index("Earlier") < text.index("sentence 198.")
+        assert "sentence 100." not in text
+
+
+def test_errors_in_a_handler_are_shown() -> None:
+    with Panel("Train") as panel:
+        panel.guarded(lambda: dict[str, int]()["no such control"])()
+        assert "KeyError" in shown(panel)
+
+
+def test_a_closed_panel_ignores_late_clicks_and_moves() -> None:
+    panel, clicks = Panel("Train"), []
+    handler = panel.guarded(lambda: clicks.append(1))
+    panel.close()
+    panel.close()
+    handler()
+    panel.machine.to(PanelState.RUNNING)
+    assert clicks == []
+    assert repr(panel) == "<Panel: closed>"
+
+
+def test_closing_closes_children_layouts_and_styles() -> None:
+    button = widgets.Button(description="Start")
+    box = column(row(button, text_of("x")), width="10px")
+    every = everything(box)
+    owned = [getattr(w, part) for w in every for part in ("layout", "style") if getattr(w, part, None) is not None]
+    close_recursively(box)
+    assert all(widget.comm is None for widget in [*every, *owned])
+
+
+def test_what_was_last_made_is_cleaned_up_first() -> None:
+    order: list[str] = []
+    panel = Panel("Train")
+    panel.cleaned_up_by(lambda: order.append("first made"))
+    panel.cleaned_up_by(lambda: order.append("last made"))
+    panel.close()
+    assert order == ["last made", "first made"]
+
+
+def test_closing_a_panel_ends_its_work() -> None:
+    panel, seen = Panel("Train"), threading.Event()
+
+    def work(control: RunControl) -> None:
+        seen.set()
+        control._stop.wait(LONG)
+
+    worker = panel.new_worker(lambda messages: None, lambda outcome: None)
+    worker.start(work)
+    assert seen.wait(LONG)
+    panel.close()
+    assert [t for t in threading.enumerate() if t.name.startswith("workbench Train")] == []
+
+
+def test_a_theme_is_one_of_three() -> None:
+    with Panel("Train", theme="dark") as panel:
+        assert "wb-dark" in panel.widget._dom_classes
+    with pytest.raises(ValueError, match='`theme` must be "auto", "light" or "dark", got \'blue\''):
+        Panel("Train", theme="blue")  # type: ignore[arg-type]
+
+
+def test_a_saved_notebook_has_something_to_show_without_a_kernel() -> None:
+    with Panel("Train <it>") as panel:
+        bundle = panel._repr_mimebundle_()
+        assert "application/vnd.jupyter.widget-view+json" in bundle
+        assert bundle["text/plain"] == "<Panel: idle>"
+        assert "Train &lt;it&gt;" in bundle["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" not in panel._repr_mimebundle_()
+
+
+def test_running_a_cell_again_closes_what_it_had_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    place: list[tuple[str, str] | None] = [None]
+    monkeypatch.setattr(cells, "current_cell", lambda: place[0])
+    monkeypatch.setattr(cells, "_panels", {})
+    outside = Panel("outside")
+    place[0] = ("cell a", "execution 1")
+    first, second = Panel("first"), Panel("second")
+    place[0] = ("cell b", "execution 2")
+    other = Panel("other")
+    assert not any(panel.closed for panel in (outside, first, second, other))
+    place[0] = ("cell a", "execution 3")
+    again = Panel("first")
+    assert (first.closed, second.closed) == (True, True)
+    assert not any(panel.closed for panel in (outside, other, again))
+    for panel in (outside, other, again):
+        panel.close()
+
+
+def test_a_program_has_no_cells() -> None:
+    assert cells.current_cell() is None
+
+
+def test_a_panel_nobody_holds_is_collected() -> None:
+    panel = Panel("Train")
+    reference = weakref.ref(panel)
+    panel.close()
+    del panel
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,58 @@
+"""Panels belong to the cell that made them: when it runs again, they are closed.
+
+JupyterLab tells the kernel which cell it executes. Other hosts do not, and a program has no cells; there panels live
+until they are closed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Protocol
+
+__all__ = ["current_cell", "register"]
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
+_lock = threading.Lock()
+_panels: dict[str, tuple[str, list[weakref.ref[_Closes]]]] = {}  # cell -> (its execution, what it made)
+
+
+def current_cell() -> tuple[str, str] | None:
+    """Return the identity of the cell that is being executed and of this execution; None outside a cell."""
+    ipython = sys.modules.get("IPython")  # where it was never imported there is no cell
+    shell = ipython.get_ipython() if ipython is not None else None
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None:
+        return None
+    parent = kernel.get_parent("shell") or {}
+    header = parent.get("header", {})
+    cell = parent.get("metadata", {}).get("cellId")
+    if header.get("msg_type") != "execute_request" or not cell:
+        return None
+    return str(cell), str(header.get("msg_id", ""))
+
+
+def register(panel: _Closes) -> None:
+    """Note who made a panel, and close what an earlier execution of the same cell had made.
+
+    Args:
+        panel: What has just been made.
+    """
+    place = current_cell()
+    if place is None:
+        return
+    cell, execution = place
+    with _lock:
+        earlier, made = _panels.get(cell, (execution, []))
+        stale = made if earlier != execution else []
+        kept = made if earlier == execution else []
+        _panels[cell] = execution, [*kept, weakref.ref(panel)]
+    for reference in stale:
+        old = reference()
+        if old is not None:
+            old.close()

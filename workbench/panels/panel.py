@@ -1,0 +1,266 @@
+"""What every panel is: a root box with a header, controls on the left, plots on the right, a log at the foot.
+
+A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
+containers alone would leave their children alive.
+"""
+
+from __future__ import annotations
+
+import html
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, Literal, Self
+
+import ipywidgets as widgets
+
+from workbench.panels import cells
+from workbench.panels.state import PanelState, StateMachine
+from workbench.panels.style import STYLE, badge, error_html, note_html, words
+from workbench.panels.worker import Worker
+
+__all__ = ["Panel", "Theme", "close_recursively", "column", "error_sentence", "row", "text_of"]
+
+Theme = Literal["auto", "light", "dark"]
+
+_LINES_KEPT: Final = 40
+
+
+class Panel:
+    """Base of all panels.
+
+    Args:
+        title: A few words.
+        theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the panel a background of its own.
+
+    Attributes:
+        widget: The root box; what a cell shows.
+        controls: Box on the left.
+        plots: Box on the right.
+        machine: State of the panel.
+        error: The last error, or None; kept for who wants to look at it.
+
+    Raises:
+        ValueError: When the theme is none of the three.
+    """
+
+    def __init__(self, title: str, *, theme: Theme = "auto") -> None:
+        if theme not in ("auto", "light", "dark"):
+            raise ValueError(f'`theme` must be "auto", "light" or "dark", got {theme!r}')
+        self.title, self.theme = title, theme
+        self.error: BaseException | None = None
+        self.machine = StateMachine(self._state_changed)
+        self.closed = False
+        self._lines: list[str] = []
+        self._log_lock = threading.Lock()
+        self._cleanups: list[Callable[[], Any]] = []
+        self._badge = text_of(badge(PanelState.IDLE))
+        self._header_note = text_of("", grow=True)
+        self._error = text_of("")
+        self._log = text_of("")
+        heading = text_of(f'{STYLE}<span class="wb-title">{words(title)}</span>')
+        self.header = row(heading, self._badge, self._header_note)
+        self.controls = column(width="340px")
+        # It may shrink below the width of its figures, or the page would scroll sideways.
+        self.plots = widgets.VBox(layout=widgets.Layout(flex="1 1 440px", min_width="0"))
+        self.footer = column(self._error, self._log)
+        self.footer.add_class("wb-footer")
+        body = widgets.HBox(
+            [self.controls, self.plots], layout=widgets.Layout(flex_flow="row wrap", grid_gap="8px 20px")
+        )
+        self.widget = widgets.VBox([self.header, body, self.footer])
+        self.widget.add_class("wb-panel")
+        if theme != "auto":
+            self.widget.add_class(f"wb-{theme}")
+        cells.register(self)
+
+    @property
+    def state(self) -> PanelState:
+        """What the panel is doing."""
+        return self.machine.state
+
+    def log(self, sentence: str) -> None:
+        """Say something at the foot; earlier sentences are folded beneath.
+
+        Args:
+            sentence: Plain text.
+        """
+        with self._log_lock:
+            self._lines = [*self._lines[-_LINES_KEPT:], f"{time.strftime('%H:%M:%S')}  {sentence}"]
+            earlier = "".join(f"<div>{words(line)}</div>" for line in reversed(self._lines[:-1]))
+            folded = f'<details class="wb-faint"><summary>Earlier</summary>{earlier}</details>' if earlier else ""
+            self._log.value = note_html(self._lines[-1]) + folded
+
+    def note(self, sentence: str) -> None:
+        """Say something beside the title, in place of what stood there.
+
+        Args:
+            sentence: Plain text; empty removes it.
+        """
+        self._header_note.value = note_html(sentence)
+
+    def report_error(self, error: BaseException, trace: str = "") -> None:
+        """Show an error: a sentence, the traceback folded beneath. The panel stays usable.
+
+        Args:
+            error: What was raised; kept as ``error``.
+            trace: Its traceback as text; empty takes the error's own.
+        """
+        self.error = error
+        if not trace and (error.__cause__ is not None or not is_sentence(error)):
+            trace = "".join(traceback.format_exception(error))
+        self._error.value = error_html(error_sentence(error), trace)
+
+    def clear_error(self) -> None:
+        """Remove the error that is shown."""
+        self.error = None
+        self._error.value = ""
+
+    def guarded(self, handler: Callable[..., Any]) -> Callable[..., None]:
+        """Return a handler for clicks and changes whose errors are shown instead of lost in the kernel's log.
+
+        Args:
+            handler: Called with what the widget gives.
+        """
+
+        def run(*arguments: Any) -> None:
+            if self.closed:
+                return
+            try:
+                handler(*arguments)
+            except Exception as error:
+                self.report_error(error)
+
+        return run
+
+    def cleaned_up_by(self, cleanup: Callable[[], Any]) -> None:
+        """Have a function called when the panel closes, last come first served.
+
+        Args:
+            cleanup: For example what ``SharedConfig.observe`` returned, or another panel's ``close``.
+        """
+        self._cleanups.append(cleanup)
+
+    def new_worker(
+        self, on_messages: Callable[[list[Any]], None], on_end: Callable[[Any], None], *, hz: float = 5.0
+    ) -> Worker:
+        """Return a worker that is closed with the panel.
+
+        Args:
+            on_messages: See ``Worker``.
+            on_end: See ``Worker``.
+            hz: See ``Worker``.
+        """
+        worker = Worker(on_messages, on_end, hz=hz, name=self.title)
+        self.cleaned_up_by(worker.close)
+        return worker
+
+    def state_changed(self, state: PanelState) -> None:
+        """Enable and disable what the state asks for; for panels to override.
+
+        Args:
+            state: The new state.
+        """
+
+    def static_html(self) -> str:
+        """Return what a saved notebook shows where the widget cannot; for panels to extend."""
+        return f"<b>{html.escape(self.title)}</b> ({self.state}); run the cell to use this panel."
+
+    def close(self) -> None:
+        """End the panel's work and close its widgets; may be called twice."""
+        if self.closed:
+            return
+        self.closed = True
+        for cleanup in reversed(self._cleanups):
+            cleanup()
+        self._cleanups.clear()
+        close_recursively(self.widget)
+
+    def _state_changed(self, state: PanelState) -> None:
+        if self.closed:
+            return
+        self._badge.value = badge(state)
+        self.state_changed(state)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        if self.closed:
+            return {"text/plain": repr(self), "text/html": self.static_html()}
+        shown: Any = self.widget._repr_mimebundle_(**options)
+        # With metadata it is a pair; hosts without widgets fall back to the HTML.
+        data = shown[0] if isinstance(shown, tuple) else shown
+        return {**(data or {}), "text/plain": repr(self), "text/html": self.static_html()}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {'closed' if self.closed else self.state}>"
+
+
+def close_recursively(widget: widgets.Widget) -> None:
+    """Close a widget, everything inside it, and their layouts and styles.
+
+    Args:
+        widget: For example a box.
+    """
+    for child in getattr(widget, "children", ()):
+        close_recursively(child)
+    if isinstance(widget, widgets.Box):
+        widget.children = ()
+    for part in ("layout", "style"):
+        owned = getattr(widget, part, None)
+        if isinstance(owned, widgets.Widget):
+            owned.close()
+    widget.close()
+
+
+def error_sentence(error: BaseException) -> str:
+    """Return an error as one sentence for a person.
+
+    Args:
+        error: Ours say what to do themselves; of others the kind is named, and where it happened.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted; start again when you like"
+    if is_sentence(error):
+        return text
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
+    return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
+
+
+def is_sentence(error: BaseException) -> bool:
+    """Return whether an error is one of ours, whose text needs no traceback."""
+    return type(error).__module__.startswith("workbench.") and isinstance(error, Exception)
+
+
+def text_of(value: str, *, grow: bool = False) -> widgets.HTML:
+    """Return a piece of HTML that takes no more room than it needs.
+
+    Args:
+        value: HTML.
+        grow: Whether it takes the room that is left in a row.
+    """
+    layout = widgets.Layout(margin="0", min_width="0", flex="1 1 0%" if grow else "0 1 auto")
+    return widgets.HTML(value, layout=layout)
+
+
+def row(*children: widgets.Widget) -> widgets.HBox:
+    """Return widgets side by side, continued on the next line where the page is narrow."""
+    return widgets.HBox(children, layout=widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="4px 8px"))
+
+
+def column(*children: widgets.Widget, width: str | None = None) -> widgets.VBox:
+    """Return widgets below each other.
+
+    Args:
+        *children: Widgets.
+        width: Preferred width; None takes all there is.
+    """
+    layout = widgets.Layout(min_width="0") if width is None else widgets.Layout(flex=f"0 1 {width}", min_width="0")
+    return widgets.VBox(children, layout=layout)

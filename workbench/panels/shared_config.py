@@ -1,0 +1,120 @@
+"""The one configuration that all panels of a workbench look at and change."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
+
+__all__ = ["SharedConfig"]
+
+Observer = Callable[[BoostConfig, str], None]
+
+
+class SharedConfig:
+    """A configuration with a level, and those who want to know when either changes.
+
+    Args:
+        config: The first configuration; None is the default one.
+        level: Boost level, ``"O0"``, ``"O1"`` or ``"O2"``.
+
+    Raises:
+        ConfigError: When the level is unknown.
+    """
+
+    def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
+        self._lock = threading.RLock()
+        self._config = config if config is not None else BoostConfig()
+        self._level = _checked_level(level)
+        self._observers: list[Observer] = []
+
+    @property
+    def config(self) -> BoostConfig:
+        """The configuration; always a valid one."""
+        return self._config
+
+    @property
+    def level(self) -> str:
+        """The boost level."""
+        return self._level
+
+    def both(self) -> tuple[BoostConfig, str]:
+        """Return configuration and level as they belong together."""
+        with self._lock:
+            return self._config, self._level
+
+    def plan(self, world_size: int = 1) -> Plan:
+        """Return what is in effect.
+
+        Args:
+            world_size: Number of ranks.
+
+        Raises:
+            ConfigError: When the configuration cannot be resolved (DimReduce without a source of its subspace).
+        """
+        config, level = self.both()
+        return config.resolve(level, world_size)
+
+    def set(self, config: BoostConfig, level: str | None = None) -> None:
+        """Take another configuration and tell everybody, unless it is the one there is.
+
+        Args:
+            config: The configuration.
+            level: Its level; None keeps the present one.
+
+        Raises:
+            ConfigError: When the level is unknown; nothing has changed then.
+        """
+        self._replace(lambda _: config, level)
+
+    def change(self, values: Mapping[str, Any], level: str | None = None) -> None:
+        """Change some values; see ``BoostConfig.with_values``.
+
+        Args:
+            values: New values by path.
+            level: New level; None keeps the present one.
+
+        Raises:
+            ConfigError: When a value is refused; nothing has changed then.
+        """
+        self._replace(lambda config: config.with_values(values), level)
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Have a function called with every new configuration and level.
+
+        Args:
+            observer: Called on the thread that makes the change.
+
+        Returns:
+            A function that ends this; it may be called twice.
+        """
+        with self._lock:
+            self._observers.append(observer)
+
+        def leave() -> None:
+            with self._lock:
+                if observer in self._observers:
+                    self._observers.remove(observer)
+
+        return leave
+
+    def _replace(self, make: Callable[[BoostConfig], BoostConfig], level: str | None) -> None:
+        with self._lock:
+            new = make(self._config), self._level if level is None else _checked_level(level)
+            if new == (self._config, self._level):
+                return
+            self._config, self._level = new
+            observers = list(self._observers)
+        for observer in observers:  # without the lock: an observer may wait for a thread that wants it
+            observer(*new)
+
+    def __repr__(self) -> str:
+        return f"SharedConfig({self._level}, {self._config!r})"
+
+
+def _checked_level(level: str) -> str:
+    if level not in LEVELS:
+        raise ConfigError(f"`level` must be one of {', '.join(LEVELS)}, got {level!r}")
+    return level
