@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from tests.ranks import Ranks
 from workbench import ranks
 from workbench.nn import DynamicLossScaleManager, Model
+from workbench.training import apply
 from workbench.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
 
 N_RANKS = 2
@@ -131,3 +132,36 @@ def evaluated_by_the_first() -> dict[str, float]:
 def test_a_rank_that_evaluates_alone_waits_for_nobody(pair: Ranks) -> None:
     first, _ = pair.run(evaluated_by_the_first)
     assert first == evaluated_by_the_first()
+
+
+ADASUM = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True},
+    "common": {"device_number": 1},
+}
+
+
+def adasum_both_ways() -> tuple[list[Tensor], list[Tensor]]:
+    by_model, by_hand = network(0), network(0)
+    model = Model(by_model, nn.CrossEntropyLoss(), optimizer_of(by_model), boost_level="O2", boost_config_dict=ADASUM)
+    model.train(2, own_half(ranks.rank()))
+    boosted = apply(ADASUM, by_hand, optimizer_of(by_hand), level="O2")
+    boosted.distribute()
+    for x, y in own_half(ranks.rank()) * 2:
+        boosted.backward(F.cross_entropy(boosted.model(x), y))
+        boosted.step()
+    return [p.detach() for p in by_model.parameters()], [p.detach() for p in by_hand.parameters()]
+
+
+def test_adasum_is_in_effect_through_model(pair: Ranks) -> None:
+    (first, by_hand), (second, _) = pair.run(adasum_both_ways)
+    averaged = trained_averaging()
+    for ours, others, theirs in zip(first, second, by_hand, strict=True):
+        assert torch.equal(ours, others)
+        assert torch.equal(ours, theirs)
+    assert any(not torch.allclose(ours, plain, rtol=1e-3) for ours, plain in zip(first, averaged, strict=True))
+
+
+def trained_averaging() -> list[Tensor]:
+    net = network(0)
+    Model(net, nn.CrossEntropyLoss(), optimizer_of(net)).train(2, batches())
+    return [p.detach() for p in net.parameters()]
