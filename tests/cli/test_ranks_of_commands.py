@@ -39,6 +39,8 @@ def loss(model, batch):
         if seen == 6 and os.environ.get("RANK", "0") in os.environ.get("WHO", "").split():
             if os.environ["HOW"] == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if os.environ["HOW"] == "has no file":
+                raise FileNotFoundError(2, "no such file", "labels.txt")
             raise RuntimeError("the label is missing")
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -165,6 +167,18 @@ def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(two_
     assert len(sentences(done.stderr)) == 1
     assert "the label is missing" in sentences(done.stderr)[0]
     assert run(*ALONE, "tune", two_ranks).returncode == 0, "nothing finished was lost"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_file_that_one_rank_misses_ends_the_study_on_all(two_ranks: Path, failing: str, who: int) -> None:
+    file = two_ranks / "study.toml"
+    file.write_text(file.read_text().replace("wine.py", failing))
+    done = run(*ALONE, "tune", two_ranks, WHO=who, HOW="has no file")
+    assert len(sentences(done.stderr)) == 1
+    assert "labels.txt" in sentences(done.stderr)[0]
+    assert done.returncode in (1, 2)
+    assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
 
 
 @pytest.mark.slow

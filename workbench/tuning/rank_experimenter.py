@@ -51,6 +51,7 @@ def follow(experimenter: Experimenter) -> Any:
 
     Raises:
         RankFailure: When a rank has died, or rank 0's study ended with an error.
+        OSError: When this rank's files fail.
     """
     from workbench import ranks
 
@@ -60,7 +61,7 @@ def follow(experimenter: Experimenter) -> Any:
             return told.result
         try:
             _do(experimenter, told, {})
-        except ranks.RankFailure:
+        except OSError:  # a lost rank, a full disk: the study ends on every rank, as it would on one
             raise
         except Exception:  # it failed alike on every rank, and rank 0 decides what that means
             continue
@@ -153,7 +154,8 @@ def _do(experimenter: Experimenter, work: _Work, callbacks: Mapping[str, Any]) -
         error = ranks.explained(raised)
         if isinstance(error, ranks.RankFailure):
             raise error from raised
-        ranks.together(raised)
+        if not isinstance(raised, OSError):  # those end the study, and leaving wakes ranks that did not fail
+            ranks.together(raised)
         raise
     ranks.together(None)
     return result
