@@ -1,0 +1,244 @@
+"""The live widget: what is shown equals what was computed, and little is sent for it. No browser, no kernel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from plotly.callbacks import InputDeviceState, Points
+
+from workbench.figures import (
+    FIGURE_CONFIG,
+    empty_figure,
+    gradient_exponents_figure,
+    group_scales_figure,
+    loss_curves_figure,
+    loss_scale_figure,
+    step_time_figure,
+)
+from workbench.figures.live import LiveFigure, figure_text, static_mimebundle
+from workbench.figures.loss_curves import RunCurve
+from workbench.records import ExponentCounts, StepRecord
+
+
+def run(n: int, *, overflow_at: tuple[int, ...] = (3, 8)) -> list[StepRecord]:
+    return [
+        StepRecord(
+            step=i,
+            seconds=0.1 * i,
+            step_ms=2.0,
+            loss=1.0 / (i + 1),
+            loss_scale=2.0 ** (10 + i % 3),
+            loss_scale_after=2.0 ** (10 + (i + 1) % 3),
+            overflow=i in overflow_at,
+            group_scales=(2.0 ** (8 + i % 2), 4.0),
+            grad_exponents=(ExponentCounts("a", -10, (1, 2 + i)), ExponentCounts("b", -3, (5,))),
+            columns={"time.forward": 1.0},
+        )
+        for i in range(n)
+    ]
+
+
+def content(figure: go.Figure) -> dict[str, Any]:
+    shown: dict[str, Any] = json.loads(figure.to_json())
+    for trace in shown["data"]:
+        trace.pop("uid", None)
+    return shown
+
+
+class Messages:
+    """Counts what a widget sends."""
+
+    def __init__(self, live: LiveFigure, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[str] = []
+        original = live.widget.send_state
+
+        def send_state(key: Any = None) -> None:
+            self.sent.append(str(key))
+            original(key)
+
+        monkeypatch.setattr(live.widget, "send_state", send_state)
+
+
+STORY = [
+    empty_figure("Why?", "Nothing yet."),
+    loss_scale_figure(run(1)),
+    loss_scale_figure(run(5)),  # the first overflow: a trace comes in before others
+    loss_scale_figure(run(12), policies={"a": np.full(12, 4.0), "b": np.full(12, 8.0)}),
+    loss_scale_figure(run(12), policies={"b": np.full(12, 8.0)}),
+    loss_curves_figure([RunCurve("one", run(4), [(2, 0.5)]), RunCurve("two", run(9), [(2, 0.5)])]),
+    loss_curves_figure([RunCurve("two", run(9), [(2, 0.5)]), RunCurve("one", run(4), [(2, 0.5)])]),
+    gradient_exponents_figure(run(6)),
+    gradient_exponents_figure(run(12)),
+    group_scales_figure(run(12)),
+    step_time_figure({"one": run(40)}),
+    empty_figure("Why?", "Nothing any more."),
+]
+
+
+def test_whatever_came_before_the_widget_shows_the_last_figure() -> None:
+    live = LiveFigure(interval=0)
+    widget = live.widget
+    for figure in [*STORY, *reversed(STORY)]:
+        live.update(figure)
+        assert content(live.static()) == content(figure)
+    assert live.widget is widget
+    live.close()
+
+
+def test_updates_leave_the_given_figure_alone() -> None:
+    figure = loss_scale_figure(run(12))
+    before = figure.to_json()
+    live = LiveFigure(figure, interval=0)
+    live.update(loss_scale_figure(run(3)))
+    live.set_theme("dark")
+    assert figure.to_json() == before
+    assert FIGURE_CONFIG["modeBarButtonsToRemove"] is not live.widget._config["modeBarButtonsToRemove"]
+    assert "sendChartToCloud" in live.widget._config["modeBarButtonsToRemove"]
+
+
+def test_one_update_is_one_message_and_no_change_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveFigure(loss_scale_figure(run(9)), interval=0)
+    messages = Messages(live, monkeypatch)
+    live.update(loss_scale_figure(run(9)))
+    assert messages.sent == []
+    live.update(loss_scale_figure(run(12)))
+    assert messages.sent.count("_py2js_update") == 2  # the message, and its None
+    assert "_py2js_addTraces" not in messages.sent
+    assert "_widget_data" not in messages.sent
+
+
+def test_updates_that_come_too_fast_wait_for_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveFigure(loss_scale_figure(run(9)), interval=3600.0)
+    live.update(loss_scale_figure(run(10)))
+    messages = Messages(live, monkeypatch)
+    for n in (11, 12, 13):
+        live.update(loss_scale_figure(run(n)))
+    assert messages.sent == []
+    assert list(live.static().data[0].x)[-1] == 9
+    live.flush()
+    assert list(live.static().data[0].x)[-1] == 12
+    assert messages.sent.count("_py2js_update") == 2
+    live.flush()
+    assert messages.sent.count("_py2js_update") == 2
+
+
+def test_a_page_opened_later_gets_what_is_shown_now() -> None:
+    live = LiveFigure(loss_scale_figure(run(1)), interval=0)
+    live.update(loss_scale_figure(run(12)))
+    state = live.widget.get_state()
+    assert len(state["_widget_data"]) == len(live.widget.data)
+    assert state["_widget_layout"]["title"]["text"] == loss_scale_figure(run(12)).layout.title.text
+    assert len(live.widget.get_state(["_widget_data"])) == 1
+
+
+def test_a_zoom_and_a_hidden_trace_survive_updates() -> None:
+    live = LiveFigure(loss_scale_figure(run(9)), interval=0)
+    # What the browser reports when the reader zooms, hides an entry of the legend, or leaves both alone.
+    live.widget.plotly_relayout({"yaxis.range[0]": 9.5, "yaxis.range[1]": 10.5, "yaxis.autorange": False})
+    live.widget.plotly_restyle({"visible": "legendonly"}, [1])
+    live.update(loss_scale_figure(run(12), policies={"a": np.full(12, 2.0)}))
+    assert list(live.widget.layout.yaxis.range) == [9.5, 10.5]
+    hidden = [trace.name for trace in live.widget.data if trace.visible == "legendonly"]
+    assert hidden == ["growth"]
+    other = LiveFigure(loss_scale_figure(run(9)), interval=0)
+    wider = loss_scale_figure(run(12), policies={"a": np.full(12, 2.0)})
+    other.update(wider)
+    assert other.widget.layout.yaxis.range == wider.layout.yaxis.range
+
+
+def test_a_theme_is_changed_in_place_and_stays() -> None:
+    live = LiveFigure(loss_scale_figure(run(9), theme="light"), theme="light", interval=0)
+    live.set_theme("dark")
+    dark = loss_scale_figure(run(9), theme="dark")
+    assert live.widget.layout.template.layout.font.color == dark.layout.template.layout.font.color
+    live.update(loss_scale_figure(run(12), theme="light"))
+    assert live.widget.layout.template.layout.font.color == dark.layout.template.layout.font.color
+    assert live.theme == "dark"
+    with pytest.raises(ValueError, match="`theme` must be"):
+        live.set_theme("sepia")  # type: ignore[arg-type]
+
+
+def _click(live: LiveFigure, trace: int, *indices: Any) -> None:
+    """Do what the widget does when the browser reports a click."""
+    live.widget.data[trace]._dispatch_on_click(Points(point_inds=list(indices), xs=[], ys=[]), InputDeviceState())
+
+
+def test_a_click_gives_what_the_point_carries() -> None:
+    picked: list[Any] = []
+    figure = go.Figure([go.Scatter(x=[1, 2], y=[1, 2], customdata=[[7, "text"], [8, "text"]]), go.Scatter(y=[1])])
+    live = LiveFigure(figure, interval=0, on_pick=picked.append)
+    _click(live, 0, 1)
+    _click(live, 1, 0)  # carries nothing
+    live.update(go.Figure([go.Scatter(x=[1], y=[1], name="new", customdata=np.array([[5.0, 6.0]]))]))
+    _click(live, 0, 0)
+    live.update(go.Figure([go.Scatter(x=[1], y=[1], name="new", customdata=["word"])]))
+    _click(live, 0, 0)
+    _click(live, 0, [0, 0])  # a cell of a heat map
+    assert picked == [8, 5.0, "word"]
+    live.on_pick(None)
+    _click(live, 0, 0)
+    assert len(picked) == 3
+
+
+def test_a_closed_figure_holds_no_data_and_ignores_updates() -> None:
+    live = LiveFigure(loss_scale_figure(run(12)), interval=0)
+    live.close()
+    live.close()
+    live.update(loss_scale_figure(run(5)))
+    live.flush()
+    assert live.closed
+    assert live.widget.comm is None
+    assert len(live.widget.data) == 0
+    assert repr(live).endswith("closed>")
+
+
+def test_threads_may_update_at_once() -> None:
+    live = LiveFigure(interval=0)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for n in range(1, 12):
+                live.update(loss_scale_figure(run(n + seed)))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    live.update(loss_scale_figure(run(12)))
+    assert content(live.static()) == content(loss_scale_figure(run(12)))
+
+
+def test_a_saved_notebook_has_a_static_figure_and_words() -> None:
+    figure = loss_scale_figure(run(12))
+    bundle = LiveFigure(figure)._repr_mimebundle_()
+    assert bundle["text/plain"] == figure_text(figure)
+    assert bundle["text/plain"].startswith("The loss scale stands at")
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    static = json.loads(json.dumps(bundle["application/vnd.plotly.v1+json"]))
+    assert static["config"] == FIGURE_CONFIG
+    assert len(static["data"]) == len(figure.data)
+    assert figure_text(empty_figure("Why?", "Nothing yet.")) == "Why?\nNothing yet."
+    assert set(static_mimebundle(figure)) == {"text/plain", "application/vnd.plotly.v1+json"}
+
+
+def test_widgets_are_imported_only_here() -> None:
+    program = (
+        "import sys, workbench.figures\n"
+        "print(sorted({'ipywidgets', 'anywidget'} & set(sys.modules)))\n"
+        "import workbench.figures.live\n"
+        "print('anywidget' in sys.modules, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "True False"]

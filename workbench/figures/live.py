@@ -1,0 +1,309 @@
+"""Figures that live in a notebook: the only place where figures meet widgets.
+
+A panel computes a plain figure as often as it likes and hands it to ``LiveFigure.update``; the one widget that the
+panel shows is brought up to date in place. Plotly's widgets are never freed by the garbage collector, so a panel
+keeps one for its whole life instead of making new ones, and a closed one gives its data away.
+
+What the reader did to the picture stays: only what differs from the figure that was shown before is sent, so a zoom,
+a hidden trace or a chosen menu entry survives the next update.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.graph_objects import FigureWidget
+
+from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_template
+
+__all__ = ["LiveFigure", "figure_text", "static_mimebundle"]
+
+Leaves: TypeAlias = dict[str, Any]
+Pick: TypeAlias = Callable[[Any], object]
+
+_WHOLE: Final = frozenset({"template", "annotations", "shapes", "updatemenus", "sliders", "images", "colorscale"})
+_PLOTLY_MIME: Final = "application/vnd.plotly.v1+json"
+
+
+class LiveFigure:
+    """One widget that shows one kind of figure for as long as a panel lives.
+
+    It can be made and updated without a notebook, and from any thread. ``update`` sends nothing when nothing changed,
+    and at most one message per ``interval``; what came in between is drawn by the next ``update`` or by ``flush``.
+
+    Args:
+        figure: What to show first; None shows a sentence.
+        theme: Ink for a light or dark page, or a grey for both.
+        interval: Least time between two messages, seconds; 0 sends every change.
+        on_pick: Called with ``customdata[0]`` of a clicked point; it must return at once.
+
+    Attributes:
+        widget: The widget, to be put into a panel's box.
+    """
+
+    def __init__(
+        self,
+        figure: go.Figure | None = None,
+        *,
+        theme: Theme = "auto",
+        interval: float = 0.1,
+        on_pick: Pick | None = None,
+    ) -> None:
+        self._theme: Theme = theme
+        self._interval = interval
+        self._on_pick = on_pick
+        self._lock = threading.RLock()
+        self._pending: go.Figure | None = None
+        self._last_sent = -np.inf
+        self._closed = False
+        first = figure if figure is not None else empty_figure("", "Nothing to show yet.", theme=theme)
+        self.widget = _Widget(first.data, deepcopy(first.layout))
+        self.widget.layout.template = figure_template(theme)
+        # A copy with lists of its own: plotly changes the dictionary it is given.
+        self.widget._config = deepcopy(FIGURE_CONFIG)
+        self._traces = [_leaves(trace.to_plotly_json()) for trace in first.data]
+        self._keys = _keys(self._traces)
+        self._layout = self._layout_leaves(first)
+        self._listen()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self.widget.data)} traces, theme {self._theme}"
+        return f"<LiveFigure {figure_text(self.widget).splitlines()[0]!r}: {state}>"
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        return self.widget._repr_mimebundle_(**options)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the figure was closed; updates are then ignored."""
+        return self._closed
+
+    @property
+    def theme(self) -> Theme:
+        """The theme that is shown."""
+        return self._theme
+
+    def on_pick(self, callback: Pick | None) -> None:
+        """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
+        self._on_pick = callback
+
+    def update(self, figure: go.Figure) -> None:
+        """Show a newly computed figure of the same kind.
+
+        Args:
+            figure: The figure; it is only read. Its theme does not matter.
+        """
+        with self._lock:
+            self._pending = figure
+            if time.monotonic() - self._last_sent >= self._interval:
+                self.flush()
+
+    def flush(self) -> None:
+        """Draw what the last ``update`` held back; nothing when it held nothing back."""
+        with self._lock:
+            figure, self._pending = self._pending, None
+            if figure is None or self._closed:
+                return
+            self._show(figure)
+            self._last_sent = time.monotonic()
+
+    def set_theme(self, theme: Theme) -> None:
+        """Change the ink in place.
+
+        Args:
+            theme: See ``figure_template``.
+
+        Raises:
+            ValueError: When there is no such theme.
+        """
+        template = figure_template(theme)
+        with self._lock:
+            self._theme = theme
+            if not self._closed:
+                self._layout["template"] = template.to_plotly_json()
+                self.widget.layout.template = template
+
+    def static(self) -> go.Figure:
+        """Return what is shown as a plain figure, for a saved notebook or a file."""
+        with self._lock:
+            return go.Figure(self.widget.data, deepcopy(self.widget.layout))
+
+    def close(self) -> None:
+        """Close the widget and let go of its data; may be called again."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._pending, self._on_pick = None, None
+            self.widget.data = ()
+            self._keys, self._traces = [], []
+            self.widget.close()
+
+    # -- one figure becomes the next ----------------------------------------------------------------------------------
+
+    def _show(self, figure: go.Figure) -> None:
+        new = [_leaves(trace.to_plotly_json()) for trace in figure.data]
+        keys = _keys(new)
+        if keys != self._keys:
+            self._rearrange(figure, keys, new)
+        layout = self._layout_leaves(figure)
+        old_axes, axes = _numbered_axes(self._layout), _numbered_axes(layout)
+        for axis in sorted(axes - old_axes):  # plotly knows xaxis2 only once it has been there as a whole
+            self.widget.layout[axis] = {}
+        with self.widget.batch_update():
+            for trace, old, now in zip(self.widget.data, self._traces, new, strict=True):
+                for path, value in _changes(old, now):
+                    trace[path] = value
+            for path, value in _changes(self._layout, layout):
+                gone = path.partition(".")[0] in old_axes - axes
+                if not gone and not self._is_readers_own(path):
+                    self.widget.layout[path] = value
+        for axis in sorted(old_axes - axes):
+            self.widget.layout[axis] = None
+        self._traces, self._layout = new, layout
+
+    def _rearrange(self, figure: go.Figure, keys: Sequence[str], new: Sequence[Leaves]) -> None:
+        """Drop traces that are gone, add those that are new, and bring all into the new order."""
+        kept = {
+            key: (trace, shown) for key, trace, shown in zip(self._keys, self.widget.data, self._traces, strict=True)
+        }
+        self.widget.data = tuple(kept[key][0] for key in keys if key in kept)
+        added = [index for index, key in enumerate(keys) if key not in kept]
+        if added:
+            self.widget.add_traces([figure.data[index] for index in added])
+            fresh = dict(zip(added, self.widget.data[-len(added) :], strict=True))
+            order = [fresh[index] if index in fresh else kept[key][0] for index, key in enumerate(keys)]
+            if list(self.widget.data) != order:
+                self.widget.data = tuple(order)
+        self._traces = [new[index] if index in added else kept[key][1] for index, key in enumerate(keys)]
+        self._keys = list(keys)
+        self._listen()
+
+    def _layout_leaves(self, figure: go.Figure) -> Leaves:
+        leaves = _leaves(figure.layout.to_plotly_json())
+        leaves["template"] = figure_template(self._theme).to_plotly_json()
+        return leaves
+
+    def _is_readers_own(self, path: str) -> bool:
+        """Whether the reader zoomed an axis: its range is not the one that was last sent."""
+        if not path.endswith(".range") or path not in self._layout:
+            return False
+        shown = self.widget.layout[path]
+        return shown is not None and not _same(list(shown), list(self._layout[path]))
+
+    def _listen(self) -> None:
+        for trace in self.widget.data:
+            trace.on_click(self._clicked)  # replaces what was there
+
+    def _clicked(self, trace: Any, points: Any, _state: Any) -> None:
+        callback = self._on_pick
+        if callback is None or trace.customdata is None:
+            return
+        for index in points.point_inds:
+            if isinstance(index, int) and index < len(trace.customdata):  # cells of a heat map have two indices
+                carried = trace.customdata[index]
+                first = carried if isinstance(carried, str) or not hasattr(carried, "__getitem__") else carried[0]
+                callback(first.item() if isinstance(first, np.generic) else first)
+
+
+class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
+    """A figure widget that a page opened later finds up to date, and a saved notebook shows without a kernel."""
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
+        """Return the state for a browser; plotly itself would send the one the widget was made with."""
+        state: dict[str, Any] = super().get_state(key, drop_defaults)
+        if not hasattr(self, "_layout_obj"):  # asked for while it is being made
+            return state
+        for name, now in (("_widget_data", self._data), ("_widget_layout", self._layout_obj.to_plotly_json())):
+            if name in state:
+                to_json = self.trait_metadata(name, "to_json", self._trait_to_json)
+                state[name] = to_json(deepcopy(now), self)
+        return state
+
+    def _repr_mimebundle_(self, *args: Any, **options: Any) -> dict[str, Any]:
+        live: dict[str, Any] = super()._repr_mimebundle_(*args, **options)
+        return {**static_mimebundle(self), **live}
+
+
+def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
+    """Return what a saved notebook shows of a figure when no kernel runs.
+
+    Args:
+        figure: Any figure.
+
+    Returns:
+        ``text/plain`` and plotly's own type, which JupyterLab, VS Code and nbviewer draw.
+    """
+    shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
+    content = {"data": shown["data"], "layout": shown["layout"], "config": deepcopy(FIGURE_CONFIG)}
+    return {"text/plain": figure_text(figure), _PLOTLY_MIME: content}
+
+
+def figure_text(figure: go.Figure) -> str:
+    """Return a figure's title, subtitle and sentences as plain text.
+
+    Args:
+        figure: Any figure.
+    """
+    title = figure.layout.title
+    parts = [title.text, title.subtitle.text]
+    if not figure.data:
+        parts += [note.text for note in figure.layout.annotations]
+    return "\n".join(part for part in parts if part) or "an empty figure"
+
+
+def _keys(traces: Sequence[Leaves]) -> list[str]:
+    """Name each trace by what it is, so that it is found again in the next figure."""
+    seen: dict[str, int] = {}
+    keys = []
+    for trace in traces:
+        key = "|".join(str(trace.get(part)) for part in ("type", "name", "xaxis", "yaxis"))
+        seen[key] = seen.get(key, 0) + 1
+        keys.append(f"{key}|{seen[key]}")
+    return keys
+
+
+def _numbered_axes(layout: Leaves) -> set[str]:
+    """Return the axes beyond the first of each direction: ``xaxis2``, ``yaxis3``, ..."""
+    first = (path.partition(".")[0] for path in layout)
+    return {name for name in first if name[1:5] == "axis" and name[5:].isdigit()}
+
+
+def _leaves(properties: Mapping[str, Any], prefix: str = "") -> Leaves:
+    """Return nested properties as ``{"marker.color": ...}``; arrays and lists of objects are leaves."""
+    return dict(_walk(properties, prefix))
+
+
+def _walk(properties: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in properties.items():
+        path = prefix + name
+        if name == "uid":
+            continue
+        if isinstance(value, dict) and name not in _WHOLE:
+            yield from _walk(value, path + ".")
+        else:
+            yield path, value
+
+
+def _changes(old: Leaves, new: Leaves) -> list[tuple[str, Any]]:
+    """Return what has to be set to make one from the other; None removes."""
+    changed = [(path, value) for path, value in new.items() if path not in old or not _same(old[path], value)]
+    return changed + [(path, None) for path in old if path not in new]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        first, second = np.asarray(one), np.asarray(other)
+        is_number = first.dtype.kind in "fiu" and second.dtype.kind in "fiu"
+        return first.shape == second.shape and bool(np.array_equal(first, second, equal_nan=is_number))
+    try:
+        return bool(one == other)
+    except ValueError:  # arrays inside lists
+        return False
