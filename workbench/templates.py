@@ -14,7 +14,15 @@ __all__ = ["copy_templates", "template_files"]
 
 _PACKAGED = Path(__file__).parent / "packaged_templates"
 _CHECKOUT = Path(__file__).parent.parent
-_PATTERNS = ("studies/*/study.toml", "studies/*/README.md", "notebooks/*.ipynb", "notebooks/*.py")
+_PATTERNS = (
+    "studies/*/study.toml",
+    "studies/*/README.md",
+    "studies/*/*.py",
+    "studies/*/*/*.json",
+    "notebooks/*.ipynb",
+    "notebooks/*.py",
+)
+_ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
 def template_files() -> Iterator[tuple[Path, Path]]:
@@ -22,7 +30,8 @@ def template_files() -> Iterator[tuple[Path, Path]]:
     root = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
     for pattern in _PATTERNS:
         for path in sorted(root.glob(pattern)):
-            yield path, path.relative_to(root)
+            if path.parent.name != _ANSWERS:
+                yield path, path.relative_to(root)
 
 
 def copy_templates(directory: Path) -> tuple[list[Path], list[Path]]:

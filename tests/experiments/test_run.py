@@ -194,6 +194,16 @@ def test_a_collapsed_scale_says_what_to_change(tmp_path: Path, drain_every_step:
     assert events[events["kind"] == EventKind.SCALE_COLLAPSE][["step", "value"]].to_numpy().tolist() == [[6, 1.0]]
 
 
+def test_scale_groups_collapse_when_each_that_overflows_lies_on_its_floor(drain_every_step: None) -> None:
+    groups = {"boost": {"mode": "manual", "loss_scale_group": True}}
+    rule = DYNAMIC["loss_scale"] | {"minimum": 2.0}
+    result = run(small_task(poison_from=2, poison=math.inf), {**groups, "loss_scale": rule}, steps=1000)
+    assert result.diverged
+    assert "the loss scale collapsed" in result.message
+    # Steps 2 and 3 lower the scales to their floors, a quarter of the start; three more find nothing left to lower.
+    assert result.steps == 7
+
+
 def test_overflows_that_end_before_the_limit_are_no_collapse() -> None:
     result = run(small_task(poison_from=8, poison=math.inf), DYNAMIC, steps=12)
     assert not result.diverged

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -40,23 +41,29 @@ AUTOMATIC = {"loss_scale": {"kind": "dynamic", "groups": 3, "window": 50}}
 
 
 class MarkedNet(nn.Module):
-    """Dense layers with marks between the groups, as the reference's example has them."""
+    """Dense layers with marks between the groups; what the forward pass does is written as in the recordings."""
 
-    def __init__(self, dims: list[int], amp: GroupLossScaleManager) -> None:
+    def __init__(self, dims: list[int], amp: GroupLossScaleManager, written: str) -> None:
         super().__init__()
         self.fc1, self.fc2, self.fc3 = (nn.Linear(*pair) for pair in itertools.pairwise(dims))
         self.amp = amp
+        self.written = written
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.fc1(self.amp(x, 0, 1)))
-        x = torch.relu(self.fc2(self.amp(x, 1, 2)))
-        out: Tensor = self.amp(self.fc3(x), 2, 3)
-        return out
+        for word in self.written.split():  # "amp(x,0,1) fc1 relu ..."
+            if word.startswith("amp"):
+                x = self.amp(x, *map(int, re.findall(r"\d+", word)))
+            else:
+                x = torch.relu(x) if word == "relu" else self.get_submodule(word)(x)
+        return x
 
 
-def marked_net(init: Any = 64.0, dims: list[int] | None = None, **options: Any) -> MarkedNet:
+MARKS = "amp(x,0,1) fc1 relu amp(x,1,2) fc2 relu fc3 amp(x,2,3)"
+
+
+def marked_net(init: Any = 64.0, dims: list[int] | None = None, written: str = MARKS, **options: Any) -> MarkedNet:
     manager = GroupLossScaleManager(init, [], **options)
-    net = MarkedNet(dims or [4, 6, 5, 3], manager)
+    net = MarkedNet(dims or [4, 6, 5, 3], manager, written)
     in_first = [p for n, p in net.named_parameters() if n.startswith("fc1")]
     manager.loss_scale_groups = [in_first, [*net.fc2.parameters(), *net.fc3.parameters()]]
     return net
@@ -68,7 +75,8 @@ def marked_net(init: Any = 64.0, dims: list[int] | None = None, **options: Any) 
 @pytest.mark.parametrize("path", golden_paths("group_loss_scale_train_*.npz"), ids=lambda path: path.stem)
 def test_golden_training_with_marks(path: Path) -> None:
     meta, arrays = load_npz(path)
-    net = marked_net(meta["init_loss_scale"], meta["net"]["dims"], minimum=2.0**-126, unscale_with="updated")
+    dims, written = meta["net"]["dims"], meta["net"]["amp"]
+    net = marked_net(meta["init_loss_scale"], dims, written, minimum=2.0**-126, unscale_with="updated")
     net.amp.loss_scale_groups = meta["groups"]
     net.double()
     load_initial_weights(_WithoutManager(net), arrays)

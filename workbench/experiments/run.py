@@ -30,6 +30,7 @@ from workbench.scaling import ScaleCollapseError, collapsed_at
 from workbench.tasks import Task, move_batch
 from workbench.telemetry import RunRecorder, collect_environment
 from workbench.training import TraceBuffer, training_loop
+from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["Pause", "RunProgress", "RunResult", "run_task"]
@@ -414,7 +415,7 @@ class _Run:
             return []
         at, self.streak = collapsed_at(
             [record.overflow for record in windows],
-            [record.loss_scale_after for record in windows],
+            [_height(record, scaling.minimum) for record in windows],
             scaling.minimum,
             scaling.collapse_after,
             self.streak,
@@ -485,6 +486,13 @@ class _Run:
 
     def _elapsed(self) -> float:
         return self.seconds + (time.perf_counter() - self._resumed if self._resumed is not None else 0.0)
+
+
+def _height(record: StepRecord, minimum: float) -> float:
+    """Return the scale that tells a collapse: with scale groups the floor where every overflowing group lies on its."""
+    if not record.group_scales:
+        return record.loss_scale_after
+    return minimum if AT_FLOOR_COLUMN in record.columns else math.inf
 
 
 def _open_recorder(

@@ -63,10 +63,12 @@ class LossScaling:
         kind = config.effective_loss_scale_kind(device.type)
         if kind == "none":
             return cls(device=device)
+        # The cells begin at 1 or above, as the reference's; the live scale, which they are handed, need not.
+        nominal = max(1.0, float(rule.init))
         if kind == "fixed":
             return cls(
                 float(rule.init),
-                FixedLossScaleUpdateCell(float(rule.init)) if rule.drop_overflow_update else None,
+                FixedLossScaleUpdateCell(nominal) if rule.drop_overflow_update else None,
                 drop_overflow_update=rule.drop_overflow_update,
                 device=device,
                 collapse_after=rule.collapse_after,
@@ -74,7 +76,7 @@ class LossScaling:
                 reciprocal=config.compatibility.loss_scale_reciprocal,
             )
         cell = DynamicLossScaleUpdateCell(
-            float(rule.init),
+            nominal,
             rule.factor,
             rule.window,
             minimum=rule.minimum,
