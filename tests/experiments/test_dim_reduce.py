@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -128,3 +129,23 @@ def test_the_tasks_of_the_study_are_digits_lenet(name: str, batch_size: int, sch
     assert len(judged[1]) == 1797 - 450
     if batch_size == 32:
         assert torch.equal(batch[0], next(iter(original.batches(0)))[0])
+
+
+def test_the_recorded_result_says_what_the_study_claims() -> None:
+    table = pd.read_csv(STUDY / "result" / "runs.csv")
+    sooner = table["reached_after"] < table["warm_up_steps"]  # an empty field, never reached, is not sooner
+    fresh = table["seed_role"] == "fresh"
+    counts = {
+        name: (int(sooner[rows].sum()), len(rows)) for name, rows in table[fresh].groupby("setting").groups.items()
+    }
+    assert counts == {"own batch": (10, 10), "batch 128": (10, 10), "first half": (9, 10)}
+    text = (STUDY / "README.md").read_text(encoding="utf-8")
+    for name, setting in (("own batch", "own_batch"), ("batch 128", "batch_128"), ("first half", "first_half")):
+        chosen = table[fresh & (table["setting"] == name)]
+        reached = chosen["reached_after"]
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{setting}`"))
+        median = reached.fillna(440).median()
+        assert f"{median:.0f} ({reached.min():.0f} to {reached.max():.0f})" in row
+        assert f"{chosen['end_share'].median():.2g}" in row
+        alone = int((chosen["outside_alone_reached_after"] < 440).sum())
+        assert f"| {alone} of 10, " in row
