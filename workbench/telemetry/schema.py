@@ -43,7 +43,7 @@ COLUMNS: dict[str, ColumnInfo] = {
     "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0."),
     "seconds": ColumnInfo("float64", "s", "Time since the run began when the step was dispatched."),
     "step_ms": ColumnInfo("float64", "ms", "Wall-clock time of the step."),
-    "loss": ColumnInfo("float64", "1", "Unscaled loss of this micro-batch."),
+    "loss": ColumnInfo("float64", "1", "Unscaled loss of this micro-batch; the mean over ranks where several train."),
     "loss_scale": ColumnInfo("float64", "1", "Scale the backward pass used; 1 without loss scaling."),
     "loss_scale_after": ColumnInfo("float64", "1", "Scale after the update rule ran."),
     "overflow": ColumnInfo("bool", "", "A gradient of this window was inf or NaN; false where no window ended."),
@@ -65,7 +65,7 @@ COLUMNS: dict[str, ColumnInfo] = {
     "group_scales": ColumnInfo("list of float64", "1", "Loss scale per group; empty without group scales."),
     "frozen_groups": ColumnInfo("int64", "groups", "Number of leading parameter groups that were frozen."),
     "learning_rate": ColumnInfo("float64", "1", "Learning rate of the first parameter group."),
-    "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch."),
+    "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch, those of all ranks together."),
     "memory_bytes": ColumnInfo(
         "int64", "bytes", "Memory allocated on the device; resident set size of the process on a CPU."
     ),
