@@ -77,6 +77,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
     "ipywidgets": {"panels"},
+    "markdown_it": {"panels"},
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},
@@ -244,7 +245,7 @@ def test_help_loads_neither_torch_nor_plotly() -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("workbench", {"torch", "plotly", "optuna", "pandas"}),
+        ("workbench", {"torch", "plotly", "optuna", "pandas", "ipywidgets"}),
         ("workbench.config", {"torch", "plotly", "optuna", "pandas"}),
         ("workbench.records", {"torch", "plotly", "optuna", "pandas"}),
         ("workbench.telemetry", {"torch", "plotly", "optuna"}),
@@ -252,6 +253,7 @@ def test_help_loads_neither_torch_nor_plotly() -> None:
         ("workbench.figures", {"torch", "optuna"}),
         ("workbench.reports", {"torch", "optuna"}),
         ("workbench.training", {"plotly", "optuna", "pandas"}),
+        ("workbench.panels", {"torch", "optuna"}),
     ],
 )
 def test_importing_a_package_does_not_load(module: str, absent: set[str]) -> None:

@@ -6,11 +6,12 @@ containers alone would leave their children alive.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, Self
 
 import ipywidgets as widgets
@@ -54,6 +55,7 @@ class Panel:
         self.closed = False
         self._lines: list[str] = []
         self._log_lock = threading.Lock()
+        self._showing: set[int] = set()  # threads that are setting widgets
         self._cleanups: list[Callable[[], Any]] = []
         self._badge = text_of(badge(PanelState.IDLE))
         self._header_note = text_of("", grow=True)
@@ -133,6 +135,35 @@ class Panel:
                 self.report_error(error)
 
         return run
+
+    def on_change(self, entry: widgets.Widget, handler: Callable[[Any], Any], trait: str = "value") -> None:
+        """Have a function called with a widget's new value when the user changes it.
+
+        Args:
+            entry: The widget.
+            handler: Called with the new value, guarded; not called for what the panel itself sets in ``showing``.
+            trait: Trait to look at.
+        """
+        guarded = self.guarded(handler)
+
+        def changed(change: Any) -> None:
+            if threading.get_ident() not in self._showing:
+                guarded(change["new"])
+
+        entry.observe(changed, trait)
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """Set widgets without being told of it, for as long as this context lasts on this thread."""
+        here = threading.get_ident()
+        if here in self._showing:
+            yield
+            return
+        self._showing.add(here)
+        try:
+            yield
+        finally:
+            self._showing.discard(here)
 
     def cleaned_up_by(self, cleanup: Callable[[], Any]) -> None:
         """Have a function called when the panel closes, last come first served.

@@ -212,7 +212,7 @@ class Worker:
 
     def _pump(self, run: _Run) -> None:
         failure: Exception | None = None
-        period = self._period
+        period, usual = self._period, -1.0
         while True:
             finished = run.finished.wait(period)
             messages = run.control.taken_messages()
@@ -223,7 +223,8 @@ class Worker:
                 except Exception as error:  # a display that fails must not take the work with it
                     failure = failure or error
                 spent = time.thread_time() - began
-                period = min(max(self._period, spent / _LARGEST_SHARE), max(1.0, self._period))
+                usual = spent if usual < 0 else 0.8 * usual + 0.2 * spent
+                period = min(max(self._period, usual / _LARGEST_SHARE), max(1.0, self._period))
             if finished:
                 break
         run.told = True

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+
+from tests.panels.looking import everything, text_in
+from workbench.algorithms.catalog import METHODS
+from workbench.config import SWITCHES, BoostConfig, describe_parameters
+from workbench.panels.config_panel import ConfigPanel, card_html
+from workbench.panels.shared_config import SharedConfig
+
+PATHS = [path for path in describe_parameters() if path.removeprefix("boost.") not in SWITCHES]
+
+
+@pytest.fixture
+def panel() -> Iterator[ConfigPanel]:
+    with ConfigPanel() as made:
+        yield made
+
+
+def box(panel: ConfigPanel, path: str) -> Any:
+    return next(w for w in everything(panel.control(path).widget) if isinstance(w, (widgets.Text, widgets.Dropdown)))
+
+
+def test_presets_stand_first_then_switches_then_everything_else_folded(panel: ConfigPanel) -> None:
+    order = [
+        w
+        for w in everything(panel.controls)
+        if isinstance(w, (widgets.ToggleButtons, widgets.Checkbox, widgets.Accordion))
+    ]
+    assert [type(w).__name__ for w in order] == ["ToggleButtons", *["Checkbox"] * 6, "Accordion"]
+    assert panel.sections.selected_index is None
+    assert panel.sections.titles == (
+        "Mode",
+        "Several ranks (common)",
+        "LessBN",
+        "Gradient freezing",
+        "Gradient accumulation",
+        "DimReduce",
+        "Loss scale",
+        "Mixed precision (amp)",
+        "Optimizer",
+        "Weight snapshots",
+        "Compatibility with MindSpore",
+    )
+
+
+def test_a_preset_sets_the_level_and_leaves_the_switches_to_it(panel: ConfigPanel) -> None:
+    assert panel.presets.value == "O1"
+    assert "LessBN + freezing (frozen steps: 30 %)" in text_in(panel)
+    panel.presets.value = "O0"
+    assert (panel.level, panel.config) == ("O0", BoostConfig())
+    assert "nothing switched on" in text_in(panel)
+    assert not any(switch.value for switch in panel.switches.values())
+
+
+def test_a_switch_turned_by_hand_makes_the_mode_manual_and_a_preset_takes_it_back(panel: ConfigPanel) -> None:
+    panel.switches["grad_freeze"].value = False
+    assert panel.config.boost.mode == "manual"
+    assert (panel.config.boost.less_bn, panel.config.boost.grad_freeze) == (True, False)
+    assert panel.presets.value is None
+    assert "own switches (mode manual)" in text_in(panel)
+    assert panel.config.resolve("O0").in_effect() == ("less_bn",)
+    panel.presets.value = "O1"
+    assert panel.config == BoostConfig()
+    assert panel.switches["grad_freeze"].value
+
+
+def test_what_is_excluded_is_disabled_and_says_why(panel: ConfigPanel) -> None:
+    panel.presets.value = "O2"
+    assert (panel.switches["adasum"].value, panel.switches["adasum"].disabled) == (False, True)
+    assert "adasum is not in effect because grad_freeze is on; switch grad_freeze off to use it" in text_in(
+        panel.controls
+    )
+    panel.switches["grad_freeze"].value = False
+    assert "there are 1 rank" in text_in(panel.controls)
+    panel.ranks.value = 16
+    assert (panel.switches["adasum"].value, panel.switches["adasum"].disabled) == (True, False)
+    freeze = panel.control("grad_freeze.freeze_p")
+    assert freeze.reason == "Gradient freezing is off"
+    panel.switches["grad_freeze"].value = True
+    assert freeze.reason == ""
+
+
+def test_a_switch_that_waits_for_a_parameter_can_be_used_once_it_is_set(panel: ConfigPanel) -> None:
+    switch = panel.switches["grad_accumulation"]
+    assert switch.disabled
+    steps = panel.control("grad_accumulation.grad_accumulation_step")
+    assert not steps.disabled
+    box(panel, "grad_accumulation.grad_accumulation_step").value = "4"
+    assert not switch.disabled
+    switch.value = True
+    assert "accumulation over 4" in text_in(panel.plots)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_parameter_has_a_control_that_changes_the_configuration(panel: ConfigPanel, path: str) -> None:
+    info = panel.control(path).info
+    others = [choice for choice in info.choices if choice != info.default]
+    value = others[0] if others else {"int": 7, "float": 0.25, "str": "folder", "list": [0.5, 0.25]}[info.kind]
+    narrow = {"common.gradient_split_groups": [3, 7], "loss_scale.factor": 4.0}
+    value = narrow.get(path, 2.0**20 if path in {"loss_scale.init", "loss_scale.maximum"} else value)
+    entry = box(panel, path)
+    if isinstance(entry, widgets.Dropdown):
+        entry.value = panel.control(path).text_of_value(value)
+    else:
+        entry.value = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    now = panel.config.leaves()[path]
+    assert (list(now) if isinstance(now, tuple) else now) == value
+    assert list(panel.config.diff(BoostConfig())) == [path]
+    assert panel.control(path).problem == ""
+    assert path in text_in(panel.plots), "the difference from the default is listed"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "sentence"),
+    [
+        ("grad_freeze.freeze_p", "1.2", "`grad_freeze.freeze_p` must lie in [0, 1), got 1.2"),
+        ("grad_freeze.freeze_p", "much", '`grad_freeze.freeze_p` must be a finite number in [0, 1), got "much"'),
+        ("grad_freeze.freeze_p", "nan", "`grad_freeze.freeze_p` must be a finite number in [0, 1), got NaN"),
+        ("loss_scale.window", "2.5", "`loss_scale.window` must be a whole number at least 1, got 2.5"),
+        ("loss_scale.init", "0.5", "`loss_scale.init` must be at least `loss_scale.minimum` (1.0), got 0.5"),
+        ("optimizer.betas", "0.9", "`optimizer.betas` must be a list of two numbers, each in [0, 1), got [0.9]"),
+    ],
+)
+def test_a_refused_value_says_so_beside_the_field_and_changes_nothing(
+    panel: ConfigPanel, path: str, text: str, sentence: str
+) -> None:
+    before = panel.config
+    entry = box(panel, path)
+    entry.value = text
+    assert panel.control(path).problem == sentence
+    assert sentence.replace("`", "") in text_in(panel.control(path).widget)
+    assert panel.config is before
+    assert entry.value == text, "what was typed stays, to be mended"
+    panel.switches["less_bn"].value = False
+    assert panel.control(path).problem == sentence, "another change does not hide it"
+    panel.presets.value = "O0"
+    entry.value = {"grad_freeze.freeze_p": "0.5", "loss_scale.window": "100", "loss_scale.init": "8"}.get(
+        path, "0.5, 0.6"
+    )
+    assert panel.control(path).problem == ""
+    assert list(panel.config.diff(BoostConfig())) == [path]
+
+
+def test_the_share_of_full_steps_is_told_as_frozen_steps(panel: ConfigPanel) -> None:
+    control = panel.control("grad_freeze.freeze_p")
+    assert "frozen steps: 30 %" in text_in(control.widget)
+    box(panel, "grad_freeze.freeze_p").value = "0.45"
+    assert "frozen steps: 55 %" in text_in(control.widget)
+    assert "frozen steps: 55 %" in text_in(panel.plots)
+
+
+def test_the_json_is_live(panel: ConfigPanel) -> None:
+    assert json.loads(panel.json.value) == BoostConfig().to_dict()
+    box(panel, "grad_freeze.freeze_p").value = "0.5"
+    assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5
+
+
+def test_edited_json_is_taken_and_bad_json_is_told_and_left_alone(panel: ConfigPanel) -> None:
+    panel.json.value = '{"grad_freeze": {"freeze_p": 0.25}}'
+    assert panel.config.grad_freeze.freeze_p == 0.25
+    assert len(json.loads(panel.json.value)) > 5, "the whole configuration is shown"
+    before = panel.config
+    for bad, told in (
+        ('{"grad_freeze": {"freez_p": 1}}', 'unknown key "freez_p" in section "grad_freeze"; did you mean "freeze_p"?'),
+        ('{"grad_freeze": ', "boost_config.json: ends too early, it looks half-written"),
+        ("[1, 2]", "boost_config.json: must hold an object of sections, got [1, 2]"),
+    ):
+        panel.json.value = bad
+        assert told in text_in(panel.plots)
+        assert panel.config is before
+        assert panel.json.value == bad
+    panel.presets.value = "O0"
+    assert json.loads(panel.json.value) == before.to_dict()
+    assert "half-written" not in text_in(panel.plots)
+
+
+def test_save_and_load_go_through_a_file(panel: ConfigPanel, tmp_path: Path) -> None:
+    panel.path.value = str(tmp_path / "mine.json")
+    box(panel, "grad_freeze.freeze_p").value = "0.5"
+    panel.save_button.click()
+    saved = panel.config
+    assert BoostConfig.from_json(tmp_path / "mine.json") == saved
+    assert f"wrote {tmp_path / 'mine.json'}" in text_in(panel.plots)
+    box(panel, "grad_freeze.freeze_p").value = "0.1"
+    panel.load_button.click()
+    assert panel.config == saved
+    assert box(panel, "grad_freeze.freeze_p").value == "0.5"
+
+
+def test_a_file_that_cannot_be_read_or_written_is_a_sentence(panel: ConfigPanel, tmp_path: Path) -> None:
+    panel.path.value = str(tmp_path / "nowhere" / "mine.json")
+    panel.save_button.click()
+    assert "cannot be written (No such file or directory)" in text_in(panel.plots)
+    panel.load_button.click()
+    assert "there is no such file" in text_in(panel.plots)
+    assert panel.config == BoostConfig()
+
+
+def uploaded(content: bytes, name: str = "dropped.json") -> tuple[dict[str, Any], ...]:
+    return ({"name": name, "type": "application/json", "size": len(content), "content": memoryview(content)},)
+
+
+def test_an_uploaded_file_is_taken(panel: ConfigPanel) -> None:
+    panel._take_upload(uploaded(b'{"boost": {"mode": "manual", "less_bn": true}}'))
+    assert panel.switches["less_bn"].value
+    assert "took dropped.json" in text_in(panel.plots)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xfe", "dropped.json: is not UTF-8 text (byte 0)"),
+        (b"{}}", "dropped.json: is not valid JSON"),
+        (b'{"boost": {"less_bn": 3}}', "`boost.less_bn` must be true or false, got 3"),
+        (b"", "dropped.json: is empty"),
+    ],
+)
+def test_an_invalid_uploaded_file_is_a_sentence_and_changes_nothing(
+    panel: ConfigPanel, content: bytes, told: str
+) -> None:
+    panel._take_upload(uploaded(content))
+    assert told.replace("`", "") in text_in(panel.plots)
+    assert panel.config == BoostConfig()
+
+
+def test_a_change_elsewhere_is_shown_here() -> None:
+    shared = SharedConfig(level="O0")
+    with ConfigPanel(shared) as panel:
+        entry = box(panel, "grad_freeze.freeze_p")
+        shared.set(BoostConfig.from_dict({"grad_freeze": {"freeze_p": 0.5}}), "O1")
+        assert entry.value == "0.5"
+        assert panel.presets.value == "O1"
+        assert panel.switches["grad_freeze"].value
+    shared.set(BoostConfig(), "O2")
+    assert panel.presets.value == "O1", "a closed panel no longer listens"
+
+
+def test_a_configuration_that_cannot_be_resolved_is_told_and_can_be_mended(panel: ConfigPanel) -> None:
+    panel.shared.change({"boost.mode": "enable_all"})
+    assert "dim_reduce needs a source of its subspace" in text_in(panel.plots)
+    box(panel, "dim_reduce.weight_load_dir").value = "snapshots"
+    assert "DimReduce (32 components)" in text_in(panel.plots)
+    box(panel, "dim_reduce.weight_load_dir").value = ""
+    panel.presets.value = "O1"
+    assert "LessBN + freezing" in text_in(panel.plots)
+
+
+@pytest.mark.parametrize("name", [method.name for method in METHODS])
+def test_the_cards_are_the_help(panel: ConfigPanel, name: str) -> None:
+    assert "<strong>What it does.</strong>" in card_html(name)
+    section = next(method.section for method in METHODS if method.name == name)
+    panel.sections.selected_index = list(panel._paths).index(section)
+    assert card_html(name) in " ".join(w.value for w in everything(panel.sections) if isinstance(w, widgets.HTML))
+
+
+def test_a_saved_notebook_shows_the_configuration(panel: ConfigPanel) -> None:
+    panel.shared.change({"grad_freeze.freeze_p": 0.125})
+    assert "0.125" in panel._repr_mimebundle_()["text/html"]
+
+
+def test_handlers_return_at_once(panel: ConfigPanel) -> None:
+    slowest = 0.0
+    for index in range(len(panel.sections.children)):
+        began = time.thread_time()
+        panel.sections.selected_index = index
+        slowest = max(slowest, time.thread_time() - began)
+    for level in ("O0", "O2", "O1"):
+        began = time.thread_time()
+        panel.presets.value = level
+        slowest = max(slowest, time.thread_time() - began)
+    assert slowest < 0.1
+
+
+def test_closing_leaves_no_widget_behind() -> None:
+    before = set(widgets.widget._instances)
+    for _ in range(3):
+        panel = ConfigPanel()
+        panel.sections.selected_index = 3
+        panel.close()
+    assert set(widgets.widget._instances) == before

@@ -1,0 +1,399 @@
+"""Configure: presets, then switches, then everything else folded; beside it what is in effect, and the JSON.
+
+All controls come from the fields of the configuration, in their order and with their words. What has no say under the
+present plan is disabled and says why. What is refused changes nothing: the rule's sentence stands beside the field.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+from markdown_it import MarkdownIt
+
+from workbench.algorithms.catalog import METHODS
+from workbench.config import (
+    LEVELS,
+    SWITCHES,
+    BoostConfig,
+    ConfigError,
+    Plan,
+    describe_parameters,
+    requested_switches,
+)
+from workbench.config.boost_json import parse_json
+from workbench.config.errors import shown
+from workbench.panels.controls import ParameterControl, control_for
+from workbench.panels.idle_reasons import idle_reason, switch_refusals, with_switch
+from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.style import error_html, faint, note_html, table, words
+
+__all__ = ["ConfigPanel", "card_html"]
+
+_LEVEL_HELP = {
+    "O0": "O0: no boost algorithm; the baseline.",
+    "O1": "O1: LessBN and gradient freezing.",
+    "O2": "O2: those of O1 and AdaSum, which needs several servers.",
+}
+# The text stands in a widget of its own; only a page can reach the clipboard.
+_COPY = (
+    "const t=this.closest('.wb-panel').querySelector('.wb-json textarea');const b=this;"
+    "const told=()=>{b.textContent='Copied';setTimeout(()=>{b.textContent='Copy'},1500)};"
+    "if(navigator.clipboard){navigator.clipboard.writeText(t.value).then(told)}"
+    "else{t.select();document.execCommand('copy');told()}"
+)
+
+
+class ConfigPanel(Panel):
+    """Look at a configuration and change it.
+
+    Args:
+        shared: The configuration; None makes one of its own.
+        path: File that Save and Load suggest.
+        theme: See ``Panel``.
+
+    Attributes:
+        shared: The configuration that the panel shows and changes.
+    """
+
+    def __init__(
+        self,
+        shared: SharedConfig | None = None,
+        *,
+        path: str | Path = "boost_config.json",
+        theme: Theme = "auto",
+    ) -> None:
+        super().__init__("Configure", theme=theme)
+        self.shared = shared if shared is not None else SharedConfig()
+        self._lock = threading.RLock()
+        self._infos = describe_parameters()
+        self._controls: dict[str, ParameterControl] = {}
+        self._shown: dict[str, Any] = {}
+        self._refusals: dict[str, str] = {}
+        self._make_presets()
+        self._make_switches()
+        self._make_sections()
+        self._make_file_row(Path(path))
+        self._in_effect = text_of("")
+        self._difference = text_of("")
+        self.controls.children = (
+            row(text_of("<b>Preset</b>"), self.presets, self._preset_note),
+            row(text_of(f'<span title="{_RANKS_HELP}" class="wb-label">Ranks</span>'), self.ranks),
+            text_of("<h4>Switches</h4>"),
+            *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES),
+            text_of("<h4>Everything else</h4>"),
+            self.sections,
+        )
+        self.plots.children = (
+            text_of("<h4>In effect</h4>"),
+            self._in_effect,
+            text_of("<h4>boost_config.json</h4>"),
+            self.json,
+            self._json_problem,
+            row(self._copy, self.path, self.save_button, self.load_button, self.upload),
+            self._file_note,
+            text_of("<h4>Different from the default</h4>"),
+            self._difference,
+        )
+        self.cleaned_up_by(self.shared.observe(self._show))
+        self._show(*self.shared.both())
+
+    @property
+    def config(self) -> BoostConfig:
+        """The configuration; always a valid one."""
+        return self.shared.config
+
+    @property
+    def level(self) -> str:
+        """The boost level."""
+        return self.shared.level
+
+    def control(self, path: str) -> ParameterControl:
+        """Return the control of a parameter; it is made when its section is opened, or here.
+
+        Args:
+            path: Path of a parameter that is no switch, for example ``"grad_freeze.freeze_p"``.
+
+        Raises:
+            KeyError: When there is no such control.
+        """
+        if path not in self._controls:
+            self._fill(path.partition(".")[0])
+        return self._controls[path]
+
+    def static_html(self) -> str:
+        """Return the configuration as a table."""
+        return f"{super().static_html()}{self.config._repr_html_()}"
+
+    # -- what it is made of --------------------------------------------------------------------------------------------
+
+    def _make_presets(self) -> None:
+        self.presets = widgets.ToggleButtons(
+            options=list(LEVELS),
+            value=None,
+            tooltips=[_LEVEL_HELP[level] for level in LEVELS],
+            style={"button_width": "52px"},
+            layout=widgets.Layout(width="auto", margin="0"),
+        )
+        self._preset_note = text_of("")
+        self.on_change(self.presets, self._choose_preset)
+        self.ranks = widgets.BoundedIntText(
+            value=1, min=1, max=65536, layout=widgets.Layout(width="80px", margin="0"), tooltip=_RANKS_HELP
+        )
+        self.on_change(self.ranks, lambda _: self._show(*self.shared.both()))
+
+    def _make_switches(self) -> None:
+        self.switches = {
+            name: widgets.Checkbox(
+                description=self._infos[f"boost.{name}"].title,
+                tooltip=self._infos[f"boost.{name}"].description,
+                indent=False,
+                layout=widgets.Layout(width="auto", margin="0"),
+            )
+            for name in SWITCHES
+        }
+        self._switch_notes = {name: text_of("") for name in SWITCHES}
+        for name, switch in self.switches.items():
+            self.on_change(switch, functools.partial(self._turn, name))
+
+    def _make_sections(self) -> None:
+        paths = [path for path in self._infos if path.removeprefix("boost.") not in SWITCHES]
+        self._paths: dict[str, list[str]] = {}
+        for path in paths:
+            self._paths.setdefault(path.partition(".")[0], []).append(path)
+        self._boxes = {section: column() for section in self._paths}
+        self.sections = widgets.Accordion(
+            children=tuple(self._boxes.values()),
+            titles=tuple(self._title(section) for section in self._paths),
+            layout=widgets.Layout(width="100%"),
+        )
+        self.on_change(self.sections, self._open_section, "selected_index")
+
+    def _make_file_row(self, path: Path) -> None:
+        small = {"width": "auto", "margin": "0"}
+        self.json = widgets.Textarea(
+            rows=16,
+            continuous_update=False,
+            layout=widgets.Layout(width="100%", margin="0"),
+            tooltip="The whole configuration; edit it, or drop text into it. It is taken when you leave the field.",
+        )
+        self.json.add_class("wb-json")
+        self._json_problem = text_of("")
+        self._copy = text_of(
+            f'<button type="button" class="wb-plain-button" title="Copy the JSON" onclick="{html.escape(_COPY)}">'
+            "Copy</button>"
+        )
+        self.path = widgets.Text(
+            value=str(path),
+            continuous_update=False,
+            layout=widgets.Layout(width="180px", margin="0"),
+            tooltip="File that Save writes and Load reads",
+        )
+        self.save_button = widgets.Button(description="Save", tooltip="Write the file", layout=small)
+        self.load_button = widgets.Button(description="Load", tooltip="Read the file", layout=small)
+        self.upload = widgets.FileUpload(
+            accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", layout=small
+        )
+        self._file_note = text_of("")
+        self.on_change(self.json, self._take_json)
+        self.save_button.on_click(self.guarded(lambda _: self._save()))
+        self.load_button.on_click(self.guarded(lambda _: self._load()))
+        self.on_change(self.upload, self._take_upload)
+
+    def _title(self, section: str) -> str:
+        switch = self._infos.get(f"boost.{section}")
+        return switch.title if switch is not None else _SECTION_TITLES.get(section, section)
+
+    # -- what the user does --------------------------------------------------------------------------------------------
+
+    def _choose_preset(self, level: str | None) -> None:
+        if level is not None:
+            config = self.shared.config
+            switches: dict[str, Any] = {f"boost.{name}": None for name in SWITCHES}
+            self.shared.set(config.with_values({"boost.mode": "auto", **switches}), level)
+
+    def _turn(self, name: str, on: bool) -> None:
+        config, level = self.shared.both()
+        self.shared.set(with_switch(config, level, name, on=on))
+
+    def _open_section(self, index: int | None) -> None:
+        if index is not None:
+            self._fill(list(self._paths)[index])
+
+    def _edit(self, control: ParameterControl) -> None:
+        try:
+            self.shared.change({control.info.path: control.value})
+        except ConfigError as error:
+            control.refuse(str(error))
+
+    def _take_json(self, text: str) -> None:
+        self._take_document(text, "boost_config.json", self._json_problem)
+
+    def _take_upload(self, files: Any) -> None:
+        for file in files:
+            self._take_document(bytes(file["content"]), str(file["name"]), self._file_note)
+
+    def _take_document(self, document: str | bytes, name: str, answer: widgets.HTML) -> None:
+        try:
+            text = document if isinstance(document, str) else document.decode("utf-8-sig")
+            values = parse_json(text, name)
+            if not isinstance(values, dict):
+                raise ConfigError(f"{name}: must hold an object of sections, got {shown(values)}")
+            config = BoostConfig.from_dict(values)
+        except UnicodeDecodeError as error:
+            answer.value = error_html(f"{name}: is not UTF-8 text (byte {error.start})")
+        except ConfigError as error:
+            answer.value = error_html(str(error))
+        else:
+            self._accept(config)
+            answer.value = note_html(f"took {name}") if answer is self._file_note else ""
+
+    def _save(self) -> None:
+        path = Path(self.path.value).expanduser()
+        try:
+            self.shared.config.save(path)
+        except OSError as error:
+            self._file_note.value = error_html(f"{path}: cannot be written ({error.strerror or error})")
+        else:
+            self._file_note.value = note_html(f"wrote `{path.absolute()}`")
+
+    def _load(self) -> None:
+        path = Path(self.path.value).expanduser()
+        try:
+            config = BoostConfig.from_json(path)
+        except ConfigError as error:
+            self._file_note.value = error_html(str(error))
+        else:
+            self._accept(config)
+            self._file_note.value = note_html(f"read `{path.absolute()}`")
+
+    def _accept(self, config: BoostConfig) -> None:
+        """Take a whole configuration; what was being mended in a field is given up for it."""
+        with self._lock:
+            self._shown.clear()
+        self.shared.set(config)
+        self._show(*self.shared.both())
+
+    # -- what it shows -------------------------------------------------------------------------------------------------
+
+    def _fill(self, section: str) -> None:
+        """Make the controls of a section when they are first looked at: all at once would be a thousand widgets."""
+        with self._lock:
+            if section not in self._boxes or self._boxes[section].children:
+                return
+            leaves = self.shared.config.leaves()
+            made = [control_for(self._infos[path], leaves[path]) for path in self._paths[section]]
+            for control in made:
+                control.observe(self.guarded(self._edit))
+                self._controls[control.info.path] = control
+            cards = [
+                text_of(f"<details><summary>{words(f'{m.title}: {m.summary}')}</summary>{card_html(m.name)}</details>")
+                for m in METHODS
+                if m.section == section
+            ]
+            self._boxes[section].children = (*cards, *(control.widget for control in made))
+            self._show_controls(self._plan()[0])
+
+    def _show(self, config: BoostConfig, level: str) -> None:
+        if self.closed:
+            return
+        with self._lock, self.showing():
+            plan, problem = self._plan()
+            self._refusals = switch_refusals(config, level, self.ranks.value)
+            self._show_preset(config, level)
+            self._show_switches(config, level, plan)
+            self._show_controls(plan)
+            self._in_effect.value = _in_effect_html(plan, problem)
+            self.json.value = json.dumps(config.to_dict(), indent=2)
+            self._json_problem.value = ""
+            self._difference.value = _difference_html(config)
+
+    def _plan(self) -> tuple[Plan | None, str]:
+        try:
+            return self.shared.plan(self.ranks.value), ""
+        except ConfigError as error:
+            return None, str(error)
+
+    def _show_preset(self, config: BoostConfig, level: str) -> None:
+        preset = config.boost.mode == "auto"
+        self.presets.value = level if preset else None
+        self._preset_note.value = "" if preset else faint(f"own switches (mode {config.boost.mode})")
+
+    def _show_switches(self, config: BoostConfig, level: str, plan: Plan | None) -> None:
+        asked = requested_switches(config, level)
+        dropped = {entry.name: entry.reason for entry in plan.dropped} if plan is not None else {}
+        for name, switch in self.switches.items():
+            on = getattr(plan, name) if plan is not None else asked[name]
+            reason = "" if on else dropped.get(name, self._refusals[name])
+            switch.value = on
+            switch.disabled = bool(reason)
+            self._switch_notes[name].value = faint(reason) if reason else ""
+
+    def _show_controls(self, plan: Plan | None) -> None:
+        leaves = self.shared.config.leaves()
+        for path, control in self._controls.items():
+            # What is being mended stays as it was typed until the value itself becomes another one.
+            if not control.problem or self._shown.get(path, self) != leaves[path]:
+                control.set(_as_shown(leaves[path]))
+            control.disable(idle_reason(plan, path, self._refusals) if plan is not None else "")
+        if "grad_freeze.freeze_p" in self._controls:
+            share = 100 * self.shared.config.grad_freeze.frozen_share()
+            self._controls["grad_freeze.freeze_p"].note(f"frozen steps: {share:.3g} %")
+        self._shown = leaves
+
+
+@functools.cache
+def card_html(name: str) -> str:
+    """Return a method's card as HTML.
+
+    Args:
+        name: Name of the method in the catalogue.
+
+    Raises:
+        KeyError: When there is no such method.
+    """
+    method = {method.name: method for method in METHODS}[name]
+    # Raw HTML in a card would be shown as text, not obeyed.
+    rendered: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(method.card())
+    return rendered.replace("<table>", '<table class="wb-table">').replace("<h1>", "<h4>").replace("</h1>", "</h4>")
+
+
+_RANKS_HELP = "Number of ranks this configuration is planned for; it decides whether AdaSum can be in effect."
+
+_SECTION_TITLES = {
+    "boost": "Mode",
+    "common": "Several ranks (common)",
+    "loss_scale": "Loss scale",
+    "amp": "Mixed precision (amp)",
+    "optimizer": "Optimizer",
+    "snapshots": "Weight snapshots",
+    "compatibility": "Compatibility with MindSpore",
+}
+
+
+def _as_shown(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _in_effect_html(plan: Plan | None, problem: str) -> str:
+    if plan is None:
+        return error_html(problem)
+    dropped = "".join(f"<li>{words(entry.reason)}</li>" for entry in plan.dropped)
+    return f'<div role="status">{words(plan.summary())}</div>' + (
+        f'<ul class="wb-faint">{dropped}</ul>' if dropped else ""
+    )
+
+
+def _difference_html(config: BoostConfig) -> str:
+    rows = [
+        (f"`{path}`", "unset" if here is None else shown(here), "unset" if there is None else shown(there))
+        for path, (here, there) in config.diff(BoostConfig()).items()
+        if path != "provenance"
+    ]
+    return table(("Parameter", "Here", "Default"), rows) if rows else faint("nothing")
