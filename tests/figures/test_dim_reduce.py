@@ -67,7 +67,7 @@ def test_the_figure_shows_both_runs_the_search_and_the_condition() -> None:
     (target,) = [note for note in figure.layout.annotations if "end of the warm-up" in note.text]
     assert target.y == pytest.approx(-1)  # 0.1 on a logarithmic axis
     assert [shape.y0 for shape in figure.layout.shapes] == [0.1]
-    assert figure.layout.yaxis2.title.text == "Accepted rho, seed 0"
+    assert figure.layout.yaxis2.title.text == "Accepted rho<br>(seed 0)"
     assert figure.layout.yaxis3.type == "log"
     assert figure.layout.xaxis3.title.text == "Step (micro-batches)"
     stars = [trace for trace in figure.data if trace.marker.symbol == "star"]
@@ -84,3 +84,18 @@ def test_records_will_do_and_nothing_is_said_of_nothing() -> None:
     assert np.isnan(numbers.mean_trials)
     assert len(dim_reduce_figure([]).data) == 0
     assert len(dim_reduce_figure([SubspacePair("run", [], [], [])]).data) == 0
+
+
+def test_a_run_that_goes_on_is_drawn_from_its_steps() -> None:
+    records = [StepRecord(i, 0.0, 1.0, 0.5 / (i + 1), columns={"dim_reduce.rho": 1.0}) for i in range(3)]
+    numbers = dim_reduce_numbers(SubspacePair("now", [], [], records))
+    assert [numbers.x.tolist(), numbers.loss.tolist()] == [[0, 1, 2], [0.5, 0.25, 0.5 / 3]]
+    figure = dim_reduce_figure([SubspacePair("now", [], [], records)])
+    assert figure.layout.title.text == "How does DimReduce find its steps?"
+
+
+def test_a_log_axis_has_a_tick_per_decade_or_more() -> None:
+    wide = SubspacePair("wide", [], [(1, 1.0), (2, 1e-4)], pair().steps)
+    assert dim_reduce_figure([wide]).layout.yaxis.dtick == 1
+    narrow = SubspacePair("narrow", [], [(1, 1.0), (2, 0.4)], pair().steps)
+    assert dim_reduce_figure([narrow]).layout.yaxis.dtick == "D2"

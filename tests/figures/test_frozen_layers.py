@@ -99,3 +99,8 @@ def test_the_time_saved_stands_beside_its_limit() -> None:
     slower = frozen_layers_figure([0, 1], 2, saved=TimeSaved(-0.02))
     assert slower.layout.title.text.endswith("which made a step 2 % longer")
     assert slower.data[-1].name == "time saved"
+
+
+def test_an_interval_around_nothing_claims_nothing() -> None:
+    figure = frozen_layers_figure([0, 1], 2, saved=TimeSaved(0.02, -0.03, 0.07))
+    assert figure.layout.title.text.endswith("changed the step time too little to tell (-3 to +7 % saved)")

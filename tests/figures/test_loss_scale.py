@@ -76,7 +76,7 @@ def test_the_figure_names_every_mark_and_its_axes() -> None:
     assert len(set(symbols)) == len(symbols) == 5
     assert figure.layout.xaxis.title.text == "Step (micro-batches)"
     assert "log2" in figure.layout.yaxis.title.text
-    assert figure.layout.title.text == "The loss scale stands at 2<sup>3</sup> after 2 overflows"
+    assert loss_scale_figure(STEPS).layout.title.text == "The loss scale stands at 2<sup>3</sup> after 2 overflows"
     assert "40 % of 5 steps wasted" in figure.layout.title.subtitle.text
     assert figure.data[-1].customdata[1][1] == " in a, b, c, d and 2 more"
     assert all(trace.hovertemplate.rstrip().endswith(".<extra></extra>") for trace in figure.data)
@@ -127,3 +127,24 @@ def test_more_overflows_than_can_be_told_apart_are_counted_in_the_subtitle() -> 
     figure = loss_scale_figure(_long_run(20_000, 2))
     assert len(figure.data[-1].x) == 4000
     assert "4\u202f000 marks drawn for 10\u202f000 overflows" in figure.layout.title.subtitle.text
+
+
+def test_marks_of_a_change_stand_on_the_corner_of_the_line() -> None:
+    figure = loss_scale_figure(STEPS)
+    growth = next(trace for trace in figure.data if trace.name == "growth")
+    assert list(growth.x) == [3]  # step 2 let it grow; step 3 is the first that used it
+    assert growth.customdata.tolist() == [[2, 16]]
+
+
+def test_a_collapse_is_the_answer() -> None:
+    assert loss_scale_figure(STEPS, EVENTS).layout.title.text.startswith("The loss scale collapsed")
+
+
+def test_the_first_overflows_are_told_from_later_ones() -> None:
+    steps = [_record(i, 2.0 ** (9 - min(i, 3)), 2.0 ** (8 - min(i, 2)), overflow=i < 3 or i == 5) for i in range(8)]
+    assert loss_scale_numbers(steps).n_first_overflows == 3
+    assert "; 3 of 4 overflows were the initial search" in loss_scale_figure(steps).layout.title.subtitle.text
+    # Over windows of two: the micro-batch in the middle of a window is no update that went through.
+    windows = [_record(i, 8.0, 4.0, overflow=i % 2 == 1 and i < 4, accumulated=1 + i % 2) for i in range(8)]
+    assert loss_scale_numbers(windows).n_first_overflows == 2
+    assert loss_scale_numbers([]).n_first_overflows == 0

@@ -38,7 +38,7 @@ def test_trials_are_placed_by_speed_and_shown_metric() -> None:
     numbers = speed_accuracy_numbers(TRIALS, metric=ACCURACY, allowed_drops={"o1": 0.05})
     assert [(p.number, p.speedup, round(p.metric, 9), p.kind) for p in numbers.trials] == [
         (1, 1.25, 89.0, "within the allowed drop"),
-        (2, 2.0, 80.0, "beyond it"),
+        (2, 2.0, 80.0, "beyond the allowed drop"),
         (3, 0.8, 20.0, "pruned or failed"),
     ]
     assert numbers.baseline == 90.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,7 @@ class SubspacePair:
     Args:
         label: Name, for example ``"seed 3"``.
         warm_up: Evaluations of the first run: pairs (micro-batches done, loss).
-        reduced: Evaluations of the second run.
+        reduced: Evaluations of the second run; empty draws the losses of its steps, as of a run that goes on.
         steps: Step table or records of the second run, with the columns of DimReduce.
         events: Its event table or records; None when there are none.
     """
@@ -109,6 +110,10 @@ def dim_reduce_numbers(pair: SubspacePair, *, limit: int = MAXIMUM_POINTS) -> Di
     taken = taken[thin_indices(step[taken], rho[taken], limit)]
     known = known[thin_indices(step[known], condition[known], limit)]
     first, second = np.array(pair.warm_up, np.float64).reshape(-1, 2), np.array(pair.reduced, np.float64).reshape(-1, 2)
+    if not len(second):
+        loss = column(frame, "loss")
+        drawn = thin_indices(step, loss, limit)
+        second = np.stack([step[drawn], loss[drawn]], axis=1)
     target = float(first[-1, 1]) if len(first) else float("nan")
     shares = explained[np.isfinite(explained)]
     return DimReduceNumbers(
@@ -162,13 +167,23 @@ def dim_reduce_figure(
         margin={"b": 96},
     )
     figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", row=3, col=1)
-    figure.update_yaxes(title_text=f"{plain(loss_name)} (log)", type="log", exponentformat="power", row=1, col=1)
-    figure.update_yaxes(title_text=f"Accepted rho, {label}", range=[-0.08, 1.08], row=2, col=1)
-    figure.update_yaxes(title_text=f"Condition (log), {label}", type="log", exponentformat="power", row=3, col=1)
+    losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up_loss)])
+    figure.update_yaxes(title_text=f"{plain(loss_name)} (log)", **_log_axis(losses), row=1, col=1)
+    figure.update_yaxes(title_text=f"Accepted rho<br>({label})", range=[-0.08, 1.08], row=2, col=1)
+    figure.update_yaxes(title_text=f"Condition, log<br>({label})", **_log_axis(numbers[0].condition), row=3, col=1)
     return figure
 
 
+def _log_axis(values: npt.NDArray[np.float64]) -> dict[str, Any]:
+    """Return a log axis with a tick per decade, or at 1, 2 and 5 where there is less than a decade and a half."""
+    good = values[np.isfinite(values) & (values > 0)]
+    decades = float(np.log10(good.max() / good.min())) if good.size else 0.0
+    return {"type": "log", "exponentformat": "power", "dtick": max(1, round(decades / 6)) if decades > 1.5 else "D2"}
+
+
 def _answer(numbers: Sequence[DimReduceNumbers]) -> str:
+    if not any(np.isfinite(one.target) for one in numbers):
+        return "How does DimReduce find its steps?"
     there = [one for one in numbers if np.isfinite(one.reached)]
     sooner = [one for one in there if one.reached < one.warm_up_steps]
     if not there:

@@ -142,9 +142,10 @@ def time_saved_in_run(
     saved = 1 - weights @ middles / middles[0]
     share = 1 - float(weights @ [np.median(kind) for kind in kinds] / np.median(full))
     low, high = np.quantile(saved, [0.025, 0.975])
-    backward = column(frame, "time.backward")[frozen == 0]
+    backward, whole = column(frame, "time.backward")[frozen == 0], times[frozen == 0]
+    timed = np.isfinite(backward) & np.isfinite(whole)
     numbers = frozen_layers_numbers(frame, n_groups, work=work)
-    limit = float(np.nanmedian(backward) / np.median(full)) if np.isfinite(backward).any() else float("nan")
+    limit = float(backward[timed].sum() / whole[timed].sum()) if timed.any() else float("nan")
     return TimeSaved(share, float(low), float(high), limit * numbers.frozen_work_share)
 
 
@@ -194,6 +195,7 @@ def frozen_layers_figure(
         marker={"color": BLUE},
         text=[f"{100 * share:.0f} %" for share in numbers.frozen_share_by_group],
         textposition="auto",
+        textangle=0,
         name="share of steps frozen",
         hovertemplate="Group %{y} is frozen in %{x:.1f} % of all steps.<extra></extra>",
         row=1,
@@ -217,7 +219,12 @@ def frozen_layers_figure(
         },
     )
     figure.update_yaxes(
-        title_text="Group (1 = input)", tickvals=_group_ticks(numbers.n_groups), autorange="reversed", row=1, col=1
+        title_text="Group (1 = input)",
+        tickvals=_group_ticks(numbers.n_groups),
+        autorange="reversed",
+        showgrid=False,
+        row=1,
+        col=1,
     )
     figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False, row=1, col=1)
     figure.update_xaxes(title_text="Steps frozen (%)", range=[0, 100], row=1, col=2)
@@ -231,7 +238,7 @@ def _panes(height: int, with_time: bool) -> go.Figure:
     return make_subplots(
         rows=2,
         row_heights=[height, _TIME_HEIGHT - 60],
-        vertical_spacing=0.24,
+        vertical_spacing=0.2,
         specs=[[{}, {}], [{"colspan": 2}, None]],
         **columns,
     )
@@ -265,15 +272,23 @@ def _add_time(figure: go.Figure, saved: TimeSaved) -> None:
         figure.add_scatter(
             x=[100 * saved.limit],
             y=["saved"],
-            mode="markers+text",
-            marker={"symbol": "line-ns-open", "size": 34, "color": ORANGE, "line": {"width": 3, "color": ORANGE}},
-            text=["limit "],
-            textposition="middle left" if saved.limit > 0.7 else "middle right",
+            mode="markers",
+            marker={"symbol": "line-ns-open", "size": 40, "color": ORANGE, "line": {"width": 3, "color": ORANGE}},
             name="limit",
             hovertemplate="If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
             "<extra></extra>",
             row=2,
             col=1,
+        )
+        figure.add_annotation(
+            text=f"limit {percent(saved.limit)}",
+            x=100 * saved.limit,
+            xref="x3",
+            y=1,
+            yref="y3 domain",
+            yanchor="bottom",
+            showarrow=False,
+            font={"size": 12},
         )
     ends = [100 * value for value in (0.0, saved.share, saved.low, saved.high, saved.limit) if np.isfinite(value)]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
@@ -283,6 +298,8 @@ def _add_time(figure: go.Figure, saved: TimeSaved) -> None:
 
 
 def _effect(saved: TimeSaved) -> str:
+    if saved.low <= 0 <= saved.high:
+        return f"changed the step time too little to tell ({100 * saved.low:+.0f} to {100 * saved.high:+.0f} % saved)"
     if saved.share >= 0:
         limit = f" (limit {percent(saved.limit)})" if np.isfinite(saved.limit) else ""
         return f"saved {percent(saved.share)} of the step time{limit}"

@@ -144,7 +144,6 @@ def group_scales_figure(
                 "dash": _DASHES[index % len(_DASHES)],
             },
             name=name,
-            legendgroup=name,
             customdata=np.exp2(group.log2),
             hovertemplate=f"At step %{{x:,}} the loss scale of {name} was %{{customdata:,.6g}}.<extra></extra>",
         )
@@ -253,11 +252,15 @@ def _costs(numbers: GroupScalesNumbers) -> str:
 
 def _add_marks(figure: go.Figure, groups: Sequence[GroupScaleLine]) -> None:
     kinds: tuple[tuple[str, Mapping[str, Any], str], ...] = (
-        ("growth", {"symbol": "triangle-up", "size": 8}, "After step %{x:,} the scale of %{customdata} grew."),
+        (
+            "growth",
+            {"symbol": "triangle-up", "size": 8},
+            "After step %{customdata[0]:,} the scale of %{customdata[1]} grew.",
+        ),
         (
             "overflow",
             {"symbol": "x", "size": 9, "color": VERMILLION},
-            "Step %{x:,} overflowed in %{customdata}, whose scale fell.",
+            "Step %{customdata[0]:,} overflowed in %{customdata[1]}, whose scale fell.",
         ),
     )
     for kind, style, sentence in kinds:
@@ -267,14 +270,14 @@ def _add_marks(figure: go.Figure, groups: Sequence[GroupScaleLine]) -> None:
             if not steps.size:
                 continue
             figure.add_scatter(
-                x=steps,
+                x=steps + 1 if kind == "growth" else steps,  # a new scale is in force from the next step on
                 y=heights,
                 mode="markers",
                 marker={"color": COLORWAY[index % len(COLORWAY)], **style},
                 name=kind,
-                legendgroup=plain(group.name),
+                legendgroup=kind,
                 showlegend=first,
-                customdata=[plain(group.name)] * steps.size,
+                customdata=[[step, plain(group.name)] for step in steps.tolist()],
                 hovertemplate=sentence + "<extra></extra>",
             )
             first = False

@@ -49,6 +49,7 @@ class LossScaleNumbers:
         marks: Steps and log2 scale of ``"growth"``, ``"back-off"``, ``"floor"`` and ``"collapse"``.
         n_steps: Micro-batches in the record.
         n_overflows: Overflows in the record, drawn or not.
+        n_first_overflows: Those before the first update that was applied: the search for a scale that works.
         wasted_share: Share of all micro-batches whose gradient was thrown away, in [0, 1].
         last_log2: log2 of the last known scale; NaN when there is none.
     """
@@ -61,6 +62,7 @@ class LossScaleNumbers:
     marks: Mapping[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
     n_steps: int
     n_overflows: int
+    n_first_overflows: int
     wasted_share: float
     last_log2: float
 
@@ -104,6 +106,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
         marks=marks,
         n_steps=len(frame),
         n_overflows=int(overflows.size),
+        n_first_overflows=_first_overflows(column(frame, "accumulated", 1.0), overflow),
         wasted_share=min(1.0, wasted / len(frame)) if len(frame) else float("nan"),
         last_log2=float("nan") if last is None else float(after[last] if np.isfinite(after[last]) else used[last]),
     )
@@ -150,6 +153,8 @@ def loss_scale_figure(
 
 
 def _answer(numbers: LossScaleNumbers) -> str:
+    if numbers.marks["collapse"][0].size:
+        return f"The loss scale collapsed: at its floor, {power_of_two(numbers.last_log2)}, steps went on overflowing"
     if numbers.n_overflows == 0:
         return f"No overflow: the loss scale stands at {power_of_two(numbers.last_log2)}"
     return (
@@ -159,9 +164,19 @@ def _answer(numbers: LossScaleNumbers) -> str:
 
 def _costs(numbers: LossScaleNumbers) -> str:
     text = f"{percent(numbers.wasted_share)} of {counted(numbers.n_steps, 'step')} wasted on updates that were skipped"
+    if numbers.n_first_overflows > 1:
+        # People ask whether an overflow is normal: those at the start are, a scale that starts high has to come down.
+        text += f"; {numbers.n_first_overflows} of {numbers.n_overflows} overflows were the initial search for a scale"
     if numbers.overflow_steps.size < numbers.n_overflows:
         text += f"; {counted(numbers.overflow_steps.size, 'mark')} drawn for {counted(numbers.n_overflows, 'overflow')}"
     return text
+
+
+def _first_overflows(accumulated: npt.NDArray[np.float64], overflow: npt.NDArray[np.bool_]) -> int:
+    """Count the overflows before the first window without one; a window ends where its count of batches does."""
+    ends = np.append(accumulated[1:] <= accumulated[:-1], True) if accumulated.size else np.empty(0, dtype=bool)
+    good = np.flatnonzero(ends & ~overflow)
+    return int(overflow[: good[0] if good.size else None].sum())
 
 
 def _log2(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -207,10 +222,25 @@ def _policy_trace(name: str, trace: npt.ArrayLike, frame: Any, index: int) -> go
 
 
 _MARK_STYLE: dict[str, tuple[str, str, int, str]] = {
-    "growth": ("triangle-up", GREEN, 8, "After step %{x:,} the scale grew to %{customdata:,.6g}."),
-    "back-off": ("triangle-down", ORANGE, 9, "After step %{x:,} the scale backed off to %{customdata:,.6g}."),
-    "floor": ("line-ew-open", PURPLE, 14, "At step %{x:,} the scale reached its floor, %{customdata:,.6g}."),
-    "collapse": ("star", VERMILLION, 15, "At step %{x:,} the scale collapsed: it stayed at its floor and overflowed."),
+    "growth": ("triangle-up", GREEN, 8, "After step %{customdata[0]:,} the scale grew to %{customdata[1]:,.6g}."),
+    "back-off": (
+        "triangle-down",
+        ORANGE,
+        9,
+        "After step %{customdata[0]:,} the scale backed off to %{customdata[1]:,.6g}.",
+    ),
+    "floor": (
+        "line-ew-open",
+        PURPLE,
+        14,
+        "At step %{customdata[0]:,} the scale reached its floor, %{customdata[1]:,.6g}.",
+    ),
+    "collapse": (
+        "star",
+        VERMILLION,
+        15,
+        "At step %{customdata[0]:,} the scale collapsed: it stayed at its floor and overflowed.",
+    ),
 }
 
 
@@ -227,14 +257,15 @@ def _add_marks(figure: go.Figure, numbers: LossScaleNumbers) -> None:
             continue
         rare = name in {"floor", "collapse"}
         figure.add_scatter(
-            x=steps,
+            # What a step changed is in force from the next one on: there is the corner of the line.
+            x=steps if name == "collapse" else steps + 1,
             y=heights,
             mode="markers+text" if rare else "markers",
             text=[name] * steps.size if rare and steps.size <= 5 else None,
             textposition="top center",
             marker={"symbol": symbol, "size": size, "color": colour, "line": {"width": 2 if rare else 0}},
             name=name,
-            customdata=np.exp2(heights),
+            customdata=np.stack([steps, np.exp2(heights)], axis=1),
             hovertemplate=sentence + "<extra></extra>",
         )
     if numbers.overflow_steps.size:

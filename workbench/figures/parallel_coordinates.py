@@ -16,7 +16,17 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.figures.labels import compact, counted, plain
-from workbench.figures.theme import BLUE, GREY, ORANGE, SKY, Theme, empty_figure, new_figure, translucent
+from workbench.figures.theme import (
+    BLUE,
+    GREY,
+    LABEL_BACKGROUND,
+    ORANGE,
+    SKY,
+    Theme,
+    empty_figure,
+    new_figure,
+    translucent,
+)
 from workbench.records import TrialRecord
 
 __all__ = [
@@ -157,7 +167,7 @@ def parallel_coordinates_figure(
         chosen = [line for line in numbers.lines if line.kind == kind]
         if chosen:
             figure.add_trace(_trace(kind, chosen, numbers.axes))
-    _lay_out(figure, numbers)
+    _lay_out(figure, numbers, theme)
     return figure
 
 
@@ -212,7 +222,7 @@ def _trace(kind: str, lines: Sequence[ParallelLine], axes: Sequence[ParallelAxis
     )
 
 
-def _lay_out(figure: go.Figure, numbers: ParallelCoordinatesNumbers) -> None:
+def _lay_out(figure: go.Figure, numbers: ParallelCoordinatesNumbers, theme: Theme) -> None:
     has_unused = any(height is None for line in numbers.lines for height in line.heights)
     names = [_wrapped(axis.name) + ("<br>(log)" if axis.is_log else "") for axis in numbers.axes]
     figure.update_xaxes(
@@ -244,9 +254,10 @@ def _lay_out(figure: go.Figure, numbers: ParallelCoordinatesNumbers) -> None:
             "showarrow": False,
             "xanchor": "left",
             "yanchor": "middle",
-            "xshift": 8,
+            "xshift": 9,
             "font": {"size": 11},
-            "opacity": 0.9,
+            "bgcolor": LABEL_BACKGROUND[theme],
+            "borderpad": 1,
         }
         for position, axis in enumerate(numbers.axes)
         for height, text in axis.ticks

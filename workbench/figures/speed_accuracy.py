@@ -16,6 +16,7 @@ from workbench.figures.theme import (
     GREY,
     ORANGE,
     PURPLE,
+    SKY,
     VERMILLION,
     Theme,
     empty_figure,
@@ -37,7 +38,7 @@ class TrialPoint:
     """One trial in the plane: relative speed (1 = O0, larger is faster) and shown metric."""
 
     number: int
-    kind: str  # "within the allowed drop", "beyond it" or "pruned or failed"
+    kind: str  # "within the allowed drop", "beyond the allowed drop" or "pruned or failed"
     speedup: float
     metric: float
     text: str
@@ -175,7 +176,7 @@ def speed_accuracy_figure(
 
 _TRIAL_STYLES: dict[str, dict[str, Any]] = {
     "within the allowed drop": {"symbol": "circle", "size": 9, "color": BLUE, "opacity": 0.8},
-    "beyond it": {"symbol": "circle-open", "size": 9, "color": GREY, "line": {"width": 1.8}},
+    "beyond the allowed drop": {"symbol": "circle-open", "size": 9, "color": GREY, "line": {"width": 1.8}},
     "pruned or failed": {"symbol": "x-thin-open", "size": 8, "color": GREY, "line": {"width": 1.6}},
 }
 
@@ -189,7 +190,7 @@ _CANDIDATE_STYLES: dict[Verdict, tuple[str, str]] = {
 def _trial_point(trial: TrialRecord, metric: MetricScale) -> TrialPoint:
     # Without a guard a relative time of 0, which only a broken clock gives, would stop the report from opening.
     speedup = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else float("nan")
-    kind = "within the allowed drop" if trial.feasible else "beyond it"
+    kind = "within the allowed drop" if trial.feasible else "beyond the allowed drop"
     if trial.state != "complete":
         kind = "pruned or failed"
     text = (
@@ -263,8 +264,9 @@ def _add_front(figure: go.Figure, numbers: SpeedAccuracyNumbers, low: float, hig
         y=[min(max(value, low), high) for _, value in numbers.front],
         mode="lines",
         # Down first, then on: whatever lies below and left of this staircase is beaten by one of its corners.
-        line={"shape": "vh", "width": 1.6, "color": translucent(BLUE, 0.55)},
+        line={"shape": "vh", "width": 1.6, "color": translucent(SKY, 0.8)},
         name="Pareto front: no trial is both faster and better",
+        legendrank=1001,  # drawn beneath the points, named after them
         hoverinfo="skip",
     )
 

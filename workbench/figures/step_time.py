@@ -85,19 +85,29 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
             text=[f"{plain(part)} {compact(value)}" for value in values],
             textposition="inside",  # each part says its name, so that colour is not needed to tell them apart
             insidetextanchor="middle",
+            textangle=0,
             hovertemplate="In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.<extra></extra>",
         )
     figure.update_xaxes(title_text="Time per step (ms)", rangemode="tozero")
     figure.update_yaxes(title_text="", autorange="reversed", showgrid=False)
     figure.update_layout(
-        barmode="stack", showlegend=True, bargap=0.35, margin={"b": 92}, legend={"traceorder": "normal"}
+        uniformtext={"minsize": 11, "mode": "hide"},  # what does not fit is told by legend and hover text
+        barmode="stack",
+        showlegend=True,
+        bargap=0.35,
+        margin={"b": 92},
+        legend={"traceorder": "normal"},
     )
     return figure
 
 
 def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:
     if len(timed) != 1:
-        return _QUESTION
+        known = {label: numbers.step_ms for label, numbers in timed.items() if numbers.step_ms > 0}
+        if len(known) < 2:
+            return _QUESTION
+        short, long = min(known, key=lambda label: known[label]), max(known, key=lambda label: known[label])
+        return f"A step of {short} takes {compact(known[short])} ms, one of {long} {compact(known[long])} ms"
     numbers = next(iter(timed.values()))
     largest = max(numbers.parts, key=lambda part: numbers.parts[part])
     return f"Most of a step's {compact(numbers.step_ms)} ms goes to {largest}"

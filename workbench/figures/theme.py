@@ -21,6 +21,7 @@ __all__ = [
     "FIGURE_CONFIG",
     "GREEN",
     "GREY",
+    "LABEL_BACKGROUND",
     "ORANGE",
     "PURPLE",
     "SKY",
@@ -70,6 +71,13 @@ _GRID: Final[dict[Theme, str]] = {
     "light": "rgba(36,41,47,0.12)",
     "dark": "rgba(216,221,228,0.14)",
 }
+# Behind labels that stand on lines; neither page is known for "auto", so it only dims what is behind.
+LABEL_BACKGROUND: Final[dict[Theme, str]] = {
+    "auto": "rgba(128,136,148,0.22)",
+    "light": "rgba(255,255,255,0.8)",
+    "dark": "rgba(17,20,24,0.75)",
+}
+
 _HOVER: Final[dict[Theme, tuple[str, str]]] = {
     "auto": ("#24292F", "#F6F8FA"),
     "light": ("#FFFFFF", "#24292F"),
