@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 from torch.optim import SGD
 
@@ -24,12 +26,43 @@ from workbench.training import AutoBoost, BoostTrainOneStepCell, WithLossCell, a
 SHAPES = [(1,), (2,), (3,), (5,), (7,), (128, 3), (), (4, 1, 5)]
 ADASUM = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True}}
 SCALED = {"boost": {"mode": "manual"}, "loss_scale": {"kind": "dynamic", "init": 1024.0}}
+FREEZING = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
+    "grad_freeze": {"param_groups": 3, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 12},
+}
 OVERFLOWING_RANK, OVERFLOWING_STEP = 1, 2
 
 
 def network(seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 2))
+
+
+def chain(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for i in range(15):
+        layers += [nn.Linear(3 if i == 0 else 6, 6, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(6, 2))
+
+
+def mean_square(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(net(x), y)
+
+
+def write_snapshots(folder: Path) -> None:
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(1)
+    for number in range(8):
+        weights = {name: torch.randn(p.shape, generator=generator) for name, p in network(0).named_parameters()}
+        save_file(weights, folder / f"snapshot_{number:06d}.safetensors")
+
+
+def dim_reduce_config(snapshots: Path) -> dict[str, Any]:
+    return {
+        "boost": {"mode": "manual", "dim_reduce": True},
+        "dim_reduce": {"n_components": 6, "alpha": 0.1, "weight_load_dir": str(snapshots), "timeout": 60},
+    }
 
 
 def data(step: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -135,6 +168,36 @@ def accumulation_under_ddp(rank: int) -> dict[str, Any]:
     return accumulation(rank, ddp=True)
 
 
+def freezing(rank: int) -> dict[str, Any]:
+    net = chain(seed=rank)
+    boosted = apply(FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    boosted.distribute()
+    groups = []
+    for step in range(9):
+        x, y = data(step, rank)
+        groups.append(boosted.frozen_groups)
+        boosted.backward(nn.functional.mse_loss(boosted.model(x), y))
+        boosted.step()
+    boosted.finish()
+    return {"weights": [p.detach() for p in net.parameters()], "groups": groups}
+
+
+def dim_reduce(rank: int) -> dict[str, Any]:
+    """Train with six components; every rank holds its share of them."""
+    net = network(seed=rank).double()
+    snapshots = Path(sys.argv[1]) / "snapshots"
+    boosted = apply(dim_reduce_config(snapshots), net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted.distribute()
+    rho = []
+    for step in range(8):
+        x, y = (tensor.double() for tensor in data(step, rank))
+        loss_now = partial(mean_square, boosted.model, x, y)
+        boosted.backward(loss_now())
+        rho.append(boosted.step(loss_now).columns["dim_reduce.rho"])
+    rows = len(boosted.update.dim_reduce.components)  # type: ignore[attr-defined]
+    return {"weights": [p.detach() for p in net.parameters()], "rho": rho, "rows": rows}
+
+
 CASES: dict[str, Callable[[int], dict[str, Any]]] = {
     case.__name__: case
     for case in (
@@ -147,6 +210,8 @@ CASES: dict[str, Callable[[int], dict[str, Any]]] = {
         overflow_with_adasum,
         accumulation_in_buckets,
         accumulation_under_ddp,
+        freezing,
+        dim_reduce,
     )
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.optim import SGD
 
 from tests.training import rank_program as program
 from workbench.algorithms.adasum import adasum_tree
+from workbench.training import apply
 
 RANKS = range(4)
 
@@ -23,6 +25,7 @@ RANKS = range(4)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run every case of rank_program.py once, with torchrun."""
     results = tmp_path_factory.mktemp("ranks")
+    program.write_snapshots(results / "snapshots")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(len(RANKS))]
     done = subprocess.run(
         [*torchrun, program.__file__, str(results)],
@@ -118,3 +121,41 @@ def test_accumulation_on_four_ranks_is_one_rank_with_all_their_data(folder: Path
         optimizer.step()
     for found, expected in zip(results[0]["weights"], net.parameters(), strict=True):
         torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_freezing_on_four_ranks_is_one_rank_with_all_their_data(folder: Path) -> None:
+    results = loaded(folder, "freezing")
+    assert_equal_bits([result["weights"] for result in results])
+    net = program.chain(seed=0)
+    alone = apply(program.FREEZING, net, SGD(net.parameters(), lr=0.1, momentum=0.9), level="O0")
+    groups = []
+    for step in range(9):
+        batches = [program.data(step, rank) for rank in RANKS]
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        groups.append(alone.frozen_groups)
+        alone.backward(nn.functional.mse_loss(net(x), y))
+        alone.step()
+    assert results[0]["groups"] == groups
+    assert len(set(groups)) == 3
+    for found, expected in zip(results[0]["weights"], net.parameters(), strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_six_components_on_four_ranks_take_the_steps_of_one(folder: Path) -> None:
+    results = loaded(folder, "dim_reduce")
+    assert [result["rows"] for result in results] == [2, 2, 1, 1]
+    assert_equal_bits([result["weights"] for result in results])
+    net = program.network(seed=0).double()
+    config = program.dim_reduce_config(folder / "snapshots")
+    alone = apply(config, net, SGD(net.parameters(), lr=0.1), level="O0")
+    rho = []
+    for step in range(8):
+        batches = [program.data(step, rank) for rank in RANKS]
+        x, y = (torch.cat(parts).double() for parts in zip(*batches, strict=True))
+        loss_now = partial(program.mean_square, net, x, y)
+        alone.backward(loss_now())
+        rho.append(alone.step(loss_now).columns["dim_reduce.rho"])
+    assert all(result["rho"] == rho for result in results)
+    assert any(value > 0 for value in rho)
+    for found, expected in zip(results[0]["weights"], net.parameters(), strict=True):
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-11)
