@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from workbench.figures import SubspacePair, dim_reduce_figure, dim_reduce_numbers
+from workbench.figures.labels import unmarked
 from workbench.records import Event, EventKind, StepRecord
 
 NAN = float("nan")
@@ -46,15 +47,17 @@ def test_numbers_of_a_small_pair_are_exact() -> None:
 def test_a_target_that_is_never_reached_is_told_as_such() -> None:
     never = SubspacePair("seed 1", [(8, 0.1)], [(2, 0.4), (4, 0.11)], pair().steps)
     assert math.isnan(dim_reduce_numbers(never).reached)
-    assert dim_reduce_figure([never]).layout.title.text.startswith("DimReduce did not reach the end loss")
+    assert unmarked(dim_reduce_figure([never]).layout.title.text).startswith("DimReduce did not reach the end loss")
 
 
 def test_the_title_counts_the_runs_that_were_sooner() -> None:
     later = SubspacePair("seed 1", [(4, 0.1)], [(4, 0.4), (8, 0.1)], pair().steps)
     figure = dim_reduce_figure([pair(), later])
-    assert "in fewer steps in 1 of 2 runs, after 6 in the median" in figure.layout.title.text  # 3 and 8
-    assert "12.5 % of the line searches failed" in figure.layout.title.subtitle.text  # told by one event in 8 steps
-    assert "explain at least 97 %" in figure.layout.title.subtitle.text
+    assert "in fewer steps in 1 of 2 runs, after 6 in the median" in unmarked(figure.layout.title.text)  # 3 and 8
+    assert "12.5 % of the line searches failed" in unmarked(
+        figure.layout.title.subtitle.text
+    )  # told by one event in 8 steps
+    assert "explain at least 97 %" in unmarked(figure.layout.title.subtitle.text)
 
 
 def test_the_figure_shows_both_runs_the_search_and_the_condition() -> None:
@@ -91,7 +94,7 @@ def test_a_run_that_goes_on_is_drawn_from_its_steps() -> None:
     numbers = dim_reduce_numbers(SubspacePair("now", [], [], records))
     assert [numbers.x.tolist(), numbers.loss.tolist()] == [[0, 1, 2], [0.5, 0.25, 0.5 / 3]]
     figure = dim_reduce_figure([SubspacePair("now", [], [], records)])
-    assert figure.layout.title.text == "How does DimReduce find its steps?"
+    assert unmarked(figure.layout.title.text) == "How does DimReduce find its steps?"
 
 
 def test_a_log_axis_has_a_tick_per_decade_or_more() -> None:

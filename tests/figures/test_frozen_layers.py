@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from workbench.figures import TimeSaved, frozen_layers_figure, frozen_layers_numbers, time_saved_in_run
+from workbench.figures.labels import unmarked
 
 
 def test_numbers_of_a_small_schedule_are_exact() -> None:
@@ -48,8 +49,8 @@ def test_wrong_arguments_are_named() -> None:
 
 def test_the_figure_answers_with_the_share_of_frozen_steps() -> None:
     figure = frozen_layers_figure([0, 2, 1, 0], 3)
-    assert figure.layout.title.text == "Frozen steps: 50 % of 4 steps"
-    assert "25 % of the backward work" in figure.layout.title.subtitle.text
+    assert unmarked(figure.layout.title.text) == "Frozen steps: 50 % of 4 steps"
+    assert "25 % of the backward work" in unmarked(figure.layout.title.subtitle.text)
     assert [trace.type for trace in figure.data] == ["heatmap", "bar"]
     assert figure.layout.xaxis.title.text == "Step (micro-batches)"
     assert figure.layout.xaxis2.title.text == "Steps frozen (%)"
@@ -88,7 +89,10 @@ def test_single_long_steps_do_not_count() -> None:
 
 def test_the_time_saved_stands_beside_its_limit() -> None:
     figure = frozen_layers_figure([0, 2, 1, 0], 3, saved=TimeSaved(0.1, 0.08, 0.13, 0.2))
-    assert figure.layout.title.text == "Frozen steps: 50 % of 4 steps, which saved 10 % of the step time (limit 20 %)"
+    assert (
+        unmarked(figure.layout.title.text)
+        == "Frozen steps: 50 % of 4 steps, which saved 10 % of the step time (limit 20 %)"
+    )
     assert [trace.name for trace in figure.data] == ["schedule", "share of steps frozen", "time saved", "limit"]
     bar, limit = figure.data[2:]
     assert list(bar.x) == pytest.approx([10.0])
@@ -97,10 +101,10 @@ def test_the_time_saved_stands_beside_its_limit() -> None:
     assert list(limit.x) == pytest.approx([20.0])
     assert figure.layout.xaxis3.title.text == "Step time saved (%)"
     slower = frozen_layers_figure([0, 1], 2, saved=TimeSaved(-0.02))
-    assert slower.layout.title.text.endswith("which made a step 2 % longer")
+    assert unmarked(slower.layout.title.text).endswith("which made a step 2 % longer")
     assert slower.data[-1].name == "time saved"
 
 
 def test_an_interval_around_nothing_claims_nothing() -> None:
     figure = frozen_layers_figure([0, 1], 2, saved=TimeSaved(0.02, -0.03, 0.07))
-    assert figure.layout.title.text.endswith("changed the step time too little to tell (-3 to +7 % saved)")
+    assert unmarked(figure.layout.title.text).endswith("changed the step time by too little to tell (-3 to 7 % saved)")

@@ -15,6 +15,8 @@ from workbench.figures.labels import (
     power_of_two,
     power_ticks,
     superscripted,
+    unmarked,
+    wrapped,
 )
 
 
@@ -85,3 +87,14 @@ def test_another_metric_keeps_its_own_unit() -> None:
     assert MetricScale("accuracy", "%").value_text(97.1) == "97.10 %"
     assert MetricScale("accuracy", "%").factor == 1.0
     assert MetricScale("loss").value_text(math.nan) == "unknown"
+
+
+def test_long_text_is_broken_at_spaces_by_what_is_seen_of_it() -> None:
+    assert wrapped("one two three four", 9) == ["one two", "three", "four"]
+    assert wrapped("2<sup>19</sup> is it", 7) == ["2<sup>19</sup> is", "it"]
+    assert wrapped("unbreakable", 3) == ["unbreakable"]
+    assert wrapped("", 3) == [""]
+
+
+def test_plotly_text_can_be_read_as_plain_text() -> None:
+    assert unmarked("at 2<sup>−19</sup>,<br>a &lt; b <b>now</b>") == "at 2^-19, a < b now"

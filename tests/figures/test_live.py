@@ -16,13 +16,14 @@ from plotly.callbacks import InputDeviceState, Points
 from workbench.figures import (
     FIGURE_CONFIG,
     empty_figure,
+    figure_text,
     gradient_exponents_figure,
     group_scales_figure,
     loss_curves_figure,
     loss_scale_figure,
     step_time_figure,
 )
-from workbench.figures.live import LiveFigure, figure_text, static_mimebundle
+from workbench.figures.live import LiveFigure, static_mimebundle
 from workbench.figures.loss_curves import RunCurve
 from workbench.records import ExponentCounts, StepRecord
 

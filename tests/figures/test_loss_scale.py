@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from workbench.figures import loss_scale_figure, loss_scale_numbers
+from workbench.figures.labels import unmarked
 from workbench.records import Event, EventKind, StepRecord
 
 
@@ -76,15 +77,15 @@ def test_the_figure_names_every_mark_and_its_axes() -> None:
     assert len(set(symbols)) == len(symbols) == 5
     assert figure.layout.xaxis.title.text == "Step (micro-batches)"
     assert "log2" in figure.layout.yaxis.title.text
-    assert loss_scale_figure(STEPS).layout.title.text == "The loss scale stands at 2<sup>3</sup> after 2 overflows"
-    assert "40 % of 5 steps wasted" in figure.layout.title.subtitle.text
+    assert unmarked(loss_scale_figure(STEPS).layout.title.text) == "The loss scale stands at 2^3 after 2 overflows"
+    assert "40 % of 5 steps wasted" in unmarked(figure.layout.title.subtitle.text)
     assert figure.data[-1].customdata[1][1] == " in a, b, c, d and 2 more"
     assert all(trace.hovertemplate.rstrip().endswith(".<extra></extra>") for trace in figure.data)
 
 
 def test_a_run_without_overflow_says_so() -> None:
     figure = loss_scale_figure([_record(0, 8.0, 8.0)])
-    assert figure.layout.title.text.startswith("No overflow")
+    assert unmarked(figure.layout.title.text).startswith("No overflow")
     assert len(figure.data) == 1
 
 
@@ -126,7 +127,7 @@ def test_a_million_steps_keep_all_overflow_marks_and_few_points() -> None:
 def test_more_overflows_than_can_be_told_apart_are_counted_in_the_subtitle() -> None:
     figure = loss_scale_figure(_long_run(20_000, 2))
     assert len(figure.data[-1].x) == 4000
-    assert "4\u202f000 marks drawn for 10\u202f000 overflows" in figure.layout.title.subtitle.text
+    assert "4\u202f000 marks drawn for 10\u202f000 overflows" in unmarked(figure.layout.title.subtitle.text)
 
 
 def test_marks_of_a_change_stand_on_the_corner_of_the_line() -> None:
@@ -137,13 +138,13 @@ def test_marks_of_a_change_stand_on_the_corner_of_the_line() -> None:
 
 
 def test_a_collapse_is_the_answer() -> None:
-    assert loss_scale_figure(STEPS, EVENTS).layout.title.text.startswith("The loss scale collapsed")
+    assert unmarked(loss_scale_figure(STEPS, EVENTS).layout.title.text).startswith("The loss scale collapsed")
 
 
 def test_the_first_overflows_are_told_from_later_ones() -> None:
     steps = [_record(i, 2.0 ** (9 - min(i, 3)), 2.0 ** (8 - min(i, 2)), overflow=i < 3 or i == 5) for i in range(8)]
     assert loss_scale_numbers(steps).n_first_overflows == 3
-    assert "; 3 of 4 overflows were the initial search" in loss_scale_figure(steps).layout.title.subtitle.text
+    assert "; 3 of 4 overflows were the initial search" in unmarked(loss_scale_figure(steps).layout.title.subtitle.text)
     # Over windows of two: the micro-batch in the middle of a window is no update that went through.
     windows = [_record(i, 8.0, 4.0, overflow=i % 2 == 1 and i < 4, accumulated=1 + i % 2) for i in range(8)]
     assert loss_scale_numbers(windows).n_first_overflows == 2

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from workbench.figures import policy_names, replay_policies_figure, replay_policies_numbers
+from workbench.figures.labels import unmarked
 
 POLICIES = pd.DataFrame(
     {
@@ -42,7 +43,7 @@ def test_the_recorded_and_the_chosen_policy_are_marked() -> None:
     assert [t.name for t in figure.data] == ["recorded policy", "chosen policy"]
     assert figure.data[0].x[0] == pytest.approx(5.0)
     assert figure.data[1].y[0] == pytest.approx(2.0)
-    assert figure.layout.title.text == "The chosen policy wastes 0 % of the steps, the recorded one 5 %"
+    assert unmarked(figure.layout.title.text) == "The chosen policy wastes 0 % of the steps, the recorded one 5 %"
     assert figure.layout.xaxis.title.text == "Wasted steps (%)"
     assert len(replay_policies_figure(POLICIES.iloc[:0]).data) == 0
     same = replay_policies_figure(POLICIES, "init 2^16, factor 2, window 2000")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from workbench.figures import step_time_figure, step_time_numbers
+from workbench.figures.labels import unmarked
 from workbench.records import StepRecord
 
 
@@ -28,10 +29,10 @@ def test_step_time_leaves_out_the_warm_up_and_names_the_rest() -> None:
 def test_step_time_is_drawn_per_run() -> None:
     figure = step_time_figure({"O0": _timed(30), "trial 1": _timed(30)})
     assert [t.name for t in figure.data] == ["forward", "backward", "other"]
-    assert step_time_figure({"O0": _timed(30), "slow": _timed(12)}).layout.title.text == (
+    assert unmarked(step_time_figure({"O0": _timed(30), "slow": _timed(12)}).layout.title.text) == (
         "A step of O0 takes 10 ms, one of slow 85 ms"
     )
-    assert [t.text[0] for t in figure.data] == ["forward 3", "backward 5", "other 2"]
+    assert [t.text[0] for t in figure.data] == ["forward<br>3", "backward<br>5", "other<br>2"]
     assert figure.layout.xaxis.title.text == "Time per step (ms)"
-    assert step_time_figure({"O0": _timed(30)}).layout.title.text == "Most of a step's 10 ms goes to backward"
+    assert unmarked(step_time_figure({"O0": _timed(30)}).layout.title.text) == "Most of a step's 10 ms goes to backward"
     assert len(step_time_figure({"O0": pd.DataFrame({"step_ms": [1.0]})}).data) == 0

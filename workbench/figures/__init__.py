@@ -39,7 +39,7 @@ from workbench.figures.replay_policies import (
 from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
 from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
-from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure
+from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_text
 
 __all__ = [
     "FIGURE_CONFIG",
@@ -63,6 +63,7 @@ __all__ = [
     "dim_reduce_figure",
     "dim_reduce_numbers",
     "empty_figure",
+    "figure_text",
     "frozen_layers_figure",
     "frozen_layers_numbers",
     "gradient_exponents_figure",

@@ -13,13 +13,23 @@ from plotly.subplots import make_subplots
 
 from workbench.figures.frames import EventTable, StepTable, column, events_frame, steps_frame, subjects_by_step
 from workbench.figures.labels import counted, percent, plain
-from workbench.figures.theme import BLUE, GREY, ORANGE, VERMILLION, Theme, empty_figure, figure_template, translucent
+from workbench.figures.theme import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    Theme,
+    empty_figure,
+    figure_template,
+    set_title,
+    translucent,
+)
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
 from workbench.records import EventKind
 
 __all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
 
-_QUESTION = "Does DimReduce reach the loss of the run that made its snapshots in fewer steps?"
+_QUESTION = "Does DimReduce reach the loss of its warm-up in fewer steps?"
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +172,10 @@ def dim_reduce_figure(
     figure.update_layout(
         template=figure_template(theme),
         height=height,
-        title={"text": _answer(numbers), "subtitle": {"text": _details(numbers)}},
         showlegend=True,
         margin={"b": 96},
     )
+    set_title(figure, _answer(numbers), _details(numbers))
     figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", row=3, col=1)
     losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up_loss)])
     figure.update_yaxes(title_text=f"{plain(loss_name)} (log)", **_log_axis(losses), row=1, col=1)

@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
-from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, empty_figure, figure_template, translucent
+from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, empty_figure, figure_template, set_title, translucent
 from workbench.figures.thinning import bin_edges
 from workbench.records import StepRecord
 
@@ -210,13 +210,12 @@ def frozen_layers_figure(
         template=figure_template(theme),
         height=height + (_TIME_HEIGHT if saved is not None else 0),
         showlegend=False,
-        title={
-            "text": title,
-            "subtitle": {
-                "text": f"frozen groups would have done {percent(numbers.frozen_work_share)} of the backward work "
-                f"({weighed}); filled = frozen"
-            },
-        },
+    )
+    set_title(
+        figure,
+        title,
+        f"frozen groups would have done {percent(numbers.frozen_work_share)} of the backward work ({weighed}); "
+        "filled = frozen",
     )
     figure.update_yaxes(
         title_text="Group (1 = input)",
@@ -299,7 +298,7 @@ def _add_time(figure: go.Figure, saved: TimeSaved) -> None:
 
 def _effect(saved: TimeSaved) -> str:
     if saved.low <= 0 <= saved.high:
-        return f"changed the step time too little to tell ({100 * saved.low:+.0f} to {100 * saved.high:+.0f} % saved)"
+        return f"changed the step time by too little to tell ({100 * saved.low:.0f} to {100 * saved.high:.0f} % saved)"
     if saved.share >= 0:
         limit = f" (limit {percent(saved.limit)})" if np.isfinite(saved.limit) else ""
         return f"saved {percent(saved.share)} of the step time{limit}"

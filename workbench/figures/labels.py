@@ -7,7 +7,18 @@ import math
 import re
 from dataclasses import dataclass
 
-__all__ = ["MetricScale", "compact", "counted", "percent", "plain", "power_of_two", "power_ticks", "superscripted"]
+__all__ = [
+    "MetricScale",
+    "compact",
+    "counted",
+    "percent",
+    "plain",
+    "power_of_two",
+    "power_ticks",
+    "superscripted",
+    "unmarked",
+    "wrapped",
+]
 
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -21,6 +32,23 @@ def superscripted(text: str) -> str:
 def plain(text: str) -> str:
     """Make a user's text safe in plotly text and hover templates, which understand some HTML and ``%{...}``."""
     return html.escape(superscripted(text), quote=False).replace("%{", "%&#123;")
+
+
+def unmarked(text: str) -> str:
+    """Return plotly text as plain text: line breaks as spaces, powers as ``2^19``, other marks left out."""
+    spaced = re.sub(r"<br ?/?>", " ", text).replace("<sup>", "^")
+    return html.unescape(re.sub(r"<[^<>]*>", "", spaced)).replace("\u2212", "-")
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break plotly text at its spaces into lines of at most ``width`` visible characters; a longer word stays whole."""
+    lines: list[str] = []
+    for word in text.split(" "):
+        if lines and len(unmarked(f"{lines[-1]} {word}")) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
 
 
 def percent(share: float) -> str:

@@ -21,9 +21,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.graph_objects import FigureWidget
 
-from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_template
+from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_template, figure_text
 
-__all__ = ["LiveFigure", "figure_text", "static_mimebundle"]
+__all__ = ["LiveFigure", "static_mimebundle"]
 
 Leaves: TypeAlias = dict[str, Any]
 Pick: TypeAlias = Callable[[Any], object]
@@ -244,19 +244,6 @@ def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
     shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
     content = {"data": shown["data"], "layout": shown["layout"], "config": deepcopy(FIGURE_CONFIG)}
     return {"text/plain": figure_text(figure), _PLOTLY_MIME: content}
-
-
-def figure_text(figure: go.Figure) -> str:
-    """Return a figure's title, subtitle and sentences as plain text.
-
-    Args:
-        figure: Any figure.
-    """
-    title = figure.layout.title
-    parts = [title.text, title.subtitle.text]
-    if not figure.data:
-        parts += [note.text for note in figure.layout.annotations]
-    return "\n".join(part for part in parts if part) or "an empty figure"
 
 
 def _keys(traces: Sequence[Leaves]) -> list[str]:

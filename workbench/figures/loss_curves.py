@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from workbench.figures.frames import StepTable, column, flags, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
-from workbench.figures.theme import COLORWAY, VERMILLION, Theme, empty_figure, figure_template
+from workbench.figures.theme import COLORWAY, VERMILLION, Theme, empty_figure, figure_template, set_title
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
 
 __all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_figure"]
@@ -151,11 +151,9 @@ def loss_curves_figure(
         showlegend=True,
         hovermode="x unified" if len(curves) > 1 else "closest",
         margin={"b": 96},
-        title={
-            "text": _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?",
-            "subtitle": {"text": counted(len(curves), "run") + smoothing},
-        },
     )
+    title = _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?"
+    set_title(figure, title, counted(len(curves), "run") + smoothing)
     if trained:
         figure.update_yaxes(title_text=f"Training loss ({loss_unit})", row=1, col=1)
     if evaluated:

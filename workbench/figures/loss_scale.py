@@ -32,7 +32,7 @@ from workbench.records import EventKind
 
 __all__ = ["LossScaleNumbers", "loss_scale_figure", "loss_scale_numbers"]
 
-_QUESTION = "Which loss scale did training settle on, and what did overflows cost?"
+_QUESTION = "Which loss scale fits, and what did overflows cost?"
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
             orientation="h",
             name=plain(part),
             marker={"color": GREY if part == "other" else COLORWAY[index % len(COLORWAY)], "line": {"width": 0}},
-            text=[f"{plain(part)} {compact(value)}" for value in values],
+            text=[f"{plain(part)}<br>{compact(value)}" for value in values],
             textposition="inside",  # each part says its name, so that colour is not needed to tell them apart
             insidetextanchor="middle",
             textangle=0,

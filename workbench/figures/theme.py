@@ -14,6 +14,8 @@ from typing import Any, Final, Literal, TypeAlias
 
 import plotly.graph_objects as go
 
+from workbench.figures.labels import unmarked, wrapped
+
 __all__ = [
     "BLUE",
     "COLORWAY",
@@ -29,7 +31,9 @@ __all__ = [
     "Theme",
     "empty_figure",
     "figure_template",
+    "figure_text",
     "new_figure",
+    "set_title",
     "translucent",
 ]
 
@@ -61,6 +65,10 @@ FIGURE_CONFIG: Final[dict[str, Any]] = {
     "plotlyServerURL": "",
     "toImageButtonOptions": {"format": "svg"},
 }
+
+# Beside a panel's controls a figure is about 600 pixels wide; plotly breaks no lines by itself.
+_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 64, 88, 72  # characters
+_TOP = 84  # pixels
 
 FONT_FAMILY: Final = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
 
@@ -137,7 +145,7 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
                 "font": {"size": 17, "color": ink, "weight": 600},
                 "subtitle": {"font": {"size": 13, "color": muted}},
             },
-            "margin": {"l": 64, "r": 24, "t": 84, "b": 52},
+            "margin": {"l": 64, "r": 24, "t": _TOP, "b": 52},
             "legend": {
                 "orientation": "h",
                 "x": 0.0,
@@ -172,13 +180,38 @@ def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height:
         height: Height, pixels; the width follows the page.
     """
     figure = go.Figure()
-    figure.update_layout(
-        template=figure_template(theme),
-        title={"text": title, "subtitle": {"text": subtitle}},
-        height=height,
-        autosize=True,
-    )
+    figure.update_layout(template=figure_template(theme), height=height, autosize=True)
+    set_title(figure, title, subtitle)
     return figure
+
+
+def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
+    """Give a figure its title, broken into lines that fit beside a panel's controls.
+
+    Further lines take their room from the plot: a page must not jump when a running figure has more to say.
+
+    Args:
+        figure: The figure.
+        title: A question, or its answer in one short sentence.
+        subtitle: One line of figures that support it.
+    """
+    head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
+    extra = 21 * (len(head) - 1) + 17 * (len(below) - 1)
+    figure.update_layout(title={"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}})
+    figure.update_layout(margin={"t": _TOP + extra})
+
+
+def figure_text(figure: go.Figure) -> str:
+    """Return a figure's title, subtitle and, when it is empty, its reason as plain text, one per line.
+
+    Args:
+        figure: Any figure.
+    """
+    title = figure.layout.title
+    parts = [title.text, title.subtitle.text]
+    if not figure.data:
+        parts.append(" ".join(str(note.text) for note in figure.layout.annotations))
+    return "\n".join(unmarked(part) for part in parts if part) or "an empty figure"
 
 
 def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int = 220) -> go.Figure:
@@ -190,20 +223,24 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
         theme: See ``figure_template``.
         height: Height, pixels.
     """
-    figure = new_figure(title, theme=theme, height=height)
+    figure = new_figure("", theme=theme, height=height)
+    lines = wrapped(reason, _REASON_WIDTH)
     figure.update_layout(
+        title={"text": title, "font": {"size": 15}},
         xaxis={"visible": False},
         yaxis={"visible": False},
         annotations=[
             {
-                "text": reason,
+                "text": line,
                 "showarrow": False,
                 "xref": "paper",
                 "yref": "paper",
                 "x": 0.5,
                 "y": 0.5,
+                "yshift": 10 * (len(lines) - 1) - 20 * index,
                 "font": {"size": 14, "color": _MUTED[theme]},
             }
+            for index, line in enumerate(lines)
         ],
     )
     return figure
