@@ -15,7 +15,7 @@ from workbench import BoostConfig, Task
 from workbench.config import ConfigError
 from workbench.experiments.run import RunProgress
 from workbench.telemetry import read_run
-from workbench.tuning import TuneProgress
+from workbench.tuning import StudyError, StudyStoppedError, TuneProgress
 
 ACCUMULATE = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
@@ -186,3 +186,15 @@ def test_tune_and_export_write_configurations_and_a_report(here: Path) -> None:
         first = BoostConfig.from_json(result.exported[target])
         assert set(first.diff(BoostConfig.from_json(path))) <= {"provenance", "provenance.written"}
     assert math.isnan(again.seconds)  # nothing was trained
+
+
+def test_a_task_that_only_this_program_knows_is_tuned_and_stopped(here: Path) -> None:
+    (here / "study").mkdir()
+    (here / "study" / "study.toml").write_text(STUDY.replace("TASK", "nobody-knows-it"))
+    with pytest.raises(StudyError, match="`jobs` must be 1 for a task that only this program knows, got 2"):
+        workbench.tune("study", task=make_task(), jobs=2)
+    with pytest.raises(StudyStoppedError, match="the same study can go on"):
+        workbench.tune("study", task=make_task(), stop=lambda: True)
+    result = workbench.tune("study", task=make_task())
+    assert result.task == "nobody-knows-it"
+    assert set(result.exported) == {"o1", "o2"}

@@ -30,7 +30,7 @@ from workbench.tasks import Task, load_task
 from workbench.telemetry import Run, read_run
 
 if TYPE_CHECKING:
-    from workbench.tuning import StudyResult, TuneProgress
+    from workbench.tuning import StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
 
@@ -184,6 +184,8 @@ def tune(
     jobs: int = 1,
     storage: str | None = None,
     on_progress: Callable[[TuneProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    task: Task | None = None,
 ) -> StudyResult:
     """Run a study to its end, or continue it: search, confirm, export, report.
 
@@ -197,11 +199,25 @@ def tune(
         jobs: Worker processes that search at the same time.
         storage: Optuna storage URL; None is SQLite beside the study.
         on_progress: Called as the study goes on.
+        stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
+        task: Train this instead of the task that the file names; for one that only this program knows.
 
     Returns:
         Trials, candidates, exported files and the report's path.
+
+    Raises:
+        StudyError: When the study or an argument is wrong.
+        StudyStoppedError: When ``stop`` asked for it; the same call goes on from there.
     """
     from workbench import tuning
+
+    if task is not None and jobs > 1:
+        raise tuning.StudyError(
+            f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its name"
+        )
+
+    def make_experimenter(file: StudyFile, folder: Path) -> TaskExperimenter:
+        return tuning.TaskExperimenter(task or file.study.task, file.study.device, folder / "runs", file.study.threads)
 
     result = tuning.tune(
         study,
@@ -213,6 +229,8 @@ def tune(
         jobs=jobs,
         storage=storage,
         on_progress=on_progress,
+        stop=stop,
+        make_experimenter=make_experimenter if task is not None else None,
     )
     return _with_report(result, str(study)) if is_first_rank() else result
 

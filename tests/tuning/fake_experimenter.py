@@ -101,6 +101,7 @@ class FakeExperimenter:
         exponents_every: int = 0,
         on_evaluation: Callable[[int, float], bool] | None = None,
         on_step: Callable[[RunStep], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Trained:
         key = config.resolve(level).key()
         self.log(f"train {key} {seed} {run_id}")
@@ -118,6 +119,8 @@ class FakeExperimenter:
             curve.append((step, metric))
             if on_step is not None:
                 on_step(RunStep(step, steps, metric))
+            if stop is not None and stop():
+                return Trained(math.nan, tuple(curve), 0.01, message="stopped", steps=step)
             if on_evaluation is not None and on_evaluation(step, metric) and step < steps:
                 return Trained(math.nan, tuple(curve), 0.01, message="ended early")
         path = f"runs/{run_id}" if run_id else ""
@@ -145,6 +148,7 @@ class FakeExperimenter:
         seed: int,
         rounds: int,
         steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
     ) -> SpeedMeasured:
         ratio = cost_of(*candidate) / cost_of(*baseline)
         if candidate[0].resolve(candidate[1]).dim_reduce:

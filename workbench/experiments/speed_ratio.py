@@ -67,6 +67,7 @@ def measure_speed_ratio(
     steps_per_block: int = 6,
     precision: float = 0.05,
     stop: Callable[[], bool] | None = None,
+    before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
 
@@ -83,6 +84,8 @@ def measure_speed_ratio(
         steps_per_block: Steps per block at least.
         precision: Width of the interval, relative to the ratio, at which no more rounds are added.
         stop: Asked between rounds; True ends the measurement after at least two rounds.
+        before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
+            measurement without an answer. For one rank.
 
     Returns:
         The ratio with its interval.
@@ -94,7 +97,10 @@ def measure_speed_ratio(
         if not value >= 1:
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     device = device or devices.select_device("auto")
-    sides = [_Side(task, *side, device=device, seed=seed, at_least=steps_per_block) for side in (baseline, candidate)]
+    sides = [
+        _Side(task, *side, device=device, seed=seed, at_least=steps_per_block, before_window=before_window)
+        for side in (baseline, candidate)
+    ]
     for side in sides:  # warm-up: allocations, lazy initialisation, compilation
         side.block()
     rows: list[tuple[float, float]] = []
@@ -148,8 +154,17 @@ class _Side:
     """One of the two: trains in blocks and says what an average step of its schedule costs."""
 
     def __init__(
-        self, task: Task, config: BoostConfig, level: str, *, device: torch.device, seed: int, at_least: int
+        self,
+        task: Task,
+        config: BoostConfig,
+        level: str,
+        *,
+        device: torch.device,
+        seed: int,
+        at_least: int,
+        before_window: Callable[[], None] | None,
     ) -> None:
+        self.before_window = before_window
         self.task, self.device, self.at_least = task, device, at_least
         self.boosted = prepare(task, config, level=level, seed=seed, device=device, steps=10_000).boosted
         batches = islice(task.batches(seed), _DISTINCT_BATCHES)
@@ -176,6 +191,8 @@ class _Side:
 
     def _window(self, group: int) -> float:
         """Train one accumulation window with this freezing group; return seconds per micro-batch."""
+        if self.before_window is not None:
+            self.before_window()
         boosted, task = self.boosted, self.task
         if isinstance(boosted.optimizer, FreezeOpt):
             boosted.use_freezing_group(group)

@@ -6,7 +6,7 @@ Start at `tune`: ``study.py`` tells the whole way in its first lines and has one
 from __future__ import annotations
 
 from workbench.tuning.answer import StudyResult, export_study, read_result
-from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
+from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError, StudyStoppedError
 from workbench.tuning.experimenter import Experimenter, TaskExperimenter
 from workbench.tuning.progress import TuneProgress
 from workbench.tuning.searching import search
@@ -22,6 +22,7 @@ __all__ = [
     "StudyFailedError",
     "StudyFile",
     "StudyResult",
+    "StudyStoppedError",
     "TaskExperimenter",
     "TuneProgress",
     "export_study",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["StudyBusyError", "StudyChangedError", "StudyError", "StudyFailedError"]
+__all__ = ["StudyBusyError", "StudyChangedError", "StudyError", "StudyFailedError", "StudyStoppedError"]
 
 
 class StudyError(ValueError):
@@ -19,3 +19,7 @@ class StudyBusyError(StudyError):
 
 class StudyFailedError(RuntimeError):
     """The work itself failed: O0 does not train, or one trial after the other fails."""
+
+
+class StudyStoppedError(RuntimeError):
+    """Somebody asked the study to end; everything finished is saved, the running trial will be run again."""

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.config import BoostConfig
+from workbench.tuning.stopping import end_if_asked
 from workbench.tuning.study_file import StudyFile
 
 if TYPE_CHECKING:
     import torch
+
+    from workbench.tasks import Task
 
 __all__ = [
     "Experimenter",
@@ -134,11 +137,24 @@ class Experimenter(Protocol):
         exponents_every: int = 0,
         on_evaluation: Callable[[int, float], bool] | None = None,
         on_step: Callable[[RunStep], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Trained:
-        """Train; ``on_evaluation(step, metric)`` ends the run by returning True; no ``run_id``, no record."""
+        """Train; ``on_evaluation(step, metric)`` and ``stop()``, asked at each step, end the run by returning True.
 
-    def speed(self, baseline: Side, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> SpeedMeasured:
-        """Measure the candidate's step time relative to the baseline's by interleaved blocks."""
+        Without a ``run_id`` nothing is recorded.
+        """
+
+    def speed(
+        self,
+        baseline: Side,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> SpeedMeasured:
+        """Measure the step time relative to the baseline's by interleaved blocks; ``stop`` cuts it short."""
 
     def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
         """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
@@ -172,7 +188,7 @@ class TaskExperimenter:
     """Train a task of ``workbench.tasks`` with ``workbench.experiments``.
 
     Args:
-        task: Task as named on the command line.
+        task: A task, or its name on the command line.
         device: Device, its name, or ``"auto"``.
         runs: Folder of the run directories; tasks in files may be named relative to the folder it lies in.
         threads: CPU threads of this process; None leaves them as they are.
@@ -181,13 +197,13 @@ class TaskExperimenter:
         ValueError: When the task or the device does not exist.
     """
 
-    def __init__(self, task: str, device: str | torch.device, runs: Path, threads: int | None = None) -> None:
+    def __init__(self, task: Task | str, device: str | torch.device, runs: Path, threads: int | None = None) -> None:
         from workbench import devices
         from workbench.tasks import load_task
 
         if threads is not None:
             devices.use_threads(threads)
-        self._task = load_task(task, folder=runs.parent)
+        self._task = load_task(task, folder=runs.parent) if isinstance(task, str) else task
         self._device = devices.select_device(device)
         self._runs = runs
 
@@ -227,6 +243,7 @@ class TaskExperimenter:
         exponents_every: int = 0,
         on_evaluation: Callable[[int, float], bool] | None = None,
         on_step: Callable[[RunStep], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Trained:
         """Train one run, recorded under ``runs/<run_id>``; over several ranks by rank 0 alone."""
         from workbench import ranks
@@ -252,6 +269,7 @@ class TaskExperimenter:
             exponents_every=exponents_every,
             on_progress=tell,
             on_evaluation=on_evaluation,
+            stop=stop,
         )
         return Trained(
             metric=float(result.metric),
@@ -264,8 +282,18 @@ class TaskExperimenter:
             steps=int(result.steps),
         )
 
-    def speed(self, baseline: Side, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> SpeedMeasured:
+    def speed(
+        self,
+        baseline: Side,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> SpeedMeasured:
         """Measure by interleaved blocks in this process."""
+        from workbench import ranks
         from workbench.experiments.speed_ratio import measure_speed_ratio
 
         measured = measure_speed_ratio(
@@ -276,6 +304,9 @@ class TaskExperimenter:
             seed=seed,
             rounds=rounds,
             steps_per_block=steps_per_block,
+            stop=stop,
+            # Several ranks end together, between two rounds.
+            before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
         return SpeedMeasured(float(measured.ratio), float(measured.low), float(measured.high))
 

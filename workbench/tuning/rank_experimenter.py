@@ -108,6 +108,7 @@ class LeadingExperimenter:
         exponents_every: int = 0,
         on_evaluation: Callable[[int, float], bool] | None = None,
         on_step: Callable[[RunStep], None] | None = None,
+        stop: Callable[[], bool] | None = None,
     ) -> Trained:
         """Train over all ranks."""
         options = {
@@ -118,13 +119,22 @@ class LeadingExperimenter:
             "exponents_every": exponents_every,
         }
         work = _Work("train", (config, level), options)
-        trained: Trained = self._together(work, {"on_evaluation": on_evaluation, "on_step": on_step})
+        trained: Trained = self._together(work, {"on_evaluation": on_evaluation, "on_step": on_step, "stop": stop})
         return trained
 
-    def speed(self, baseline: Side, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> SpeedMeasured:
+    def speed(
+        self,
+        baseline: Side,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> SpeedMeasured:
         """Measure over all ranks, by this rank's clock."""
         options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        measured: SpeedMeasured = self._together(_Work("speed", (baseline, candidate), options), {})
+        measured: SpeedMeasured = self._together(_Work("speed", (baseline, candidate), options), {"stop": stop})
         return measured
 
     def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:

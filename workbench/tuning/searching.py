@@ -6,6 +6,7 @@ One process or several do the same: each looks at the storage for what is still 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from workbench.tuning import storage as kept
-from workbench.tuning.errors import StudyFailedError
+from workbench.tuning.errors import StudyFailedError, StudyStoppedError
 from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
 from workbench.tuning.objective import Objective, baseline_trial
 from workbench.tuning.progress import StudyWatch
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.sampling import make_pruner, make_sampler
+from workbench.tuning.stopping import end_if_asked
 from workbench.tuning.stored_records import FINISHED, counted_trials
 from workbench.tuning.study_file import StudyFile, read_study
 from workbench.tuning.warm_up import WarmUps
@@ -80,6 +82,7 @@ class Search:
         n_trials: int,
         deadline: float | None,
         watch: StudyWatch,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self._file = file
         self._database = database
@@ -87,6 +90,7 @@ class Search:
         self._n_trials = n_trials
         self._deadline = deadline
         self._watch = watch
+        self._stop = stop
         self._objective = Objective(file, study, experimenter, allowed, warm_ups, on_step=watch.step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
 
@@ -98,6 +102,7 @@ class Search:
             if TrialState.WAITING in states:
                 self._run_one()
             elif TrialState.RUNNING in states:
+                end_if_asked(self._stop)
                 time.sleep(1.0)
             else:
                 raise StudyFailedError("the study has no O0 trial any more; start over with --fresh")
@@ -106,6 +111,7 @@ class Search:
         """Run the other trials."""
         failures = 0
         while self._wanted() and not self._out_of_time():
+            end_if_asked(self._stop)  # before a trial is drawn
             self._watch.trial_finished()
             failures = 0 if self._run_one() else failures + 1
             if failures >= _FAILURES_IN_A_ROW:
@@ -157,9 +163,9 @@ class Search:
         except (KeyboardInterrupt, SystemExit):
             kept.put_back(self._database, study, trial.number)
             raise
-        except (StudyFailedError, OSError, *kept.STORAGE_ERRORS):
-            # O0 does not train, the disk is full or the database gone: no later trial would do better, and this one is
-            # worth repeating.
+        except (StudyFailedError, StudyStoppedError, OSError, *kept.STORAGE_ERRORS):
+            # O0 does not train, the disk is full, the database gone, or somebody asked to end: no later trial would do
+            # better, and this one is worth repeating.
             kept.put_back(self._database, study, trial.number)
             raise
         except Exception as error:  # one configuration that cannot run must not end the search

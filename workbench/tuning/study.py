@@ -28,13 +28,14 @@ from workbench.rank_environment import is_first_rank, rank_environment
 from workbench.tuning import storage as kept
 from workbench.tuning.answer import StudyResult, write_answer
 from workbench.tuning.confirming import Confirmation, contenders
-from workbench.tuning.errors import StudyError
+from workbench.tuning.errors import StudyError, StudyStoppedError
 from workbench.tuning.experimenter import MakeExperimenter, experimenter_for
 from workbench.tuning.loss_scale_policy import tune_loss_scale
 from workbench.tuning.progress import StudyWatch, TuneProgress
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.rank_experimenter import LeadingExperimenter, follow
 from workbench.tuning.searching import Search
+from workbench.tuning.stopping import StoppableExperimenter, end_if_asked
 from workbench.tuning.stored_records import keep_candidates
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
 from workbench.tuning.warm_up import WarmUps
@@ -57,6 +58,7 @@ def tune(
     jobs: int = 1,
     storage: str | None = None,
     on_progress: Callable[[TuneProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
     make_experimenter: MakeExperimenter | None = None,
 ) -> StudyResult:
     """Run a study to its end, or continue it.
@@ -71,6 +73,7 @@ def tune(
         jobs: Processes that search at the same time.
         storage: Optuna storage URL; None keeps a SQLite file beside the study.
         on_progress: Told how far it is, several times per run.
+        stop: Asked at every step; True ends the study within it, as Ctrl-C would.
         make_experimenter: Who trains; None trains the task the file names. A function at module level when
             ``jobs`` is above 1.
 
@@ -83,6 +86,7 @@ def tune(
         StudyChangedError: When ``study.toml`` changed since the study began.
         StudyFailedError: When O0 does not train or trials keep failing.
         RankFailure: When another rank has died; the state is saved, the running trial will be run again.
+        StudyStoppedError: When ``stop`` asked for it; the state is saved, the running trial will be run again.
         KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
     """
     began = time.monotonic()
@@ -101,6 +105,8 @@ def tune(
             experimenter = experimenter_for(file, directory, make_experimenter, device)
             leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
             experimenter = leading or experimenter
+            if stop is not None:
+                experimenter = StoppableExperimenter(experimenter, stop)
             allowed = file.allowed_drops(experimenter.metric_name)
             archived = kept.archive_study(directory) if fresh else None
             database = kept.open_storage(url)
@@ -111,10 +117,20 @@ def tune(
 
             warm_ups = WarmUps(file, directory, experimenter, watch.step)
 
-            search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch)
+            def on_poll() -> None:
+                end_if_asked(stop)
+                watch.trial_finished()
+
+            search = Search(
+                file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch, stop
+            )
             search.run_baseline()
             if jobs > 1:
-                run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, watch.trial_finished)
+                try:
+                    run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
+                except StudyStoppedError:
+                    kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
+                    raise
             search.run()
 
             if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:

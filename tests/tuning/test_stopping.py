@@ -1,0 +1,178 @@
+"""Ending a study from another thread: within one step, with everything kept that Ctrl-C would keep."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+from torch import nn
+
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from workbench.config import BoostConfig
+from workbench.tasks import Task
+from workbench.tuning import StudyStoppedError, TaskExperimenter, TuneProgress, read_result, tune
+from workbench.tuning.experimenter import RunStep
+from workbench.tuning.storage import default_storage
+
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
+REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
+DIM_REDUCE = """
+[study]
+task = "fake"
+budget_steps = 100
+n_trials = 3
+[baseline]
+boost.mode = "manual"
+[space]
+"boost.dim_reduce" = [true]
+"dim_reduce.n_components" = [2, 4]
+[confirm]
+seeds_min = 2
+seeds_max = 2
+"""
+
+
+class StopsWhen(FakeExperimenter):
+    """Asks for the end as soon as a run of that name is at its second evaluation."""
+
+    def __init__(self, directory: Path, prefix: str, asked: threading.Event) -> None:
+        super().__init__(directory)
+        self.prefix, self.asked = prefix, asked
+        self.steps_after = 0
+
+    def train(self, config: BoostConfig, level: str, **options: Any) -> Any:
+        tell, mine = options.pop("on_step"), options.get("run_id", "").startswith(self.prefix)
+        if self.prefix == "" and options.get("run_id"):
+            mine = False
+
+        def on_step(step: RunStep) -> None:
+            self.steps_after += self.asked.is_set()
+            if tell is not None:
+                tell(step)
+            if mine and step.step >= 0.2 * step.steps:
+                self.asked.set()
+
+        return super().train(config, level, on_step=on_step, **options)
+
+
+def states(directory: Path) -> list[TrialState]:
+    storage = default_storage(directory)
+    name = optuna.get_all_study_names(storage)[0]
+    return [one.state for one in optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text"),
+    [
+        ("trial_0000", SHORT),
+        ("trial_0002", SHORT),
+        ("loss_scale_recording", SHORT + REPLAY),
+        ("loss_scale_rerun", SHORT + REPLAY),
+        ("warm_up", DIM_REDUCE),
+        ("", SHORT),
+    ],
+    ids=["O0", "a trial", "the recording", "its rerun", "a warm-up", "a confirmation run"],
+)
+def test_a_study_ends_within_the_step_whatever_it_is_doing_and_goes_on(tmp_path: Path, prefix: str, text: str) -> None:
+    directory, asked = write_study(tmp_path / "s", text), threading.Event()
+    made: list[StopsWhen] = []
+
+    def make(_: Any, folder: Path) -> StopsWhen:
+        made.append(StopsWhen(folder, prefix, asked))
+        return made[0]
+
+    with pytest.raises(StudyStoppedError, match="everything finished is saved"):
+        tune(directory, make_experimenter=make, stop=asked.is_set)
+    assert asked.is_set()
+    assert made[0].steps_after == 0
+    assert TrialState.RUNNING not in states(directory)
+    assert states(directory).count(TrialState.WAITING) == (prefix in {"trial_0000", "trial_0002", "warm_up"})
+    assert not read_result(directory).exported
+    finished = [line for line in calls(directory) if line.startswith("trained")]
+    result = tune(directory, make_experimenter=make_fake)
+    assert set(result.exported) == {"o1", "o2"}
+    trained = [line for line in calls(directory) if line.startswith("trained")]
+    assert trained[: len(finished)] == finished
+    assert len(trained) == len(set(trained))
+
+
+def test_a_request_before_the_first_step_trains_nothing(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    with pytest.raises(StudyStoppedError):
+        tune(directory, make_experimenter=make_fake, stop=lambda: True)
+    assert calls(directory) == []
+    assert states(directory) == [TrialState.WAITING]
+
+
+def test_workers_end_too_and_their_trials_wait_for_the_next_time(tmp_path: Path) -> None:
+    directory, asked = write_study(tmp_path / "s", STUDY), threading.Event()
+
+    def watch(progress: TuneProgress) -> None:
+        if progress.phase == "search" and any("trial_0002" in line for line in calls(directory)):
+            asked.set()
+
+    with pytest.raises(StudyStoppedError):
+        tune(directory, jobs=2, make_experimenter=make_slow_fake, on_progress=watch, stop=asked.is_set)
+    assert asked.is_set()
+    assert TrialState.RUNNING not in states(directory)
+    result = tune(directory, make_experimenter=make_fake)
+    assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
+
+
+# -- with a real net ---------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A task that counts its losses, and asks for the end at one of them."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.losses = last, 0
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.losses += 1
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    def asked(self) -> bool:
+        return self.losses >= self.last
+
+    def task(self) -> Task:
+        def batches(seed: int) -> Iterator[Any]:
+            generator = torch.Generator().manual_seed(seed)
+            x = torch.randn(8, 3, generator=generator)
+            return iter([(x, x.sum(1, keepdim=True))] * 4)
+
+        return Task(
+            name="counted",
+            model=lambda: nn.Linear(3, 1),
+            loss=self.loss,
+            optimizer=lambda named: torch.optim.SGD([p for _, p in named], 0.01),
+            train=batches,
+            evaluate=batches,
+            metric="mse",
+        )
+
+
+@pytest.mark.parametrize("last", [5, 6])
+def test_training_ends_within_the_step(tmp_path: Path, last: int) -> None:
+    counting = Counting(last)
+    experimenter = TaskExperimenter(counting.task(), "cpu", tmp_path / "runs")
+    options: dict[str, Any] = {"seed": 0, "steps": 50, "evaluate_every": 50, "run_id": "one"}
+    trained = experimenter.train(BoostConfig(), "O0", stop=counting.asked, **options)
+    assert trained.steps == counting.losses == last
+    assert "stopped on request" in trained.message
+
+
+@pytest.mark.parametrize("last", [5, 17])
+def test_timing_ends_within_the_step(tmp_path: Path, last: int) -> None:
+    counting = Counting(last)
+    experimenter = TaskExperimenter(counting.task(), "cpu", tmp_path / "runs")
+    side = (BoostConfig(), "O0")
+    with pytest.raises(StudyStoppedError):
+        experimenter.speed(side, side, seed=0, rounds=50, steps_per_block=10, stop=counting.asked)
+    assert counting.losses == last
