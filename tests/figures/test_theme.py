@@ -53,7 +53,7 @@ def test_a_long_title_is_broken_and_takes_room_from_the_plot() -> None:
     assert short.layout.margin.t == 84
     title, subtitle = long.layout.title.text.split("<br>"), long.layout.title.subtitle.text.split("<br>")
     assert (len(title), len(subtitle)) == (2, 3)
-    assert max(map(len, title)) <= 64
+    assert max(map(len, title)) <= 56
     assert long.layout.height == 400
     assert long.layout.margin.t == 84 + 21 + 2 * 17
 

@@ -194,7 +194,7 @@ def frozen_layers_figure(
         orientation="h",
         marker={"color": BLUE},
         text=[f"{100 * share:.0f} %" for share in numbers.frozen_share_by_group],
-        textposition="auto",
+        textposition=["inside" if share > 0.6 else "outside" for share in numbers.frozen_share_by_group],
         textangle=0,
         name="share of steps frozen",
         hovertemplate="Group %{y} is frozen in %{x:.1f} % of all steps.<extra></extra>",

@@ -328,6 +328,7 @@ def _lay_out(figure: go.Figure, numbers: GradientExponentNumbers) -> None:
             for i, group in enumerate(numbers.shares)
         ]
         figure.update_layout(
+            margin={"t": figure.layout.margin.t + 28},  # a row of its own: titles are long
             updatemenus=[
                 {
                     "buttons": buttons,
@@ -341,5 +342,5 @@ def _lay_out(figure: go.Figure, numbers: GradientExponentNumbers) -> None:
                     "font": {"size": 12},
                     "showactive": True,
                 }
-            ]
+            ],
         )

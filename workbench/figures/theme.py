@@ -67,8 +67,8 @@ FIGURE_CONFIG: Final[dict[str, Any]] = {
 }
 
 # Beside a panel's controls a figure is about 600 pixels wide; plotly breaks no lines by itself.
-_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 64, 88, 72  # characters
-_TOP = 84  # pixels
+_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 56, 80, 68  # characters
+_TOP, _TITLE_PAD = 84, 12  # pixels
 
 FONT_FAMILY: Final = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
 
@@ -141,7 +141,7 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
                 "y": 1.0,
                 "yanchor": "top",
                 "yref": "container",
-                "pad": {"t": 12, "l": 0},
+                "pad": {"t": _TITLE_PAD, "l": 0},
                 "font": {"size": 17, "color": ink, "weight": 600},
                 "subtitle": {"font": {"size": 13, "color": muted}},
             },
@@ -198,7 +198,11 @@ def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
     head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
     extra = 21 * (len(head) - 1) + 17 * (len(below) - 1)
     figure.update_layout(title={"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}})
-    figure.update_layout(margin={"t": _TOP + extra})
+    figure.update_layout(
+        margin={"t": _TOP + extra},
+        # Plotly lets further lines grow upwards, out of the figure.
+        title_pad={"t": _TITLE_PAD + 11 * (len(head) - 1) + 8 * (len(below) - 1)},
+    )
 
 
 def figure_text(figure: go.Figure) -> str:
