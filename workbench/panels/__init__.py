@@ -7,7 +7,8 @@ beside the kernel (``worker``) and is told at a few updates per second. Importin
 from __future__ import annotations
 
 from workbench.panels.config_panel import ConfigPanel
+from workbench.panels.loss_scale_panel import LossScalePanel
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
 
-__all__ = ["ConfigPanel", "Panel", "SharedConfig"]
+__all__ = ["ConfigPanel", "LossScalePanel", "Panel", "SharedConfig"]

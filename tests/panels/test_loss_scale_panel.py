@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.panels.looking import our_threads, text_in
+from tests.panels.recorded_runs import POLICY, recorded_run
+from workbench.config import BoostConfig
+from workbench.experiments.replayed_run import ReplayedRun
+from workbench.panels.loss_scale_panel import LossScalePanel
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.state import PanelState
+from workbench.scaling import ScalePolicy, simulate
+from workbench.telemetry import Run, read_run
+
+LONG = 60.0
+INIT, FACTOR, WINDOW = "loss_scale.init", "loss_scale.factor", "loss_scale.window"
+
+
+def settled(panel: LossScalePanel) -> LossScalePanel:
+    assert panel.machine.wait_for(PanelState.DONE, PanelState.FAILED, timeout=LONG)
+    assert panel.wait_for_answer(LONG)
+    return panel
+
+
+@pytest.fixture
+def panel(tmp_path: Path) -> Iterator[LossScalePanel]:
+    with LossScalePanel(recorded_run(tmp_path)) as made:
+        yield settled(made)
+
+
+# What is shown
+
+
+def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossScalePanel) -> None:
+    assert panel.state is PanelState.DONE
+    text = text_in(panel)
+    assert "toy, O1, 60 steps, 9 overflows" in text
+    assert panel.trace.static().layout.title.text.startswith("The loss scale stands at")
+    assert panel.exponents.static().data[0].type == "heatmap"
+    assert len(panel.policies) == 50  # the recorded one is among them
+    assert len(panel.choice.options) == 50
+    assert panel._groups_box.layout.display == "none"
+    assert {trace.name for trace in panel.scatter.static().data} >= {"replayed policy"}
+
+
+def test_the_assumption_and_the_error_are_said(panel: LossScalePanel) -> None:
+    text = text_in(panel)
+    assert "Assumes the recorded trajectory" in text
+    assert "Calibrated on 9 overflows, which tells 0 % of the updates wrong" in text
+    assert "may lie off by a factor of" in text
+
+
+def test_the_sliders_begin_at_the_recorded_policy_and_predict_what_happened(panel: LossScalePanel) -> None:
+    assert panel.policy == POLICY
+    assert "9 overflows in 60 updates (likely" in text_in(panel)
+    assert "The recorded run had 9 overflows." in text_in(panel)
+
+
+def test_a_moved_slider_is_answered(panel: LossScalePanel) -> None:
+    panel.control(INIT)._take(2.0**8)
+    panel.control(WINDOW)._take(1000)
+    assert panel.wait_for_answer(LONG)
+    assert "init 2⁸, factor 2, window 1000: 0 overflows in 60 updates" in text_in(panel)
+    assert "replayed: init 2⁸, factor 2, window 1000" in [trace.name for trace in panel.trace.static().data]
+    chosen = next(trace for trace in panel.scatter.static().data if trace.name.startswith("chosen"))
+    assert chosen.x[0] == 0.0
+
+
+def test_of_requests_that_come_at_once_the_newest_is_answered(
+    panel: LossScalePanel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+    asked: list[float] = []
+    judge = ReplayedRun.judge
+
+    def slow(self: ReplayedRun, policies: list[ScalePolicy]) -> pd.DataFrame:
+        asked.append(policies[0].init)
+        begun.set()
+        assert go.wait(LONG)
+        return judge(self, policies)
+
+    monkeypatch.setattr(ReplayedRun, "judge", slow)
+    panel.control(INIT)._take(2.0**4)
+    assert begun.wait(LONG)
+    began = time.perf_counter()
+    for power in range(5, 13):
+        panel.control(INIT)._take(2.0**power)
+    assert (time.perf_counter() - began) / 8 < 0.1  # handlers do not wait for answers
+    go.set()
+    assert panel.wait_for_answer(LONG)
+    assert asked == [2.0**4, 2.0**12]
+    assert "init 2¹², factor 2" in text_in(panel)
+
+
+def test_a_clicked_point_sets_the_sliders_and_the_trace(panel: LossScalePanel) -> None:
+    number = next(i for i, p in enumerate(panel.policies) if (p.init, p.factor) == (2.0**12, 4.0))
+    callback = panel.scatter._on_pick
+    assert callback is not None
+    callback(number)
+    assert panel.wait_for_answer(LONG)
+    assert panel.policy == panel.policies[number]
+    assert panel.choice.value == number
+    assert f"factor 4, window {panel.policies[number].window}" in text_in(panel)
+
+
+def test_a_policy_can_be_picked_from_the_list_with_the_keyboard(panel: LossScalePanel) -> None:
+    panel.choice.value = panel.choice.options[0][1]
+    assert panel.wait_for_answer(LONG)
+    assert panel.policy == panel.policies[panel.choice.value]
+
+
+def test_the_list_begins_with_the_least_waste(panel: LossScalePanel) -> None:
+    wasted = simulate(
+        ReplayedRun(panel.run).thresholds.scale,  # type: ignore[arg-type]
+        [panel.policies[number] for _, number in panel.choice.options],
+    ).wasted_share
+    assert np.all(np.diff(wasted) >= 0)
+
+
+def test_use_this_policy_writes_it_into_the_configuration(tmp_path: Path) -> None:
+    shared = SharedConfig(BoostConfig.from_dict({"amp": {"level": "O2"}}))
+    with LossScalePanel(recorded_run(tmp_path), shared) as panel:
+        settled(panel)
+        panel.control(INIT)._take(2.0**9)
+        panel.control(FACTOR)._take(4.0)
+        panel.use_button.click()
+        rule = shared.config.loss_scale
+        assert (rule.init, rule.factor, rule.window) == (512.0, 4.0, 10)
+        assert "has it now: init 2⁹, factor 4, window 10." in text_in(panel)
+        assert "no say yet" not in text_in(panel)
+
+
+def test_a_policy_without_a_loss_scale_is_written_and_said_to_have_no_say(panel: LossScalePanel) -> None:
+    panel.use_button.click()
+    assert panel.shared.config.loss_scale.init == 2.0**20
+    assert "It has no say yet: there is no loss scale" in text_in(panel)
+
+
+def test_a_policy_the_configuration_refuses_changes_nothing(tmp_path: Path) -> None:
+    shared = SharedConfig(BoostConfig.from_dict({"loss_scale": {"maximum": 2.0**24}}))
+    with LossScalePanel(recorded_run(tmp_path), shared) as panel:
+        settled(panel)
+        panel.control(INIT)._take(2.0**30)
+        panel.use_button.click()
+        assert shared.config.loss_scale.init == 65536.0
+        assert "loss_scale.init must be at most loss_scale.maximum" in text_in(panel)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(INIT, "much"), (FACTOR, 1.0), (WINDOW, 0), (INIT, float("nan")), (WINDOW, 2.5)]
+)
+def test_a_value_that_is_none_is_refused_beside_its_field(panel: LossScalePanel, path: str, value: object) -> None:
+    panel.control(path)._take(value)
+    assert path in panel.control(path).problem
+    assert panel.policy is None
+    panel.use_button.click()
+    assert panel.shared.config == BoostConfig()
+    panel.control(path)._take(POLICY.window if path == WINDOW else 2.0**12)
+    assert panel.control(path).problem == ""
+    assert panel.wait_for_answer(LONG)
+
+
+# Other lists, other runs
+
+
+def test_other_lists_are_judged(panel: LossScalePanel) -> None:
+    panel.lists["init"].value, panel.lists["factor"].value = "2^9, 1024", "2"
+    panel.lists["window"].value = "7, 70"
+    panel.judge_button.click()
+    settled(panel)
+    assert [(p.init, p.window) for p in panel.policies[1:]] == [(512, 7), (512, 70), (1024, 7), (1024, 70)]
+    assert panel.policies[0] == POLICY
+
+
+@pytest.mark.parametrize("text", ["", "a, b", "0", "1,2,3,4,5,6,7,8,9,10,11,12", "nan"])
+def test_a_wrong_list_is_a_sentence_and_the_panel_stays_usable(panel: LossScalePanel, text: str) -> None:
+    panel.lists["window"].value = text
+    panel.judge_button.click()
+    assert panel.state is PanelState.DONE
+    assert panel.error is not None
+    assert "Traceback" not in text_in(panel)
+    panel.lists["window"].value = "10"
+    panel.judge_button.click()
+    settled(panel)
+    assert panel.error is None
+
+
+def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:
+    paths = [recorded_run(tmp_path, n, run_id=f"run-{n}") for n in (20, 30)]
+    with LossScalePanel(tmp_path) as panel:
+        assert panel._lister.join(LONG)
+        assert panel.state is PanelState.IDLE
+        assert panel.use_button.disabled
+        assert [value for _, value in panel.runs.options[1:]] == paths[::-1]
+        assert "run-30 · toy · O1 · 30 steps" in panel.runs.options[1][0]
+        for path in paths:  # two in a row
+            panel.runs.value = path
+            settled(panel)
+            assert panel.run is not None
+            assert panel.run.path == path
+            assert f"{path.name}" in text_in(panel)
+    assert our_threads() == []
+
+
+def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LossScalePanel() as panel:
+        assert "no folder runs here yet" in text_in(panel)
+        recorded_run(tmp_path / "runs")
+        panel.look_button.click()
+        assert panel._lister.join(LONG)
+        assert len(panel.runs.options) == 2
+        (tmp_path / "file").write_text("x")
+        panel.folder.value = "nowhere"
+        assert panel._lister.join(LONG)
+        assert "nowhere is not a folder of runs: there is no such folder" in text_in(panel)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence", "replays"),
+    [
+        ({"watched": False}, "nobody watched for overflow", True),
+        ({"exponents": False}, "recorded no gradient exponents", True),
+        ({"n_steps": 0}, "has recorded no step yet", False),
+        ({"finish": False}, "Not finished: it still runs, or was killed", True),
+        ({"sizes": False}, "recorded no gradient sizes, so there is nothing to replay", False),
+        ({"groups": True}, "a replay asks what one scale for all would do", True),
+    ],
+    ids=["no watch", "no exponents", "empty", "killed", "no sizes", "groups"],
+)
+def test_a_run_that_lacks_something_is_a_sentence(
+    tmp_path: Path, options: dict[str, object], sentence: str, replays: bool
+) -> None:
+    with LossScalePanel(recorded_run(tmp_path, **options)) as panel:  # type: ignore[arg-type]
+        settled(panel)
+        assert panel.state is PanelState.DONE
+        notes = [note.text for note in panel.scatter.static().layout.annotations]
+        assert sentence in text_in(panel) + " ".join(notes)
+        assert panel.use_button.disabled is not replays
+        assert panel.control(INIT).disabled is not replays
+        assert (panel._groups_box.layout.display == "") is ("groups" in options)
+
+
+def test_a_run_of_a_newer_version_is_a_sentence_and_another_can_be_opened(tmp_path: Path) -> None:
+    path = recorded_run(tmp_path)
+    environment = path / "environment.json"
+    environment.write_text(json.dumps(json.loads(environment.read_text()) | {"schema_version": 99}))
+    with LossScalePanel(path) as panel:
+        settled(panel)
+        assert panel.state is PanelState.FAILED
+        assert "read the run with the version of the workbench that wrote it" in text_in(panel)
+        assert not panel.folder.disabled
+        panel.open(recorded_run(tmp_path, run_id="good"))
+        settled(panel)
+        assert panel.state is PanelState.DONE
+        assert panel.error is None
+
+
+def test_a_file_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("x")
+    with LossScalePanel(tmp_path / "note.txt") as panel:
+        settled(panel)
+        assert panel.state is PanelState.FAILED
+        assert "is not a run directory: it is a file" in text_in(panel)
+
+
+def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> Run:
+        begun.set()
+        assert go.wait(LONG)
+        return read_run(path)
+
+    monkeypatch.setattr("workbench.telemetry.read_run", slow)
+    with LossScalePanel(recorded_run(tmp_path)) as panel:
+        assert begun.wait(LONG)
+        assert panel.state is PanelState.RUNNING
+        assert panel.folder.disabled
+        panel.stop_button.click()
+        assert panel.state is PanelState.STOPPING
+        panel.open(tmp_path / "ignored")  # one at a time
+        go.set()
+        settled(panel)
+        assert panel.state is PanelState.DONE
+        assert "stopped; the trace is shown, nothing was replayed" in text_in(panel)
+        assert panel.policies == []
+
+
+def test_closing_while_a_run_is_read_leaves_no_thread(tmp_path: Path) -> None:
+    panel = LossScalePanel(recorded_run(tmp_path))
+    panel.close()
+    assert our_threads() == []
+    assert panel.trace.closed
