@@ -3,6 +3,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -238,3 +239,23 @@ def test_fifty_runs_leave_no_thread(display: Display) -> None:
         assert display.outcome().result == number
         assert display.worker.join(LONG)
     assert ours() == []
+
+
+def test_warnings_of_the_work_go_to_its_listener_and_others_where_they_went() -> None:
+    heard: list[str] = []
+    done: queue.Queue[Outcome] = queue.Queue()
+    worker = Worker(lambda messages: None, done.put, hz=200, on_warning=heard.append)
+
+    def work(control: RunControl) -> None:
+        warnings.warn("the network has no BatchNorm", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings(record=True) as elsewhere:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            worker.start(work)
+            assert done.get(timeout=LONG).error is None
+            assert worker.join(LONG)
+        warnings.warn("of somebody else", UserWarning, stacklevel=1)
+    assert heard == ["the network has no BatchNorm"] * 2
+    assert [str(warning.message) for warning in elsewhere] == ["of somebody else"]
+    assert worker.close()

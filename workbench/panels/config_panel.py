@@ -18,7 +18,6 @@ from markdown_it import MarkdownIt
 
 from workbench.algorithms.catalog import METHODS
 from workbench.config import (
-    LEVELS,
     SWITCHES,
     BoostConfig,
     ConfigError,
@@ -31,16 +30,12 @@ from workbench.config.errors import shown
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.idle_reasons import idle_reason, switch_refusals, with_switch
 from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import error_html, faint, note_html, table, words
 
 __all__ = ["ConfigPanel", "card_html"]
 
-_LEVEL_HELP = {
-    "O0": "O0: no boost algorithm; the baseline.",
-    "O1": "O1: LessBN and gradient freezing.",
-    "O2": "O2: those of O1 and AdaSum, which needs several servers.",
-}
 # The text stands in a widget of its own; only a page can reach the clipboard.
 _COPY = (
     "const t=this.closest('.wb-panel').querySelector('.wb-json textarea');const b=this;"
@@ -69,21 +64,22 @@ class ConfigPanel(Panel):
         path: str | Path = "boost_config.json",
         theme: Theme = "auto",
     ) -> None:
-        super().__init__("Configure", theme=theme)
+        super().__init__("Configure", theme=theme, shows_state=False)
         self.shared = shared if shared is not None else SharedConfig()
         self._lock = threading.RLock()
         self._infos = describe_parameters()
         self._controls: dict[str, ParameterControl] = {}
         self._shown: dict[str, Any] = {}
         self._refusals: dict[str, str] = {}
-        self._make_presets()
+        self.preset = PresetChoice(self, self.shared)
+        self._make_ranks()
         self._make_switches()
         self._make_sections()
         self._make_file_row(Path(path))
         self._in_effect = text_of("")
         self._difference = text_of("")
         self.controls.children = (
-            row(text_of("<b>Preset</b>"), self.presets, self._preset_note),
+            self.preset.widget,
             row(text_of(f'<span title="{_RANKS_HELP}" class="wb-label">Ranks</span>'), self.ranks),
             text_of("<h4>Switches</h4>"),
             *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES),
@@ -133,16 +129,7 @@ class ConfigPanel(Panel):
 
     # -- what it is made of --------------------------------------------------------------------------------------------
 
-    def _make_presets(self) -> None:
-        self.presets = widgets.ToggleButtons(
-            options=list(LEVELS),
-            value=None,
-            tooltips=[_LEVEL_HELP[level] for level in LEVELS],
-            style={"button_width": "52px"},
-            layout=widgets.Layout(width="auto", margin="0"),
-        )
-        self._preset_note = text_of("")
-        self.on_change(self.presets, self._choose_preset)
+    def _make_ranks(self) -> None:
         self.ranks = widgets.BoundedIntText(
             value=1, min=1, max=65536, layout=widgets.Layout(width="80px", margin="0"), tooltip=_RANKS_HELP
         )
@@ -171,7 +158,7 @@ class ConfigPanel(Panel):
         self.sections = widgets.Accordion(
             children=tuple(self._boxes.values()),
             titles=tuple(self._title(section) for section in self._paths),
-            layout=widgets.Layout(width="100%"),
+            layout=widgets.Layout(width="auto", margin="0"),
         )
         self.on_change(self.sections, self._open_section, "selected_index")
 
@@ -211,12 +198,6 @@ class ConfigPanel(Panel):
         return switch.title if switch is not None else _SECTION_TITLES.get(section, section)
 
     # -- what the user does --------------------------------------------------------------------------------------------
-
-    def _choose_preset(self, level: str | None) -> None:
-        if level is not None:
-            config = self.shared.config
-            switches: dict[str, Any] = {f"boost.{name}": None for name in SWITCHES}
-            self.shared.set(config.with_values({"boost.mode": "auto", **switches}), level)
 
     def _turn(self, name: str, on: bool) -> None:
         config, level = self.shared.both()
@@ -306,7 +287,7 @@ class ConfigPanel(Panel):
         with self._lock, self.showing():
             plan, problem = self._plan()
             self._refusals = switch_refusals(config, level, self.ranks.value)
-            self._show_preset(config, level)
+            self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
             self._in_effect.value = _in_effect_html(plan, problem)
@@ -320,11 +301,6 @@ class ConfigPanel(Panel):
         except ConfigError as error:
             return None, str(error)
 
-    def _show_preset(self, config: BoostConfig, level: str) -> None:
-        preset = config.boost.mode == "auto"
-        self.presets.value = level if preset else None
-        self._preset_note.value = "" if preset else faint(f"own switches (mode {config.boost.mode})")
-
     def _show_switches(self, config: BoostConfig, level: str, plan: Plan | None) -> None:
         asked = requested_switches(config, level)
         dropped = {entry.name: entry.reason for entry in plan.dropped} if plan is not None else {}
@@ -333,7 +309,9 @@ class ConfigPanel(Panel):
             reason = "" if on else dropped.get(name, self._refusals[name])
             switch.value = on
             switch.disabled = bool(reason)
-            self._switch_notes[name].value = faint(reason) if reason else ""
+            # It stands beneath its own name.
+            short = reason.removeprefix(f"{name} is not in effect because ")
+            self._switch_notes[name].value = faint(short) if reason else ""
 
     def _show_controls(self, plan: Plan | None) -> None:
         leaves = self.shared.config.leaves()
@@ -341,7 +319,8 @@ class ConfigPanel(Panel):
             # What is being mended stays as it was typed until the value itself becomes another one.
             if not control.problem or self._shown.get(path, self) != leaves[path]:
                 control.set(_as_shown(leaves[path]))
-            control.disable(idle_reason(plan, path, self._refusals) if plan is not None else "")
+            reason = idle_reason(plan, path, self._refusals) if plan is not None else ""
+            control.disable(f"not in effect: {reason}" if reason else "")
         if "grad_freeze.freeze_p" in self._controls:
             share = 100 * self.shared.config.grad_freeze.frozen_share()
             self._controls["grad_freeze.freeze_p"].note(f"frozen steps: {share:.3g} %")

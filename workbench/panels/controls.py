@@ -46,6 +46,7 @@ class ParameterControl:
         self._setting_thread: int | None = None
         self._lock = threading.RLock()
         self.reason = ""
+        self._locked = False
         self._inputs = self._make_inputs()
         self._label = text_of(_label_html(info), grow=True)
         self._unit = text_of(faint(info.unit))
@@ -80,8 +81,8 @@ class ParameterControl:
 
     @property
     def disabled(self) -> bool:
-        """Whether the parameter has no say at present; ``reason`` says why."""
-        return bool(self.reason)
+        """Whether the control cannot be used at present; ``reason`` says why, where it is not that work goes on."""
+        return self._locked or bool(self.reason)
 
     def disable(self, reason: str) -> None:
         """Enable the control, or disable it for a reason that is shown.
@@ -92,10 +93,17 @@ class ParameterControl:
         if reason == self.reason:
             return
         self.reason = reason
-        for entry in self._inputs:
-            entry.disabled = bool(reason)
-        self._reset.disabled = bool(reason)
+        self._set_disabled()
         self._tell()
+
+    def lock(self, locked: bool) -> None:
+        """Disable the control without a word while work is under way, or free it again.
+
+        Args:
+            locked: Whether it is disabled, too, besides for a reason.
+        """
+        self._locked = locked
+        self._set_disabled()
 
     def note(self, sentence: str) -> None:
         """Show a line beneath the control, for example what a share means in percent.
@@ -139,6 +147,10 @@ class ParameterControl:
 
     # -- for the kinds of controls -------------------------------------------------------------------------------------
 
+    def _set_disabled(self) -> None:
+        for entry in (*self._inputs, self._reset):
+            entry.disabled = self.disabled
+
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
         raise NotImplementedError
 
@@ -179,7 +191,7 @@ class ParameterControl:
     def _tell(self) -> None:
         lines = [error_html(self._problem)] if self._problem else []
         if self.reason:
-            lines.append(faint(f"not in effect: {self.reason}"))
+            lines.append(faint(self.reason))
         if self._note:
             lines.append(faint(self._note))
         self._below.value = "".join(f"<div>{line}</div>" for line in lines)

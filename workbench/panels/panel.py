@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import ipywidgets as widgets
@@ -26,6 +27,7 @@ __all__ = ["Panel", "Theme", "close_recursively", "column", "error_sentence", "r
 Theme = Literal["auto", "light", "dark"]
 
 _LINES_KEPT: Final = 40
+_PACKAGE: Final = Path(__file__).parents[1]
 
 
 class Panel:
@@ -34,6 +36,7 @@ class Panel:
     Args:
         title: A few words.
         theme: ``"auto"`` follows the page; ``"light"`` and ``"dark"`` give the panel a background of its own.
+        shows_state: Whether the state stands beside the title; for a panel without work it says nothing.
 
     Attributes:
         widget: The root box; what a cell shows.
@@ -46,7 +49,7 @@ class Panel:
         ValueError: When the theme is none of the three.
     """
 
-    def __init__(self, title: str, *, theme: Theme = "auto") -> None:
+    def __init__(self, title: str, *, theme: Theme = "auto", shows_state: bool = True) -> None:
         if theme not in ("auto", "light", "dark"):
             raise ValueError(f'`theme` must be "auto", "light" or "dark", got {theme!r}')
         self.title, self.theme = title, theme
@@ -62,10 +65,11 @@ class Panel:
         self._error = text_of("")
         self._log = text_of("")
         heading = text_of(f'{STYLE}<span class="wb-title">{words(title)}</span>')
-        self.header = row(heading, self._badge, self._header_note)
-        self.controls = column(width="340px")
+        self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
+        # Side by side from 700 px on: that is a page of 900 px with JupyterLab's margins.
+        self.controls = column(width="300px")
         # It may shrink below the width of its figures, or the page would scroll sideways.
-        self.plots = widgets.VBox(layout=widgets.Layout(flex="1 1 440px", min_width="0"))
+        self.plots = widgets.VBox(layout=widgets.Layout(flex="1 1 376px", min_width="0"))
         self.footer = column(self._error, self._log)
         self.footer.add_class("wb-footer")
         body = widgets.HBox(
@@ -183,7 +187,7 @@ class Panel:
             on_end: See ``Worker``.
             hz: See ``Worker``.
         """
-        worker = Worker(on_messages, on_end, hz=hz, name=self.title)
+        worker = Worker(on_messages, on_end, hz=hz, name=self.title, on_warning=self.log)
         self.cleaned_up_by(worker.close)
         return worker
 
@@ -207,6 +211,7 @@ class Panel:
             cleanup()
         self._cleanups.clear()
         close_recursively(self.widget)
+        close_recursively(self._badge)  # it may stand nowhere
 
     def _state_changed(self, state: PanelState) -> None:
         if self.closed:
@@ -261,6 +266,9 @@ def error_sentence(error: BaseException) -> str:
     if is_sentence(error):
         return text
     frames = traceback.extract_tb(error.__traceback__)
+    # A wrong argument, found by our own check: the sentence says all.
+    if frames and isinstance(error, (ValueError, TypeError)) and _PACKAGE in Path(frames[-1].filename).parents:
+        return text
     where = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
@@ -293,5 +301,5 @@ def column(*children: widgets.Widget, width: str | None = None) -> widgets.VBox:
         *children: Widgets.
         width: Preferred width; None takes all there is.
     """
-    layout = widgets.Layout(min_width="0") if width is None else widgets.Layout(flex=f"0 1 {width}", min_width="0")
-    return widgets.VBox(children, layout=layout)
+    flex = None if width is None else f"0 1 {width}"
+    return widgets.VBox(children, layout=widgets.Layout(flex=flex, min_width="0", grid_gap="2px"))

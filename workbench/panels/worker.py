@@ -15,6 +15,7 @@ import contextvars
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -117,6 +118,8 @@ class Worker:
         hz: Batches per second at most. A display so slow that this would take more than 2 % of a core is called less
             often, but once a second at least.
         name: Name of the threads.
+        on_warning: Called with the text of each warning that the work raises, on the work's thread; None leaves
+            warnings to the interpreter.
     """
 
     def __init__(
@@ -126,10 +129,11 @@ class Worker:
         *,
         hz: float = 5.0,
         name: str = "panel",
+        on_warning: Callable[[str], None] | None = None,
     ) -> None:
         self._on_messages, self._on_end = on_messages, on_end
         self._period = 1.0 / hz
-        self._name = name
+        self._name, self._on_warning = name, on_warning
         self._lock = threading.Lock()
         self._run: _Run | None = None
         self._closed = False
@@ -157,6 +161,9 @@ class Worker:
             self._run = run = _Run(function)
             # What the work prints belongs to the cell, or the click, that started it.
             context, telling = contextvars.copy_context(), contextvars.copy_context()
+            if self._on_warning is not None:
+                context.run(_listener.set, self._on_warning)
+                _listen_to_warnings()
             run.threads = (
                 threading.Thread(target=context.run, args=(run.work,), name=f"workbench {self._name}", daemon=True),
                 threading.Thread(
@@ -230,6 +237,29 @@ class Worker:
         run.told = True
         if not self._closed:
             self._on_end(Outcome(run.result, run.error, run.seconds, failure))
+
+
+_listener: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar("listener", default=None)
+
+
+def _listen_to_warnings() -> None:
+    """Hand warnings of work that has a listener to it; those of everybody else go where they went.
+
+    ``warnings.catch_warnings`` cannot do this: it changes the whole process and its nesting knows no threads.
+    """
+    shown_before = warnings.showwarning
+    if getattr(shown_before, "listens", False):
+        return
+
+    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+        listener = _listener.get()
+        if listener is None:
+            shown_before(message, category, filename, lineno, file, line)
+        else:
+            listener(str(message))
+
+    show.listens = True  # type: ignore[attr-defined]  # functions may carry attributes
+    warnings.showwarning = show
 
 
 class _Run:

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import math
+
+from workbench.panels.live_trace import LiveTrace
+from workbench.records import Event, EventKind, StepRecord
+
+
+def record(step: int, **columns: float) -> StepRecord:
+    return StepRecord(step=step, seconds=step / 10, step_ms=2.0, loss=1.0 / (step + 1), columns=columns)
+
+
+def test_blocks_become_one_table_in_order() -> None:
+    trace = LiveTrace()
+    trace.add([record(0), record(1)], [])
+    trace.add([record(2, **{"time.forward": 1.5})], [])
+    trace.add([], [])
+    table = trace.steps
+    assert table["step"].tolist() == [0, 1, 2]
+    assert table["loss"].tolist() == [1.0, 0.5, 1 / 3]
+    assert table["overflow"].dtype == bool
+    assert [math.isnan(value) for value in table["time.forward"]] == [True, True, False]
+    assert trace.steps is table, "looking again joins nothing"
+
+
+def test_evaluations_are_told_apart_from_what_happened_to_the_scale() -> None:
+    trace = LiveTrace()
+    assert trace.steps.empty
+    up = Event(3, EventKind.SCALE_UP, "", 4.0)
+    trace.add([], [Event(9, EventKind.EVALUATION, "accuracy", 0.75), up])
+    assert trace.evaluations == [(10, 0.75)]
+    assert trace.events == [up]

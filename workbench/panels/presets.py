@@ -1,0 +1,63 @@
+"""The choice of a boost level, as several panels show it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ipywidgets as widgets
+
+from workbench.config import LEVELS, SWITCHES, BoostConfig
+from workbench.panels.panel import Panel, row, text_of
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.style import faint
+
+__all__ = ["PresetChoice"]
+
+_HELP: Final = {
+    "O0": "O0: no boost algorithm; the baseline.",
+    "O1": "O1: LessBN and gradient freezing.",
+    "O2": "O2: those of O1 and AdaSum, which needs several servers.",
+}
+
+
+class PresetChoice:
+    """Buttons O0, O1, O2: the level decides over the switches, and what was switched by hand is taken back.
+
+    Args:
+        panel: The panel it stands in.
+        shared: The configuration it changes.
+
+    Attributes:
+        buttons: The buttons; without a value while switches are set by hand.
+        widget: The buttons with what they stand for.
+    """
+
+    def __init__(self, panel: Panel, shared: SharedConfig) -> None:
+        self._panel, self._shared = panel, shared
+        self.buttons = widgets.ToggleButtons(
+            options=list(LEVELS),
+            value=None,
+            tooltips=[_HELP[level] for level in LEVELS],
+            style={"button_width": "52px"},
+            layout=widgets.Layout(width="auto", margin="0"),
+        )
+        self._note = text_of("")
+        self.widget = row(text_of("<b>Preset</b>"), self.buttons, self._note)
+        panel.on_change(self.buttons, self._choose)
+
+    def show(self, config: BoostConfig, level: str) -> None:
+        """Show which preset this is.
+
+        Args:
+            config: The configuration.
+            level: Its level.
+        """
+        preset = config.boost.mode == "auto"
+        with self._panel.showing():
+            self.buttons.value = level if preset else None
+            self._note.value = "" if preset else faint(f"own switches (mode {config.boost.mode})")
+
+    def _choose(self, level: str | None) -> None:
+        if level is not None:
+            switches: dict[str, Any] = {f"boost.{name}": None for name in SWITCHES}
+            self._shared.change({"boost.mode": "auto", **switches}, level)
