@@ -1,0 +1,62 @@
+"""Configurations side by side."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from workbench.figures.labels import MetricScale
+from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure, paired_comparison_numbers
+
+ACCURACY = MetricScale("accuracy")
+LOSS = MetricScale("loss", higher_is_better=False)
+BASE = PairedSide("O0", (0.9, 0.8, math.nan))
+FAST = PairedSide("mine", (0.88, 0.81, 0.7), 1.25, 1.2, 1.3, 0.05)
+
+
+def test_changes_are_paired_by_seed_and_shown_in_the_metrics_unit() -> None:
+    numbers = paired_comparison_numbers([BASE, FAST], ACCURACY)
+    np.testing.assert_allclose(numbers.changes[0], [-2.0, 1.0])
+    np.testing.assert_allclose(numbers.speeds, [[1.25, 1.2, 1.3]])
+    np.testing.assert_allclose(numbers.bounds, [-5.0])
+    assert (numbers.base, numbers.labels) == ("O0", ("mine",))
+
+
+def test_a_bound_lies_on_the_bad_side_of_the_metric() -> None:
+    assert paired_comparison_numbers([BASE, FAST], LOSS).bounds[0] == 0.05
+
+
+def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
+    numbers = paired_comparison_numbers([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], LOSS)
+    assert numbers.changes[0].tolist() == [2.0]
+    figure = paired_comparison_figure([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], metric=LOSS)
+    assert figure.layout.title.text == "Which configuration is faster, and what does it cost?"
+
+
+def test_the_answer_is_the_title() -> None:
+    figure = paired_comparison_figure([BASE, FAST], metric=ACCURACY)
+    title = figure.layout.title.text.replace("<br>", " ")
+    assert title == "mine is 1.25 × as fast as O0; accuracy down by 0.5 points"
+    assert figure.layout.xaxis.title.text == "Speed relative to O0 (×)"
+    assert figure.layout.xaxis2.title.text == "Change of accuracy against O0 (points)"
+    assert list(figure.data[0].error_x.array) == pytest.approx([0.05])
+    assert list(figure.data[2].error_x.arrayminus) == pytest.approx([4.5])  # from the mean of -0.5 to -5
+    assert list(figure.data[2].error_x.array) == [0.0]
+
+
+def test_of_several_sides_each_has_a_line() -> None:
+    other = PairedSide("other", (0.9, 0.8, 0.7), 0.8, 0.7, 0.9)
+    figure = paired_comparison_figure([BASE, FAST, other], metric=ACCURACY)
+    assert list(figure.layout.yaxis.ticktext) == ["mine", "other"]
+    assert list(figure.data[1].y) == [0, 0, 1, 1]
+
+
+def test_without_anything_to_see_a_sentence_says_so() -> None:
+    for sides in ([], [BASE], [BASE, PairedSide("mine", ())]):
+        figure = paired_comparison_figure(sides, metric=ACCURACY)
+        assert len(figure.data) == 0
+        assert figure.layout.annotations[0].text
+    with pytest.raises(ValueError, match="`sides` must hold at least the base"):
+        paired_comparison_numbers([], ACCURACY)

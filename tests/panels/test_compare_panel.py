@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments.small_tasks import small_task
+from tests.panels.looking import our_threads, text_in
+from workbench.config import BoostConfig, ConfigError
+from workbench.panels.compare_panel import ComparePanel, seeds_of, settled_config
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.state import PanelState
+from workbench.tasks import Task
+
+LONG = 90.0
+OFF: dict[str, Any] = {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": False}
+ACCUMULATING = {"boost": OFF | {"grad_accumulation": True}, "grad_accumulation": {"grad_accumulation_step": 2}}
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., ComparePanel]]:
+    """Make panels that are closed afterwards, whatever happened; none may leave a thread."""
+    panels: list[ComparePanel] = []
+    quick: dict[str, Any] = {"steps": 4, "seeds": 2}
+
+    def make(task: Task | str | None = None, **options: Any) -> ComparePanel:
+        shared = SharedConfig(BoostConfig.from_dict(ACCUMULATING))
+        panels.append(ComparePanel(small_task() if task is None else task, **(quick | {"shared": shared} | options)))
+        return panels[-1]
+
+    yield make
+    for panel in panels:
+        panel.close()
+    assert our_threads() == []
+
+
+def finished(panel: ComparePanel) -> ComparePanel:
+    assert panel.wait(LONG)
+    return panel
+
+
+def failing(task: Task, when: Callable[[], None]) -> Task:
+    def loss(model: Any, batch: Any) -> Any:
+        when()
+        return task.compute_loss(model, batch)
+
+    return dataclasses.replace(task, loss=loss)
+
+
+# Values on their own
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("5", (0, 1, 2, 3, 4)), ("0, 3,7", (0, 3, 7)), ("2-4", (2, 3, 4)), ("1, 4 - 5", (1, 4, 5)), ("3,", (0, 1, 2))],
+)
+def test_seeds_are_a_number_or_named(text: str, seeds: tuple[int, ...]) -> None:
+    assert seeds_of(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "0", "five", "1, 1", "4-2", "21", "0-99", "-1", "1.5", "1-3, 2", "9" * 30])
+def test_seeds_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="`seeds` must be"):
+        seeds_of(text)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_a_settled_configuration_means_the_same_at_every_level(level: str) -> None:
+    config = BoostConfig.from_dict({"grad_freeze": {"freeze_p": 0.5}})
+    assert settled_config(config, level).resolve("O1", 16).in_effect() == config.resolve(level, 16).in_effect()
+    assert settled_config(config, level).grad_freeze.freeze_p == 0.5
+
+
+# The panel
+
+
+def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(made: Callable[..., ComparePanel]) -> None:
+    panel = made()
+    assert panel.state is PanelState.IDLE
+    assert panel.stop_button.disabled
+    panel.start_button.click()
+    finished(panel)
+    assert panel.state is PanelState.DONE
+    assert panel.comparison is not None
+    assert [side.label for side in panel.comparison.sides] == ["O0", "this configuration"]
+    assert "accumulation over 2" in panel.comparison.sides[1].summary
+    assert panel.comparison.seeds == (0, 1)
+    text = text_in(panel)
+    for sentence in panel.comparison.sentences():
+        assert sentence in text
+    assert "Configuration" in text
+    assert panel.bar.value == 1.0
+    title = panel.figure.static().layout.title.text.replace("<br>", " ")
+    assert title.startswith("this configuration is ")
+    assert len(panel.figure.static().data[1].x) == 2
+
+
+def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Callable[..., ComparePanel], tmp_path: Path) -> None:
+    file = BoostConfig.from_dict(ACCUMULATING).save(tmp_path / "mine.json")
+    panel = made(seeds=1, steps=2)
+    panel.sides[1].source.value = "A file"
+    panel.sides[1].path.value = str(file)
+    panel.sides[2].source.value = "JSON text"
+    panel.sides[2].json.value = '{"boost": {"mode": "disable_all"}}'
+    panel.sides[3].source.value = "A file"
+    panel.sides[3].path.value = str(file)
+    for _ in range(2):
+        panel.start_button.click()
+        finished(panel)
+        assert panel.state is PanelState.DONE
+        assert panel.comparison is not None
+        assert [side.label for side in panel.comparison.sides] == ["O0", "mine.json", "JSON text", "mine.json (2)"]
+        assert list(panel.figure.static().layout.yaxis.ticktext) == ["mine.json", "JSON text", "mine.json (2)"]
+        assert "one seed bounds nothing" in text_in(panel)
+
+
+def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(
+    made: Callable[..., ComparePanel], tmp_path: Path
+) -> None:
+    panel = made()
+    panel.sides[1].source.value = "A file"
+    panel.sides[2].source.value = "JSON text"
+    panel.sides[2].json.value = '{"boost": {"grad_freez": true}}'
+    panel.start_button.click()
+    assert panel.state is PanelState.IDLE
+    assert "name a boost_config.json" in text_in(panel.sides[1].widget)
+    assert 'did you mean "grad_freeze"' in text_in(panel.sides[2].widget)
+    panel.sides[1].path.value = str(tmp_path / "missing.json")
+    panel.sides[2].json.value = "[1"
+    panel.start_button.click()
+    assert "missing.json" in text_in(panel.sides[1].widget)
+    assert "JSON text" in text_in(panel.sides[2].widget)
+    panel.sides[2].json.value = "[1]"
+    panel.start_button.click()
+    assert "must hold an object of sections, got [1]" in text_in(panel.sides[2].widget)
+    panel.sides[2].json.value = '{"boost": {"mode": "manual", "dim_reduce": true}}'
+    panel.start_button.click()
+    assert "dim_reduce" in text_in(panel.sides[2].widget)
+    panel.sides[1].source.value = "O0"
+    panel.sides[2].source.value = None
+    assert text_in(panel.sides[1].widget).strip() == "2"
+    panel.seeds.value, panel.steps.value = "none", "1.5"
+    panel.start_button.click()
+    assert panel.state is PanelState.IDLE
+    assert "seeds must be a number of seeds" in text_in(panel)
+    assert "steps must be a whole number of micro-batches, 1 or more, got" in text_in(panel)
+    panel.seeds.value, panel.steps.value = "1", "2"
+    panel.start_button.click()
+    finished(panel)
+    assert panel.state is PanelState.DONE
+
+
+def test_two_clicks_are_one_comparison_and_stop_ends_it_within_a_step(made: Callable[..., ComparePanel]) -> None:
+    reached, go = threading.Semaphore(0), threading.Event()
+    steps: list[int] = []
+
+    def step() -> None:
+        steps.append(1)
+        reached.release()
+        if len(steps) == 7:  # in the second run
+            assert go.wait(LONG)
+
+    panel = made(failing(small_task(), step))
+    panel.start_button.click()
+    panel.start_button.click()
+    for _ in range(7):
+        assert reached.acquire(timeout=LONG)
+    assert panel.state is PanelState.RUNNING
+    assert panel.start_button.disabled
+    assert panel.sides[0].source.disabled
+    assert not panel.stop_button.disabled
+    panel.stop_button.click()
+    assert panel.state is PanelState.STOPPING
+    assert panel.stop_button.disabled
+    go.set()
+    finished(panel)
+    assert panel.state is PanelState.DONE
+    assert len(steps) == 7  # the step under way was the last
+    assert "nothing is concluded" in text_in(panel)
+    assert panel.comparison is None
+    assert panel.error is None
+    assert not panel.start_button.disabled
+
+
+@pytest.mark.parametrize("at", [1, 3], ids=["at the first step", "later"])
+def test_a_task_that_raises_is_a_sentence_and_the_panel_is_usable_again(
+    made: Callable[..., ComparePanel], at: int
+) -> None:
+    steps: list[int] = []
+
+    def step() -> None:
+        steps.append(1)
+        if len(steps) == at:
+            raise KeyError("labels")
+
+    panel = made(failing(small_task(), step))
+    panel.start_button.click()
+    finished(panel)
+    assert panel.state is PanelState.FAILED
+    assert "KeyError: 'labels'" in text_in(panel)
+    assert "Traceback" in text_in(panel)
+    panel.start_button.click()
+    finished(panel)
+    assert panel.state is PanelState.DONE
+    assert panel.error is None
+
+
+def test_a_task_that_cannot_be_found_is_a_sentence(made: Callable[..., ComparePanel]) -> None:
+    panel = made("digits-lenett")
+    panel.start_button.click()
+    finished(panel)
+    assert panel.state is PanelState.FAILED
+    assert "digits-lenett" in text_in(panel)
+    panel.task.value = "digits-lenet"
+    assert not panel.task.disabled
+
+
+def test_a_side_that_diverges_is_said(made: Callable[..., ComparePanel]) -> None:
+    panel = made(small_task(), seeds=1, steps=8)
+    panel.sides[1].source.value = "JSON text"
+    panel.sides[1].json.value = '{"boost": {"mode": "disable_all"}, "optimizer": {"name": "SGD", "lr": 3e38}}'
+    panel.start_button.click()
+    finished(panel)
+    assert panel.state is PanelState.DONE
+    assert "JSON text diverged on 1 of 1 seeds" in text_in(panel)
+
+
+def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -> None:
+    from workbench.experiments.run import RunProgress
+    from workbench.panels.compare_panel import CompareOrder, _Step
+
+    panel = made()
+    sides = (("O0", BoostConfig(), "O0"), ("O1", BoostConfig(), "O1"))
+    panel._order = CompareOrder("digits-lenet", sides, (4, 9), 100)
+    panel._metrics = [[float("nan")] * 2 for _ in sides]
+    panel._take([_Step(1, 0, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))])
+    assert "run 2 of 4 · O1, seed 4 · 50 of 100 steps · loss 0.25" in text_in(panel)
+    assert "left, and the timing" in text_in(panel)
+    assert panel.bar.value == pytest.approx(0.95 * 1.5 / 4)
+    panel._take([_Step(i, k, RunProgress(100, 100, 0.2, 0.5 + i, 1.0, 2.0)) for k in range(2) for i in range(2)])
+    assert "all 4 runs done; now timing steps side by side" in text_in(panel)
+    assert panel._metrics == [[0.5, 0.5], [1.5, 1.5]]
+    assert list(panel.figure.static().data[1].x) == [1.0, 1.0]
+
+
+def test_closing_in_the_middle_leaves_no_thread(made: Callable[..., ComparePanel]) -> None:
+    reached = threading.Event()
+    panel = made(failing(small_task(), reached.set), steps=100_000)
+    panel.start_button.click()
+    assert reached.wait(LONG)
+    panel.close()
+    assert our_threads() == []
