@@ -1,14 +1,42 @@
 """Panels: the workbench in a notebook. Widgets are at home here, and nothing is computed here.
 
 A callback reads controls, calls one function of the layers below, and shows the result. Long work runs in a thread
-beside the kernel (``worker``) and is told at a few updates per second. Importing this package loads no torch.
+beside the kernel (``worker``) and is told at a few updates per second. Importing this package loads neither torch nor
+optuna; a panel is imported when it is first asked for.
 """
 
 from __future__ import annotations
 
-from workbench.panels.config_panel import ConfigPanel
-from workbench.panels.loss_scale_panel import LossScalePanel
-from workbench.panels.panel import Panel
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from workbench.panels.shared_config import SharedConfig
 
-__all__ = ["ConfigPanel", "LossScalePanel", "Panel", "SharedConfig"]
+__all__ = ["ComparePanel", "ConfigPanel", "LossScalePanel", "Panel", "SharedConfig", "TrainPanel"]
+
+_HOME = {
+    "ComparePanel": "compare_panel",
+    "ConfigPanel": "config_panel",
+    "LossScalePanel": "loss_scale_panel",
+    "Panel": "panel",
+    "TrainPanel": "train_panel",
+}
+
+if TYPE_CHECKING:
+    from workbench.panels.compare_panel import ComparePanel
+    from workbench.panels.config_panel import ConfigPanel
+    from workbench.panels.loss_scale_panel import LossScalePanel
+    from workbench.panels.panel import Panel
+    from workbench.panels.train_panel import TrainPanel
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'workbench.panels' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"workbench.panels.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
