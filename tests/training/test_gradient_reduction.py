@@ -90,7 +90,7 @@ def a_late_first_gradient() -> None:
     first.grad = torch.ones(2)
     reduction.reduce_([first, late])
     late.grad = torch.ones(2)
-    with pytest.raises(RuntimeError, match=r"first gradient after other windows.*distribute\(ddp=True\)"):
+    with pytest.raises(RuntimeError, match=r"first gradient after other windows.*find_unused_parameters=True"):
         reduction.reduce_([first, late])
 
 
@@ -101,8 +101,10 @@ def test_a_first_gradient_that_comes_late_is_one_clear_sentence(three: Ranks) ->
 def broadcasting() -> None:
     values = [torch.full((2, 3), float(ranks.rank() + 1)), torch.full((3, 2), float(ranks.rank() + 1)).T]
     counter = torch.tensor(ranks.rank() + 5)
-    broadcast_from_first([*values, counter])
+    repeated = torch.tensor([[ranks.rank() + 1.0], [ranks.rank() + 2.0]]).expand(2, 4)
+    broadcast_from_first([*values, counter, repeated])
     assert all((value == 1.0).all() for value in values)
+    assert repeated.tolist() == [[1.0] * 4, [2.0] * 4]
     assert int(counter) == 5
 
 

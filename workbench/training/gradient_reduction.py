@@ -23,9 +23,11 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGr
         if tensor.is_contiguous():
             distributed.broadcast(tensor.detach(), source, group=group)
         else:
-            dense = tensor.detach().contiguous()
+            # An expanded buffer repeats one place in memory along a stride of 0; torch refuses to write it twice.
+            own = tensor.detach()[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
+            dense = own.contiguous()
             distributed.broadcast(dense, source, group=group)
-            tensor.detach().copy_(dense)
+            own.copy_(dense)
 
 
 class GradientReduction:
@@ -63,7 +65,7 @@ class GradientReduction:
         if any(parameter.grad is not None and id(parameter) not in known for parameter in parameters):
             raise RuntimeError(
                 "a parameter got its first gradient after other windows were reduced without it, and the other ranks "
-                "cannot know; call distribute(ddp=True), which asks every time"
+                "cannot know; call distribute(ddp=True, find_unused_parameters=True), which asks every time"
             )
         pending = []
         for bucket in _buckets(present):
