@@ -88,6 +88,8 @@ def test_the_figure_draws_the_band_and_a_menu_of_groups() -> None:
     assert [trace.type for trace in figure.data] == ["heatmap"] * 3 + ["scatter"] * 4
     assert [trace.visible for trace in figure.data[:3]] == [True, False, False]
     assert [trace.line.dash for trace in figure.data[3:6]] == ["solid", "dash", "solid"]
+    assert {trace.coloraxis for trace in figure.data[:3]} == {"coloraxis"}
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-6, 0)
     menu = figure.layout.updatemenus[0].buttons
     assert [button.label for button in menu] == ["all groups", "a", "b"]
     assert menu[1].args[0]["visible"] == [False, True, False, True, True, True, True]

@@ -253,15 +253,15 @@ def _add_losses(figure: go.Figure, one: DimReduceNumbers, *, is_first: bool) -> 
     if is_first and one.target > 0:
         figure.add_hline(y=one.target, line={"color": GREY, "dash": "dot", "width": 1.5}, row=1, col=1)
         figure.add_annotation(
-            x=0,
+            x=1,  # on the right the warm-up comes down to the line from above
+            xref="x domain",
             y=np.log10(one.target),  # on a logarithmic axis shapes take values, annotations exponents
             text=f"end of the warm-up, {label}: {one.target:.3g}",
             showarrow=False,
-            xanchor="left",
+            xanchor="right",
             yanchor="top",
             font={"size": 12},
-            row=1,
-            col=1,
+            yref="y",
         )
 
 

@@ -159,10 +159,18 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
             z=np.log10(share).astype(np.float32),
             visible=index == 0,
             name=plain(group),
-            zmin=-6,
-            zmax=0,
-            colorscale=[list(stop) for stop in DENSITY_SCALE],
-            colorbar={
+            coloraxis="coloraxis",  # one for all maps: the colour bars of hidden ones would take room
+            customdata=(100 * share).astype(np.float32),
+            hovertemplate="Around step %{x:,}, %{customdata:.3g} % of the elements have a magnitude near "
+            "2<sup>%{y:.0f}</sup>.<extra>" + plain(group) + "</extra>",
+            hoverongaps=False,
+        )
+    figure.update_layout(
+        coloraxis={
+            "cmin": -6,
+            "cmax": 0,
+            "colorscale": [list(stop) for stop in DENSITY_SCALE],
+            "colorbar": {
                 "title": {"text": "Share of elements", "side": "right", "font": {"size": 12}},
                 "tickfont": {"size": 11},
                 "tickvals": [-6, -4, -2, 0],
@@ -171,11 +179,8 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
                 "outlinewidth": 0,
                 "len": 0.9,
             },
-            customdata=(100 * share).astype(np.float32),
-            hovertemplate="Around step %{x:,}, %{customdata:.3g} % of the elements have a magnitude near "
-            "2<sup>%{y:.0f}</sup>.<extra>" + plain(group) + "</extra>",
-            hoverongaps=False,
-        )
+        }
+    )
     _add_limits(figure, numbers)
     _lay_out(figure, numbers)
     return figure
