@@ -87,18 +87,19 @@ def test_a_run_ends_in_done_with_its_result(made: Callable[..., TrainPanel]) -> 
 
 def test_the_figure_shows_what_was_trained(made: Callable[..., TrainPanel]) -> None:
     panel = made(small_task(), steps=20, evaluate_every=10)
-    assert "No run has recorded a step yet." in str(panel.live["Loss and metric"].widget.layout.annotations)
+    assert "No run has recorded a step yet." in str(panel.live.widget.layout.annotations)
     panel.start()
     assert panel.wait(LONG)
-    loss, metric = panel.live["Loss and metric"].widget.data
+    loss, metric = panel.live.widget.data
     assert list(loss.x) == list(range(20))
     assert list(loss.y) == pytest.approx(panel.trace.steps["loss"].tolist())
     assert list(metric.x) == [10, 20]
     assert list(metric.y) == pytest.approx([100 * value for _, value in panel.trace.evaluations])
-    for name in ("Loss scale", "Step time"):
+    for name, axis in (("Loss scale", "Loss scale (log2 axis)"), ("Loss and metric", "Training loss (nats)")):
         panel.choice.value = name
-        assert panel._stage.children == (panel.live[name].widget,)
-        assert len(panel.live[name].widget.data) > 0
+        assert panel.live.widget.layout.yaxis.title.text == axis
+    panel.choice.value = "Step time"
+    assert [bar.name for bar in panel.live.widget.data] == ["data", "forward", "backward", "update", "other"]
 
 
 def test_the_run_is_recorded_with_the_shared_configuration(made: Callable[..., TrainPanel], tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ STYLE: Final = (
 .wb-panel .wb-table th,.wb-panel .wb-table td{text-align:left;padding:2px 12px 2px 0;vertical-align:top;
  border-top:1px solid var(--jp-border-color2,#dde1e6);overflow-wrap:anywhere}
 .wb-panel .wb-table th{color:var(--jp-ui-font-color2,#57606a);font-weight:600;border-top:none}
-.wb-panel code{font-size:12px;background:var(--jp-layout-color2,#f1f3f5);padding:0 3px;border-radius:3px}
+.wb-panel code{font-size:12px;overflow-wrap:anywhere;white-space:normal;
+ background:var(--jp-layout-color2,#f1f3f5);padding:0 3px;border-radius:3px}
 .wb-panel textarea{font-family:var(--jp-code-font-family,monospace);font-size:12px}
 .wb-panel h3,.wb-panel h4{margin:10px 0 4px;font-size:13px;font-weight:600}
 .wb-panel p{margin:4px 0}

@@ -266,19 +266,16 @@ class TrainPanel(Panel):
             "Loss scale": lambda: loss_scale_figure(self.trace.steps, self.trace.events, theme=theme),
             "Step time": lambda: step_time_figure({self._label(): self.trace.steps}, theme=theme),
         }
-        self.live = {name: LiveFigure(draw(), theme=theme, interval=0.0) for name, draw in self._draw.items()}
-        for live in self.live.values():
-            self.cleaned_up_by(live.close)
         self.choice = widgets.ToggleButtons(
             options=list(_FIGURES), style={"button_width": "auto"}, layout={"width": "auto", "margin": "0"}
         )
-        # One figure at a time: what is not looked at costs training nothing, and a figure drawn while it is hidden
-        # would not know its width.
-        self._stage = widgets.VBox(layout={"min_width": "0", "width": "100%"})
+        # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
+        # was hidden, or not yet on the page, when it was drawn would not know its width.
+        self.live = LiveFigure(self._draw[self.choice.value](), theme=theme, interval=0.0)
+        self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
-        self.on_change(self.choice, lambda _: self._show_figure())
-        self.plots.children = (self.choice, self._stage, self._speed_text)
-        self._show_figure()
+        self.on_change(self.choice, lambda _: self._redraw())
+        self.plots.children = (self.choice, self.live.widget, self._speed_text)
 
     # -- what the user does --------------------------------------------------------------------------------------------
 
@@ -406,7 +403,7 @@ class TrainPanel(Panel):
                     self._error.value = error_html(result.message)
         if outcome.display_error is not None:
             self.log(f"the display failed once: {outcome.display_error!r}")
-        self._show_figure()
+        self._redraw()
         failed = outcome.error is not None or (outcome.result[0] is not None and outcome.result[0].diverged)
         self.machine.to(PanelState.FAILED if failed else PanelState.DONE)
 
@@ -445,12 +442,7 @@ class TrainPanel(Panel):
         self._draw_after = time.monotonic() + min(1.0, (time.thread_time() - began) / _LARGEST_SHARE)
 
     def _redraw(self) -> None:
-        name = self.choice.value
-        self.live[name].update(self._draw[name]())
-
-    def _show_figure(self) -> None:
-        self._redraw()
-        self._stage.children = (self.live[self.choice.value].widget,)
+        self.live.update(self._draw[self.choice.value]())
 
     def _loss_figure(self) -> Any:
         curve = RunCurve(self._label(), self.trace.steps, self.trace.evaluations)
