@@ -78,6 +78,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "anywidget": {"figures"},
     "ipywidgets": {"panels"},
     "markdown_it": {"panels"},
+    "tomlkit": {"panels"},
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},

@@ -12,14 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.panels.shared_config import SharedConfig
 
-__all__ = ["ComparePanel", "ConfigPanel", "LossScalePanel", "Panel", "SharedConfig", "TrainPanel"]
+__all__ = [
+    "ComparePanel",
+    "ConfigPanel",
+    "LossScalePanel",
+    "Panel",
+    "SharedConfig",
+    "StudyPanel",
+    "TrainPanel",
+    "Workbench",
+]
 
 _HOME = {
     "ComparePanel": "compare_panel",
     "ConfigPanel": "config_panel",
     "LossScalePanel": "loss_scale_panel",
     "Panel": "panel",
+    "StudyPanel": "study_panel",
     "TrainPanel": "train_panel",
+    "Workbench": "workbench",
 }
 
 if TYPE_CHECKING:
@@ -27,7 +38,9 @@ if TYPE_CHECKING:
     from workbench.panels.config_panel import ConfigPanel
     from workbench.panels.loss_scale_panel import LossScalePanel
     from workbench.panels.panel import Panel
+    from workbench.panels.study_panel import StudyPanel
     from workbench.panels.train_panel import TrainPanel
+    from workbench.panels.workbench import Workbench
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from workbench.tuning.progress import TuneProgress
 from workbench.tuning.searching import search
 from workbench.tuning.stored_records import trials_of
 from workbench.tuning.study import tune
-from workbench.tuning.study_file import StudyFile, read_study
+from workbench.tuning.study_file import StudyFile, parse_study, read_study
 
 __all__ = [
     "Experimenter",
@@ -26,6 +26,7 @@ __all__ = [
     "TaskExperimenter",
     "TuneProgress",
     "export_study",
+    "parse_study",
     "read_result",
     "read_study",
     "search",

@@ -28,6 +28,7 @@ class TuneProgress:
         total: Units of the phase as far as known.
         eta_seconds: Time the rest of this command will probably take; NaN while unknown.
         best: The best so far in a few words; empty while there is none.
+        trials: Trials that have ended, whichever way; when it changes, there is something new to read.
     """
 
     phase: str
@@ -35,6 +36,7 @@ class TuneProgress:
     total: float
     eta_seconds: float
     best: str
+    trials: int = 0
 
 
 class StudyWatch:
@@ -58,6 +60,7 @@ class StudyWatch:
         self._share = 0.0
         self._trial_seconds = math.nan
         self._best = ""
+        self._ended = 0
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
         plans = 1 + file.confirm.candidates
         self._later_runs = float(seeds * plans) if file.confirm.enabled else 0.0
@@ -99,6 +102,7 @@ class StudyWatch:
         records = trials_of(self._study)
         counted = {trial.number for trial in counted_trials(self._study)}
         finished = [one for one in records if one.state in {"complete", "pruned"} and one.number in counted]
+        self._ended = sum(record.state in {"complete", "pruned", "failed"} for record in records)
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
         self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
@@ -132,4 +136,4 @@ class StudyWatch:
         done = min(self._done + self._share, self._total)
         left = max(self._total - done, 0.0)
         eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
-        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best))
+        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended))

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+import torch
+from torch import nn
+
+from tests.panels.looking import everything, our_threads, text_in
+from workbench.config import BoostConfig
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.state import PanelState
+from workbench.panels.study_panel import StudyPanel
+from workbench.tasks import Task
+from workbench.tuning import read_result, read_study
+from workbench.tuning.storage import holding_study
+
+LONG = 120.0
+QUICK = {"confirm.seeds_min": 2, "confirm.seeds_max": 2, "confirm.candidates": 1, "speed.rounds": 2}
+SPACE = {
+    "level": ["O1"],
+    "boost.less_bn": [False],
+    "boost.grad_freeze": [False],
+    "boost.grad_accumulation": [True, False],
+    "grad_accumulation.grad_accumulation_step": [2, 3],
+}
+
+
+class Loss:
+    """A loss that counts, that can be held at a step, and that can break."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+        self.hold_at = -1
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.factor = 1.0
+        self.error: Exception | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        self.computed += 1
+        if self.computed == self.hold_at:
+            self.reached.set()
+            assert self.go_on.wait(LONG)
+        if self.error is not None:
+            raise self.error
+        return self.factor * nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def tiny_task(loss: Loss | None = None) -> Task:
+    def batches(seed: int) -> Iterator[Any]:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(8, 3, generator=generator)
+        return iter([(x, x.sum(1, keepdim=True))] * 4)
+
+    return Task(
+        name="tiny",
+        model=lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)),
+        loss=loss or Loss(),
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named], 0.01),
+        train=batches,
+        evaluate=batches,
+        metric="mse",
+    )
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., StudyPanel]]:
+    """Make panels that are closed afterwards, whatever happened; none may leave a thread."""
+    monkeypatch.chdir(tmp_path)
+    panels: list[StudyPanel] = []
+
+    def make(given: Any, shared: SharedConfig | None = None, **options: Any) -> StudyPanel:
+        options = {"trials": 2, "steps": 6} | options
+        panel = StudyPanel(given, shared, **options)
+        panels.append(panel)
+        assert panel.wait(LONG)
+        if not (Path(panel.folder.value) / "study.toml").exists():
+            for path, value in {**QUICK, "allowed_drop.o1": 9.0, "allowed_drop.o2": 9.0}.items():
+                panel.entries[path].set(value)
+            panel.space.set(SPACE)
+        return panel
+
+    yield make
+    for panel in panels:
+        panel.close()
+    assert our_threads() == []
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    with StudyPanel(tiny_task(), studies=folder, trials=2, steps=6) as panel:
+        for path, value in {**QUICK, "allowed_drop.o1": 9.0, "allowed_drop.o2": 9.0}.items():
+            panel.entries[path].set(value)
+        panel.space.set(SPACE)
+        panel.start_button.click()
+        assert panel.wait(LONG)
+        assert panel.error is None
+        assert panel.state is PanelState.DONE
+    return folder / "tiny"
+
+
+@pytest.fixture
+def finished(finished_once: Path, tmp_path: Path) -> Path:
+    """Return the folder of a study that has run to its end, the test's own copy."""
+    return shutil.copytree(finished_once, tmp_path / "studies" / "tiny")
+
+
+def titles(panel: StudyPanel) -> dict[str, str]:
+    return {name: str(live.widget.layout.title.text) for name, live in panel.live.items()}
+
+
+def ended(panel: StudyPanel) -> list[int]:
+    assert panel.study is not None
+    return [one.number for one in panel.study.trials if one.state in {"complete", "pruned"}]
+
+
+def test_a_new_panel_says_what_it_will_ask_and_draws_empty_figures(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task(), SharedConfig(BoostConfig().with_values({"optimizer.name": "Adam", "optimizer.lr": 0.01})))
+    assert panel.state is PanelState.IDLE
+    assert panel.entries["study.task"].disabled
+    assert panel.start_button.description == "Start"
+    assert "optimizer.name = Adam" in text_in(panel)
+    assert "Did the search still find something better?" in titles(panel)["history"].replace("<br>", " ")
+    assert not Path("studies").exists()
+
+
+def test_a_study_runs_to_its_answer(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task())
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert panel.state is PanelState.DONE
+    file = read_study(Path("studies/tiny"))
+    assert (file.study.task, file.study.n_trials, file.study.budget_steps) == ("tiny", 2, 6)
+    assert file.base_config().grad_freeze.total_steps == 6
+    assert ended(panel)[:2] == [0, 1]
+    text = text_in(panel)
+    for target in ("o1", "o2"):
+        path = Path(f"studies/tiny/result/boost_config.{target}.json")
+        origin = BoostConfig.from_json(path).provenance
+        assert origin is not None
+        assert str(origin["sentence"])[:40].replace("`", "") in text
+        assert panel.take_buttons[target].layout.display == ""
+    assert Path("studies/tiny/result/report.html").exists()
+    assert "Open report.html" in text
+    assert "boost_config.o1.json" in panel.static_html()
+    assert len(panel.live["history"].widget.data) > 0
+    assert panel.start_button.description == "Continue"
+
+
+def test_opening_a_study_shows_its_state_and_trains_nothing(made: Callable[..., StudyPanel], finished: Path) -> None:
+    before = sorted(path for path in finished.rglob("*") if "runs" in path.parts)
+    panel = made(finished)
+    assert panel.state is PanelState.IDLE
+    assert panel.study is not None
+    assert panel.study.trials == read_result(finished).trials
+    assert panel.entries["study.n_trials"].value == 2
+    assert panel.entries["confirm.seeds_max"].value == 2
+    assert panel.space.value == SPACE
+    assert "boost_config.o1.json" in text_in(panel)
+    assert "2 of 2 trials; its answer is below" in text_in(panel)
+    assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
+
+
+def test_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Callable[..., StudyPanel]) -> None:
+    loss = Loss()
+    loss.hold_at = 9
+    panel = made(tiny_task(loss))
+    panel.start_button.click()
+    assert loss.reached.wait(LONG)
+    assert panel.state.busy
+    assert not panel.stop_button.disabled
+    entries = [w for w in everything(panel.controls) if isinstance(w, (widgets.Text, widgets.Dropdown, widgets.Button))]
+    assert len(entries) > 30
+    assert [w for w in entries if not w.disabled] == [panel.stop_button]
+    panel.stop_button.click()
+    assert text_in(panel.header).endswith("stopping ")
+    assert panel.stop_button.disabled
+    loss.go_on.set()
+    assert panel.wait(LONG)
+    assert loss.computed == 9
+    assert panel.state is PanelState.DONE
+    assert panel.error is None
+    assert "stopped; everything finished is kept" in text_in(panel)
+    assert ended(panel) == [0]
+    assert panel.start_button.description == "Continue"
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert ended(panel)[:2] == [0, 1]
+    assert panel.study is not None
+    assert set(panel.study.exported) == {"o1", "o2"}
+
+
+def test_two_studies_in_a_row(made: Callable[..., StudyPanel], finished: Path) -> None:
+    panel = made(tiny_task())
+    assert panel.study is not None
+    panel.folder.value = "studies/other"
+    assert panel.study is None
+    assert panel.start_button.description == "Start"
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert read_study(Path("studies/other")).study.task == "tiny"
+    assert set(read_result("studies/other").exported) == {"o1", "o2"}
+    panel.folder.value = str(finished)
+    assert panel.wait(LONG)
+    assert panel.study is not None
+    assert panel.study.name == "tiny"
+
+
+def test_another_question_asks_for_a_fresh_start(made: Callable[..., StudyPanel], finished: Path) -> None:
+    panel = made(tiny_task())
+    text = (finished / "study.toml").read_text()
+    panel.entries["study.budget_steps"].set(5)
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.state is PanelState.FAILED
+    assert "study.budget_steps was 6, is 5" in text_in(panel)
+    assert panel.fresh_button.layout.display == ""
+    assert (finished / "study.toml").read_text() == text  # the stored question stands until the user says so
+    panel.fresh_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert panel.fresh_button.layout.display == "none"
+    assert read_study(finished).study.budget_steps == 5
+    assert len(list((finished / "archive").iterdir())) == 1
+    assert ended(panel)[:2] == [0, 1]
+
+
+def test_more_trials_are_no_other_question(made: Callable[..., StudyPanel], finished: Path) -> None:
+    panel = made(tiny_task())
+    text = (finished / "study.toml").read_text()
+    panel.entries["study.n_trials"].set(3)
+    panel.space.set({**SPACE})
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert (finished / "study.toml").read_text() == text
+    assert panel.study is not None
+    assert panel.study.n_trials == 3
+
+
+def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(
+    made: Callable[..., StudyPanel], finished: Path
+) -> None:
+    shared = SharedConfig(level="O0")
+    panel = made(finished, shared)
+    assert panel.study is not None
+    panel.live["history"]._on_pick(1)  # type: ignore[misc]  # what a click calls
+    assert panel.wait(LONG)
+    trial = panel.study.trials[1]
+    assert shared.both() == (BoostConfig.from_dict(trial.config), trial.level)
+    assert {"O0", "trial 1"} <= {str(trace.name) for trace in panel.live["curves"].widget.data}
+    assert [curve.label for curve in panel._curves] == ["O0", "trial 1"]
+    assert all(len(curve.steps) == 6 for curve in panel._curves)
+    assert "Trial 1:" in text_in(panel)
+    panel.pick(0)
+    assert panel.wait(LONG)
+    assert shared.level == "O0"
+    shutil.rmtree(finished / "runs")  # somebody tidied up: the evaluations are left
+    panel.pick(1)
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert [len(curve.evaluations) > 0 for curve in panel._curves] == [True, True]
+
+
+def test_an_export_goes_to_the_other_panels(made: Callable[..., StudyPanel], finished: Path) -> None:
+    shared = SharedConfig()
+    panel = made(finished, shared)
+    panel.take_buttons["o2"].click()
+    assert shared.level == "O2"
+    assert shared.config.provenance is None
+    exported = BoostConfig.from_json(finished / "result" / "boost_config.o2.json")
+    assert set(exported.diff(shared.config)) <= {"provenance"} | {
+        path for path in exported.diff(shared.config) if path.startswith("provenance")
+    }
+
+
+# -- what goes wrong: a sentence, and the panel can be used again at once ----------------------------------------------
+
+
+def fails(panel: StudyPanel, sentence: str) -> None:
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.state is PanelState.FAILED
+    assert sentence.replace("`", "") in text_in(panel)
+    assert not panel.start_button.disabled
+    assert not panel.folder.disabled
+
+
+def test_low_above_high_writes_no_file(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task())
+    panel.space.set({**SPACE, "grad_freeze.freeze_p": {"low": 0.9, "high": 0.3}})
+    fails(panel, "[space] `grad_freeze.freeze_p`: `low` must not exceed `high`, got low 0.9 and high 0.3")
+    assert not Path("studies/tiny/study.toml").exists()
+    panel.space.set(SPACE)
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("study.n_trials", "many", "`study.n_trials` must be"),
+        ("study.budget_steps", 0, "`study.budget_steps` must be"),
+        ("allowed_drop.o1", -1.0, "`allowed_drop.o1` must be"),
+        ("allowed_drop.o1", None, "`allowed_drop.o1` must be given for the metric"),
+        ("study.device", "abacus", "abacus"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(
+    made: Callable[..., StudyPanel], path: str, value: Any, sentence: str
+) -> None:
+    panel = made(tiny_task())
+    panel.entries[path].set(value)
+    fails(panel, sentence)
+
+
+def test_a_broken_file_of_somebody_else_is_left_alone(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
+    folder = tmp_path / "studies" / "own"
+    folder.mkdir(parents=True)
+    for text, sentence in (
+        (
+            '[study]\ntask = "a"\nbudget_steps = 5\nn_trials = 2\n[space]\n"grad_freez.freeze_p" = true\n',
+            "unknown parameter",
+        ),
+        ("[study", "Expected"),
+    ):
+        (folder / "study.toml").write_text(text)
+        panel = made(folder)
+        assert sentence in text_in(panel)
+        panel.start_button.click()
+        assert panel.state is PanelState.IDLE
+        assert "mend the file, or name another folder" in text_in(panel)
+        assert (folder / "study.toml").read_text() == text
+
+
+def test_a_study_that_another_process_tunes_is_refused(made: Callable[..., StudyPanel], finished: Path) -> None:
+    panel = made(tiny_task())
+    with holding_study(finished):
+        fails(panel, "this study is being tuned by")
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+
+
+def test_a_database_that_is_none_is_a_sentence(made: Callable[..., StudyPanel], finished: Path) -> None:
+    (finished / "study.db").write_bytes(b"this is no database" * 100)
+    panel = made(finished)
+    assert panel.state is PanelState.IDLE
+    assert "cannot be opened" in text_in(panel)
+    assert not panel.start_button.disabled
+
+
+def test_a_task_that_cannot_be_loaded_is_a_sentence(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise NameError('no such thing')\n")
+    fails(made(f"{tmp_path / 'broken.py'}:task"), "NameError: no such thing")
+
+
+def test_o0_that_does_not_train_is_a_sentence_and_can_be_mended(made: Callable[..., StudyPanel]) -> None:
+    loss = Loss()
+    panel = made(tiny_task(loss))
+    loss.factor = float("nan")
+    fails(panel, "O0 itself does not train")
+    loss.factor, loss.error = 1.0, ZeroDivisionError("at step 1")
+    fails(panel, "at step 1")
+    assert "Traceback" in text_in(panel)
+    loss.error = None
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    assert panel.error is None
+    assert panel.state is PanelState.DONE
+
+
+def test_several_workers_need_a_task_they_can_load(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task())
+    panel.jobs.set(2)
+    fails(panel, "`jobs` must be 1 for a task that only this program knows")
+    panel.jobs.set("two")
+    panel.start_button.click()
+    assert panel.state is PanelState.FAILED
+    assert "jobs must be a whole number" in text_in(panel)
+
+
+def test_closing_ends_a_study_that_runs(made: Callable[..., StudyPanel]) -> None:
+    loss = Loss()
+    loss.hold_at = 4
+    panel = made(tiny_task(loss))
+    panel.start_button.click()
+    assert loss.reached.wait(LONG)
+    threading.Timer(0.05, loss.go_on.set).start()
+    panel.close()
+    assert loss.computed <= 5
+    assert all(live.closed for live in panel.live.values())
+    assert panel.widget.comm is None

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ipywidgets as widgets
+import pytest
+
+from tests.panels.looking import everything
+from workbench.config import ConfigError
+from workbench.panels.panel import Panel
+from workbench.panels.study_space import SearchSpace
+from workbench.tuning import StudyError
+from workbench.tuning.search_space import read_space
+
+SPACE: dict[str, Any] = {
+    "level": ["O1", "O2"],
+    "boost.less_bn": [False, True],
+    "grad_freeze.freeze_p": {"low": 0.3, "high": 0.9},
+    "grad_freeze.param_groups": {"low": 4, "high": 10, "step": 2},
+    "grad_freeze.total_steps": [180],
+    "loss_scale.init": {"low": 16.0, "high": 65536.0, "log": True},
+    "optimizer.betas": [[0.9, 0.999], [0.8, 0.99]],
+    "amp.level": True,
+}
+
+
+@pytest.fixture
+def space() -> Iterator[SearchSpace]:
+    with Panel("Tune") as panel:
+        made = SearchSpace(panel)
+        made.set(SPACE)
+        yield made
+
+
+def text_of(space: SearchSpace) -> str:
+    return " ".join(w.value for w in everything(space.widget) if isinstance(w, widgets.HTML))
+
+
+def test_a_space_that_is_shown_reads_back_as_it_was(space: SearchSpace) -> None:
+    assert space.value == SPACE
+
+
+def test_bounds_are_typed_as_people_write_them(space: SearchSpace) -> None:
+    row = space.rows["loss_scale.init"]
+    row.low.value, row.high.value = "2^8", "2**20"
+    assert row.value == {"low": 256.0, "high": 1048576.0, "log": True}
+    row.log.value = False
+    assert row.value == {"low": 256.0, "high": 1048576.0}
+    row = space.rows["grad_freeze.param_groups"]
+    row.high.value = "12"
+    assert row.value == {"low": 4, "high": 12, "step": 2}  # what has no control is kept
+
+
+def test_numbers_without_an_upper_bound_are_a_list(space: SearchSpace) -> None:
+    row = space.rows["grad_freeze.param_groups"]
+    row.low.value, row.high.value = "2, 4, 8", ""
+    assert row.value == [2, 4, 8]
+    row = space.rows["grad_freeze.freeze_p"]
+    row.low.value, row.high.value = "0.5, 1", ""
+    assert row.value == [0.5, 1.0]
+    assert [type(one) for one in row.value] == [float, float]
+
+
+def test_choices_are_boxes(space: SearchSpace) -> None:
+    space.rows["level"].boxes["O2"].value = False
+    space.rows["boost.less_bn"].boxes[False].value = False
+    space.rows["amp.level"].boxes["O3"].value = False
+    assert space.value["level"] == ["O1"]
+    assert space.value["boost.less_bn"] == [True]
+    assert space.value["amp.level"] == ["O0", "O2", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("path", "low", "high", "sentence"),
+    [
+        ("grad_freeze.freeze_p", "0.9", "0.3", "`low` must not exceed `high`, got low 0.9 and high 0.3"),
+        ("grad_freeze.freeze_p", "some", "0.3", "`low` must be a finite number, got 'some'"),
+        ("grad_freeze.param_groups", "2.5", "4", "`low` must be a whole number, got 2.5"),
+        ("grad_freeze.param_groups", "", "", "has an empty list"),
+    ],
+)
+def test_what_is_wrong_reaches_the_rules_of_the_study(
+    space: SearchSpace, path: str, low: str, high: str, sentence: str
+) -> None:
+    space.rows[path].low.value, space.rows[path].high.value = low, high
+    with pytest.raises(StudyError) as caught:
+        read_space(space.value)
+    assert sentence in str(caught.value).replace('"some"', "'some'")
+
+
+def test_a_parameter_is_added_over_its_declared_range_and_removed(space: SearchSpace) -> None:
+    space.path.value = "dim_reduce.rho"
+    space.add_button.click()
+    assert space.value["dim_reduce.rho"] is True
+    row = space.rows["dim_reduce.rho"]
+    assert (row.low.value, row.high.value) == ("0.1", "0.9")
+    assert space.path.value == ""
+    row._remove.click()
+    assert space.value == SPACE
+    assert row.widget.comm is None  # closed with all its parts
+
+
+def test_unknown_paths_are_refused_beside_the_field(space: SearchSpace) -> None:
+    space.path.value = "grad_freeze.freeze"
+    space.add_button.click()
+    assert 'unknown parameter "grad_freeze.freeze"; did you mean "grad_freeze.freeze_p"?' in text_of(space)
+    assert space.value == SPACE
+    space.path.value = "level"
+    space.add_button.click()
+    assert "is searched already" in text_of(space)
+    with pytest.raises(ConfigError, match="unknown parameter"):
+        space.set({"nothing.like_it": [1]})
+    assert space.value == SPACE
+
+
+def test_everything_is_disabled_at_once(space: SearchSpace) -> None:
+    space.enable(on=False)
+    entries = [w for w in everything(space.widget) if hasattr(w, "disabled") and not isinstance(w, widgets.HTML)]
+    assert len(entries) > 20
+    assert all(entry.disabled for entry in entries)
+    space.enable(on=True)
+    assert not any(entry.disabled for entry in entries)

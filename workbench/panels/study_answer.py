@@ -1,0 +1,100 @@
+"""What a study has found, in words: its answer with the exported files, one trial, and a trial's curves."""
+
+from __future__ import annotations
+
+import html
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.figures import MetricScale, RunCurve
+from workbench.panels.controls import number_text
+from workbench.panels.style import error_html, faint, table, words
+
+if TYPE_CHECKING:
+    from workbench.records import TrialRecord
+    from workbench.tuning import StudyResult
+
+__all__ = ["answer_html", "curve_of", "trial_html"]
+
+
+def curve_of(trial: TrialRecord, directory: Path) -> RunCurve:
+    """Read a trial's curves; without its run directory only the evaluations are left.
+
+    Args:
+        trial: The trial.
+        directory: Folder of the study.
+    """
+    from workbench.telemetry import read_run
+
+    label = "O0" if trial.number == 0 else f"trial {trial.number}"
+    time = trial.relative_step_time if math.isfinite(trial.relative_step_time) else 1.0
+    steps: Any = []
+    if trial.run_path and (directory / trial.run_path).exists():  # somebody may have tidied up
+        steps = read_run(directory / trial.run_path).steps
+    return RunCurve(label, steps, trial.curve, time)
+
+
+def trial_html(trial: TrialRecord, metric: MetricScale) -> str:
+    """Write a trial as a small table.
+
+    Args:
+        trial: The trial.
+        metric: How the metric is written.
+    """
+    head = f"<h4>Trial {trial.number}: {words(trial.summary or trial.level)}</h4>"
+    speed = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else math.nan
+    rows = [
+        ("state", trial.state + (f" ({trial.message})" if trial.message else "")),
+        ("level", trial.level),
+        ("speed", f"{speed:.2f} times O0 per step" if math.isfinite(speed) else "not measured"),
+        (metric.name, metric.value_text(trial.metric) if math.isfinite(trial.metric) else "none"),
+        *((path, number_text(value)) for path, value in trial.parameters.items() if path != "level"),
+    ]
+    return head + table(("", ""), rows)
+
+
+def answer_html(study: StudyResult) -> str:
+    """Say what was exported and why; the sentences stand in the files themselves."""
+    parts = []
+    for path in study.exported.values():
+        try:
+            origin = BoostConfig.from_json(path).provenance or {}
+        except ConfigError as error:
+            parts.append(error_html(str(error)))
+            continue
+        candidate, verdict = str(origin.get("candidate", "O0")), str(origin.get("verdict", ""))
+        mark = _VERDICTS.get(verdict, "")
+        title = f"<b>{html.escape(path.name)}</b>: {words(candidate)}{f' {mark} {verdict}' if mark else ''}"
+        parts.append(f"<p>{title}<br>{words(str(origin.get('sentence', '')))}<br>{faint(str(path))}</p>")
+    if study.report is not None and parts:
+        parts.append(f"<p>{_file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
+    return f'<div role="status"><h4>Answer</h4>{"".join(parts)}</div>' if parts else ""
+
+
+def _file_link(path: Path, text: str) -> str:
+    """Return a link to a file as JupyterLab serves it; only the page knows where that is."""
+    absolute = path.resolve().as_posix()
+    try:
+        short = "~/" + path.resolve().relative_to(Path.home()).as_posix()
+    except ValueError:
+        short = absolute
+    script = _OPEN.replace("ABSOLUTE", _js(absolute)).replace("SHORT", _js(short))
+    return f'<a href="#" onclick="{html.escape(script)}">{html.escape(text)}</a>'
+
+
+def _js(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+# The page says which folder the server shows; a file outside it has no address there.
+_OPEN: Final = (
+    "const e=document.getElementById('jupyter-config-data');"
+    "const c=e?JSON.parse(e.textContent):{};const root=(c.serverRoot||'').replace(/\\/$/,'');"
+    "const p=[ABSOLUTE,SHORT].find(f=>root&&f.startsWith(root+'/'));"
+    "if(p){window.open((c.baseUrl||'/')+'files/'+encodeURI(p.slice(root.length+1)),'_blank','noopener')}"
+    "else{this.textContent='Not below the folder that Jupyter shows; open the file itself:'}return false;"
+)
+
+_VERDICTS: Final = {"confirmed": "✓", "undecided": "?", "refuted": "✕"}

@@ -1,0 +1,130 @@
+"""What a study is asked, as described parameters: what the controls of a study are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from workbench.config import ParameterInfo
+
+__all__ = ["COMMON_FIELDS", "JOBS", "MORE_FIELDS"]
+
+
+def _field(
+    path: str,
+    title: str,
+    description: str,
+    kind: Any,
+    default: Any,
+    *,
+    choices: Sequence[str] = (),
+    unit: str = "",
+    optional: bool = False,
+    rule: str = "",
+) -> ParameterInfo:
+    return ParameterInfo(
+        path=path,
+        kind=kind,
+        default=default,
+        low=None,
+        high=None,
+        log=False,
+        step=None,
+        choices=tuple(choices),
+        unit=unit,
+        title=title,
+        description=description,
+        optional=optional,
+        rule=rule,
+    )
+
+
+COMMON_FIELDS: Final = (
+    _field("study.task", "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", "str", ""),
+    _field(
+        "study.objective",
+        "Objective",
+        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; or "
+        "both metric and step time at once, without pruning.",
+        "choice",
+        "time_to_target",
+        choices=("time_to_target", "speed", "pareto"),
+    ),
+    _field("study.n_trials", "Trials", "Different plans in all, O0 included.", "int", 12),
+    _field("study.budget_steps", "Steps per trial", "Length of one run.", "int", 200, unit="micro-batches"),
+    _field(
+        "allowed_drop.o1",
+        "Allowed drop, o1",
+        "How much of the metric the safe export may cost, in the metric's own unit; accuracies have 0.005 when unset.",
+        "float",
+        None,
+        optional=True,
+    ),
+    _field(
+        "allowed_drop.o2",
+        "Allowed drop, o2",
+        "How much of the metric the bold export may cost, in the metric's own unit; accuracies have 0.03 when unset.",
+        "float",
+        None,
+        optional=True,
+    ),
+)
+MORE_FIELDS: Final = (
+    _field(
+        "sampler.name",
+        "Sampler",
+        "Who proposes trials.",
+        "choice",
+        "tpe",
+        choices=("tpe", "random", "gp", "nsga2", "qmc"),
+    ),
+    _field(
+        "pruner.name",
+        "Pruner",
+        "Who ends trials that fall behind O0 at equal time.",
+        "choice",
+        "median",
+        choices=("median", "percentile", "successive_halving", "hyperband", "threshold", "none"),
+    ),
+    _field(
+        "study.timeout_seconds",
+        "Time limit",
+        "Time for search and confirmation together; unset sets none.",
+        "float",
+        None,
+        unit="seconds",
+        optional=True,
+    ),
+    _field(
+        "study.evaluate_every",
+        "Evaluate every",
+        "Micro-batches between evaluations; unset takes a tenth of the run.",
+        "int",
+        None,
+        unit="micro-batches",
+        optional=True,
+    ),
+    _field("study.seed", "Seed", "Seed of the search; the confirmation uses others.", "int", 0),
+    _field("study.device", "Device", "Where to train: auto, cpu, cuda or npu.", "str", "auto"),
+    _field(
+        "study.threads",
+        "CPU threads",
+        "Threads of a training process; small networks train fastest with one. Unset leaves it to torch.",
+        "int",
+        None,
+        optional=True,
+    ),
+    _field("confirm.seeds_min", "Confirmation seeds, least", "Paired seeds before the first look.", "int", 5),
+    _field("confirm.seeds_max", "Confirmation seeds, most", "Paired seeds at the last look.", "int", 20),
+    _field("confirm.candidates", "Candidates", "Best candidates per export that are confirmed at once.", "int", 2),
+    _field("speed.rounds", "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", "int", 8),
+    _field("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", "int", 6),
+)
+JOBS: Final = _field(
+    "jobs",
+    "Workers",
+    "Processes that search at the same time; on one device they slow each other down.",
+    "int",
+    1,
+    rule="be a whole number, 1 or more",
+)

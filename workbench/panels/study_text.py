@@ -1,0 +1,136 @@
+"""Between the controls of a study and the text of its ``study.toml``; comments and layout of an existing file survive.
+
+Values go by paths such as ``"study.n_trials"``, the search space by config paths. What is allowed is said in one place
+only, ``workbench.tuning.parse_study``; here nothing is checked beyond TOML.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import tomlkit
+
+__all__ = ["new_study_text", "space_of", "study_text", "values_of"]
+
+_RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
+
+
+def values_of(text: str) -> dict[str, Any]:
+    """Return every value of a study file by its path, the search space and the baseline apart.
+
+    Args:
+        text: TOML.
+
+    Raises:
+        ValueError: When it is no TOML.
+    """
+    return {
+        f"{section}.{key}": value
+        for section, table in tomllib.loads(text).items()
+        if isinstance(table, dict) and section not in {"space", "baseline"}
+        for key, value in table.items()
+    }
+
+
+def space_of(text: str) -> dict[str, Any]:
+    """Return what a study file searches: path -> list, table with ``low`` and ``high``, or true.
+
+    Args:
+        text: TOML; quoted dotted keys and sub-tables mean the same.
+
+    Raises:
+        ValueError: When it is no TOML.
+    """
+    return _flat(tomllib.loads(text).get("space", {}))
+
+
+def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+    """Return a study file that says something else than another.
+
+    Args:
+        template: The other file's text; whatever is not named here stays as it is.
+        values: Path -> value; None removes it.
+        space: All that is searched, in this order where the file does not have one.
+
+    Raises:
+        ValueError: When the template is no TOML.
+    """
+    document = tomlkit.parse(template)
+    before = values_of(template)
+    for path, value in values.items():
+        section, _, key = path.partition(".")
+        if value is None:
+            if path in before:
+                del _table(document, section)[key]
+        elif path not in before or not _same(before[path], value):
+            _table(document, section)[key] = value
+    _set_space(document, space_of(template), space)
+    return tomlkit.dumps(document)
+
+
+def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
+    """Return the file of a new study.
+
+    Args:
+        task: Task as named on the command line.
+        baseline: What O0 means here, by config path; all candidates start from it.
+        values: See ``study_text``.
+        space: See ``study_text``.
+    """
+    document = tomlkit.document()
+    document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
+    document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder goes on with it."))
+    _table(document, "study")["task"] = task
+    for path, value in baseline.items():
+        _table(document, "baseline")[path] = value
+    return study_text(tomlkit.dumps(document), values, space)
+
+
+def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space: Mapping[str, Any]) -> None:
+    if before.keys() == space.keys() and all(_same(before[path], value) for path, value in space.items()):
+        return
+    table = _table(document, "space")
+    if set(before) - set(table):  # sub-tables: said anew, as quoted paths
+        document["space"] = table = tomlkit.table()
+        before = {}
+    for path in before:
+        if path not in space:
+            del table[path]
+    for path, value in space.items():
+        if path not in before or not _same(before[path], value):
+            table[path] = _item(value)
+
+
+def _table(document: tomlkit.TOMLDocument, section: str) -> Any:
+    if section not in document:
+        document[section] = tomlkit.table()
+    return document[section]
+
+
+def _item(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    inline = tomlkit.inline_table()
+    inline.update(value)
+    return inline
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value.keys() - _RANGE_KEYS:
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare with kinds: true and 1 are equal to Python, and two things to a study."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    return type(one) is type(other) and bool(one == other)
