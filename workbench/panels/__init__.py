@@ -26,6 +26,7 @@ __all__ = [
 _HOME = {
     "ComparePanel": "compare_panel",
     "ConfigPanel": "config_panel",
+    "ExportPanel": "export_panel",
     "LossScalePanel": "loss_scale_panel",
     "Panel": "panel",
     "StudyPanel": "study_panel",
@@ -36,6 +37,7 @@ _HOME = {
 if TYPE_CHECKING:
     from workbench.panels.compare_panel import ComparePanel
     from workbench.panels.config_panel import ConfigPanel
+    from workbench.panels.export_panel import ExportPanel
     from workbench.panels.loss_scale_panel import LossScalePanel
     from workbench.panels.panel import Panel
     from workbench.panels.study_panel import StudyPanel

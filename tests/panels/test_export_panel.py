@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.panels.looking import our_threads, text_in
+from workbench.config import BoostConfig
+from workbench.panels.export_panel import ExportPanel, exported_files
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.state import PanelState
+
+LONG = 60.0
+PROVENANCE: dict[str, Any] = {
+    "verdict": "confirmed",
+    "sentence": "Confirmed: the accuracy drop is at most 0.009.",
+    "study": "mine",
+    "task": "digits-resnet",
+    "speedup": [1.104, 1.095, 1.141],
+    "drop_bound": 0.009463389,
+    "environment": {"device": {"cpu": "AMD EPYC", "torch": "2.13.0"}},
+}
+O1 = BoostConfig.from_dict(
+    {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}, "provenance": PROVENANCE}
+)
+O2 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}, "provenance": {"verdict": "O0", "sentence": "O0 it is."}})
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    folder = tmp_path / "study"
+    (folder / "result").mkdir(parents=True)
+    (folder / "study.toml").write_text("")
+    O1.save(folder / "result" / "boost_config.o1.json")
+    O2.save(folder / "result" / "boost_config.o2.json")
+    return folder
+
+
+@pytest.fixture
+def panel(study: Path, tmp_path: Path) -> Iterator[ExportPanel]:
+    with ExportPanel(study, folder=tmp_path / "out") as made:
+        yield made
+    assert our_threads() == []
+
+
+def test_a_study_shows_both_exports_with_verdict_and_provenance(panel: ExportPanel) -> None:
+    assert panel.choice.options == ("this configuration", "o1", "o2")
+    assert panel.choice.value == "o1"
+    text = text_in(panel)
+    assert "Confirmed: the accuracy drop is at most 0.009." in text
+    assert "1.104 x (95 % interval 1.095 to 1.141)" in text
+    assert "0.009463" in text
+    assert "AMD EPYC, 2.13.0" in text
+    assert "boost.less_bn" in text
+    assert json.loads(panel.json.value) == O1.to_dict()
+    panel.choice.value = "o2"
+    assert "O0 it is." in text_in(panel)
+    assert panel.name.value == "boost_config.o2.json"
+    assert panel.config == O2
+
+
+def test_what_is_saved_is_the_file_on_show(panel: ExportPanel, tmp_path: Path) -> None:
+    assert panel.state is PanelState.IDLE
+    panel.save_button.click()
+    path = tmp_path / "out" / "boost_config.o1.json"
+    assert panel.state is PanelState.DONE
+    assert panel.saved == path
+    assert path.read_text() == panel.json.value + "\n"
+    assert BoostConfig.from_json(path) == O1
+    assert "read back, it is the same configuration" in text_in(panel)
+    assert [entry.name for entry in path.parent.iterdir()] == ["boost_config.o1.json"]  # nothing half-written
+
+
+def test_a_file_that_is_there_is_replaced_only_when_asked_for(panel: ExportPanel, tmp_path: Path) -> None:
+    path = tmp_path / "out" / "boost_config.o1.json"
+    path.parent.mkdir()
+    path.write_text("{}")
+    panel.save_button.click()
+    assert panel.state is PanelState.FAILED
+    assert "is there already and differs" in text_in(panel)
+    assert path.read_text() == "{}"
+    panel.replace.value = True
+    panel.save_button.click()
+    assert panel.state is PanelState.DONE
+    assert BoostConfig.from_json(path) == O1
+    panel.replace.value = False
+    panel.save_button.click()  # the same again
+    assert panel.state is PanelState.DONE
+
+
+def test_the_shared_configuration_is_shown_as_it_changes(tmp_path: Path) -> None:
+    shared = SharedConfig()
+    with ExportPanel(shared, folder=tmp_path) as panel:
+        assert panel.choice.options == ("this configuration",)
+        assert "it carries no verdict" in text_in(panel)
+        assert "nothing" in text_in(panel)
+        shared.change({"grad_freeze.freeze_p": 0.5}, "O2")
+        assert json.loads(panel.json.value)["grad_freeze"]["freeze_p"] == 0.5
+        text = text_in(panel)
+        assert "grad_freeze.freeze_p0.50.7" in text
+        assert 'Pass boost_level="O2"' in text
+        assert "In effect at O2: LessBN + freezing" in text
+        panel.name.value = "mine.json"
+        panel.save_button.click()
+        assert BoostConfig.from_json(tmp_path / "mine.json") == shared.config
+
+
+def test_what_mindspore_passes_over_is_said(panel: ExportPanel) -> None:
+    text = text_in(panel)
+    assert "passes over loss_scale, amp, snapshots, compatibility, provenance" in text
+
+
+def test_a_name_of_the_users_own_stays(panel: ExportPanel) -> None:
+    panel.name.value = "best.json"
+    panel.choice.value = "o2"
+    assert panel.name.value == "best.json"
+
+
+@pytest.mark.parametrize(("name", "told"), [("", "name the file"), ("..", "is a folder; name a file")])
+def test_a_name_that_is_no_file_is_refused(panel: ExportPanel, name: str, told: str) -> None:
+    panel.name.value = name
+    panel.save_button.click()
+    assert panel.state is PanelState.FAILED
+    assert told in text_in(panel)
+    panel.name.value = "good.json"
+    panel.save_button.click()
+    assert panel.state is PanelState.DONE
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(panel: ExportPanel, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    panel.folder.value = str(tmp_path / "file")
+    panel.save_button.click()
+    assert panel.state is PanelState.FAILED
+    assert "cannot be written" in text_in(panel)
+    assert "Traceback" not in text_in(panel)
+
+
+def test_a_configuration_that_cannot_be_used_as_it_is_can_be_saved_and_says_so(tmp_path: Path) -> None:
+    shared = SharedConfig(BoostConfig.from_dict({"boost": {"mode": "manual", "dim_reduce": True}}))
+    with ExportPanel(None, shared, folder=tmp_path) as panel:
+        assert "can be written and read, but not used as it is" in text_in(panel)
+        assert panel.save() == tmp_path / "boost_config.json"
+
+
+def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "study.toml").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "study.db").write_text("")
+    with ExportPanel(tmp_path / "new") as panel:
+        assert "has not been started; run workbench tune" in text_in(panel)
+        assert panel.export_button.disabled
+        panel.study.value = str(tmp_path / "run")
+        assert "has exported nothing yet" in text_in(panel)
+        assert not panel.export_button.disabled
+        panel.study.value = str(tmp_path)
+        assert "is no study: it has no study.toml" in text_in(panel)
+        panel.study.value = str(tmp_path / "nowhere")
+        assert "is no folder" in text_in(panel)
+        panel.study.value = ""
+        assert "is no folder" not in text_in(panel)
+        assert panel.config == BoostConfig()
+
+
+def test_a_damaged_export_is_a_sentence_and_the_other_one_is_shown(study: Path) -> None:
+    (study / "result" / "boost_config.o1.json").write_text('{"boost": {"grad_freez": true}}')
+    with ExportPanel(study) as panel:
+        assert 'unknown key "grad_freez"' in text_in(panel)
+        assert panel.choice.options == ("this configuration", "o2")
+        assert panel.choice.value == "o2"
+
+
+def test_the_folder_of_the_files_themselves_is_read_too(study: Path) -> None:
+    assert list(exported_files(study / "result")) == ["o1", "o2"]
+    assert exported_files(study / "nowhere") == {}
+
+
+def test_a_whole_study_is_exported_in_the_worker(
+    panel: ExportPanel, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (study / "study.db").write_text("")
+    begun, go = threading.Event(), threading.Event()
+
+    def export(where: str, out: Path) -> SimpleNamespace:
+        begun.set()
+        assert go.wait(LONG)
+        return SimpleNamespace(exported={t: out / f"boost_config.{t}.json" for t in ("o1", "o2")})
+
+    monkeypatch.setattr("workbench.facade.export", export)
+    panel.study.value = f"{study}/"
+    for _ in range(2):
+        panel.export_button.click()
+        assert begun.wait(LONG)
+        assert panel.state is PanelState.RUNNING
+        assert panel.save_button.disabled
+        assert panel.save() is None  # one at a time
+        go.set()
+        assert panel.wait(LONG)
+        assert panel.state is PanelState.DONE
+        assert panel.saved == tmp_path / "out" / "boost_config.o1.json"
+        assert "wrote boost_config.o1.json, boost_config.o2.json and the report" in text_in(panel)
+        begun.clear()
+        go.clear()
+
+
+def test_a_study_whose_storage_is_broken_is_a_sentence(panel: ExportPanel, study: Path) -> None:
+    (study / "study.db").write_text("no database")
+    panel.study.value = f"{study}/"
+    panel.export_button.click()
+    assert panel.wait(LONG)
+    assert panel.state is PanelState.FAILED
+    assert panel.error is not None
+    assert not panel.save_button.disabled

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.config import BoostConfig
+from workbench.panels.mindspore_notes import mindspore_notes
+
+OFF = dict.fromkeys(("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group"), False)
+
+
+def notes(values: dict[str, Any], level: str = "O1") -> str:
+    config = BoostConfig.from_dict(values)
+    return " ".join(mindspore_notes(config, config.resolve(level)))
+
+
+def test_the_level_that_makes_it_read_the_file_is_named() -> None:
+    assert 'Pass boost_level="O2"' in notes({}, "O2")
+    assert "in mode auto the level alone decides" in notes({}, "O2")
+    manual = {"boost": {"mode": "manual", **OFF, "grad_freeze": True}}
+    assert 'Pass boost_level="O1"' in notes(manual, "O0")
+    assert "does not look at it at all" in notes(manual, "O0")
+
+
+def test_switches_that_would_come_on_at_another_level_are_told() -> None:
+    told = notes({"boost": {"mode": "manual", "grad_accumulation": True}, "grad_accumulation": STEPS}, "O0")
+    assert "at O1 the switches that are unset here would come on" in told
+
+
+def test_nothing_switched_on_changes_nothing() -> None:
+    assert notes({}, "O0").startswith("Nothing is switched on")
+
+
+STEPS = {"grad_accumulation_step": 4}
+
+
+@pytest.mark.parametrize(
+    ("switches", "told"),
+    [
+        ({"grad_freeze": True, "grad_accumulation": True}, True),
+        ({"grad_freeze": True}, False),
+        ({"grad_accumulation": True}, False),
+    ],
+)
+def test_freezing_with_accumulation_cannot_be_trained_there(switches: dict[str, bool], told: bool) -> None:
+    text = notes({"boost": {"mode": "manual", **OFF, **switches}, "grad_accumulation": STEPS})
+    assert ("cannot train gradient freezing together with gradient accumulation" in text) is told
+
+
+def test_sections_and_keys_it_does_not_know_are_named() -> None:
+    text = notes({"dim_reduce": {"line_search_trials": 3}, "optimizer": {"name": "SGD", "lr": 0.1}})
+    assert (
+        "passes over `loss_scale`, `amp`, `optimizer`, `snapshots`, `compatibility`, `dim_reduce.line_search_trials`"
+        in text
+    )
+    assert "The optimizer is an argument there" in text
+    assert "so not `grad_accumulation`, `dim_reduce`." in text
+
+
+def test_mixed_precision_is_an_argument_there() -> None:
+    assert "pass amp_level and loss_scale_manager" in notes({"amp": {"level": "O2"}})
+    assert "pass amp_level" not in notes({})

@@ -1,0 +1,72 @@
+"""What MindSpore's AutoBoost makes of a configuration: what it needs, what it passes over, what it cannot do.
+
+As read in MindSpore 2.7, ``mindspore/boost/boost.py`` and ``mindspore/train/model.py``; what this package exports was
+also given to the real one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from workbench.config import BOOST_SECTIONS, BoostConfig, Plan
+
+__all__ = ["mindspore_notes"]
+
+_OWN_KEYS: Final = ("dim_reduce.line_search_trials",)
+_COMMON: Final = "common"
+
+
+def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
+    """Say what a user of MindSpore has to know of a configuration.
+
+    Args:
+        config: What the file holds.
+        plan: What it means here.
+
+    Returns:
+        Sentences: how to pass it first, then what cannot work there, then what is passed over.
+    """
+    notes = [_how_to_pass(config, plan)]
+    if plan.grad_freeze and plan.grad_accumulation:
+        notes.append(
+            "MindSpore 2.7 cannot train gradient freezing together with gradient accumulation: it fails with an "
+            "AttributeError when the network is built. Switch one of them off."
+        )
+    if plan.dim_reduce and config.dim_reduce.pca_mat_path is None:
+        notes.append(
+            "MindSpore computes the subspace of DimReduce from `dim_reduce.weight_load_dir` itself, from checkpoints "
+            "in its own format; snapshots of this package are not."
+        )
+    values = config.to_dict()
+    passed_over = [f"`{name}`" for name in values if name not in BOOST_SECTIONS]
+    passed_over += [f"`{path}`" for path in _OWN_KEYS if config.leaves().get(path) is not None]
+    if passed_over:
+        notes.append(f"It passes over {', '.join(passed_over)}, which only this package reads.")
+    if config.effective_amp_level("npu") != "O0" or plan.parameters_in_effect().get("loss_scale.kind") != "none":
+        notes.append(
+            "Mixed precision and loss scale are arguments there: pass amp_level and loss_scale_manager to "
+            "mindspore.train.Model."
+        )
+    if config.optimizer is not None:
+        notes.append("The optimizer is an argument there, too; the section `optimizer` does not reach it.")
+    idle = [f"`{name}`" for name in BOOST_SECTIONS if name not in ("boost", _COMMON) and not getattr(plan, name)]
+    if idle:
+        notes.append(f"It reads a section only when its switch is on, so not {', '.join(idle)}.")
+    return notes
+
+
+def _how_to_pass(config: BoostConfig, plan: Plan) -> str:
+    if not plan.in_effect():
+        return "Nothing is switched on, so the file changes nothing there; leave out boost_level."
+    if plan.level == "O0" and config.resolve("O1", plan.world_size).key() != plan.key():
+        return (
+            "At O0 mindspore.train.Model does not look at boost_config_dict at all, and at O1 the switches that are "
+            'unset here would come on: set each of them by hand, then pass boost_level="O1".'
+        )
+    level = plan.level if plan.level != "O0" else "O1"
+    reason = (
+        "in mode auto the level alone decides"
+        if plan.mode == "auto"
+        else "with O0 mindspore.train.Model does not look at it at all"
+    )
+    return f'Pass boost_level="{level}" and the content of this file as boost_config_dict; {reason}.'
