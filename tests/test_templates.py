@@ -1,4 +1,4 @@
-"""``workbench init`` writes the studies that come with the package, and overwrites nothing."""
+"""``workbench init`` and ``lab`` write what comes with the package, and overwrite nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def test_every_study_that_is_written_is_a_valid_study(tmp_path: Path) -> None:
     assert studies
     assert all(path.with_name("README.md").is_file() for path in studies)
     assert {read_study(path).study.name for path in studies} == {path.parent.name for path in studies}
+
+
+def test_only_the_notebooks_are_written_where_only_they_are_wanted(tmp_path: Path) -> None:
+    everything = {relative for _, relative in template_files()}
+    written, _ = copy_templates(tmp_path, folder="notebooks")
+    notebooks = {path.relative_to(tmp_path) for path in written}
+    assert notebooks == {relative for relative in everything if relative.suffix == ".ipynb"}
+    assert Path("notebooks/04_dim_reduce.ipynb") in notebooks
+    assert [path.name for path in tmp_path.iterdir()] == ["notebooks"]
 
 
 def test_a_second_time_keeps_what_was_edited_and_restores_what_is_gone(tmp_path: Path) -> None:

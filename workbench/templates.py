@@ -1,4 +1,4 @@
-"""The studies that come with the package, for ``workbench init``.
+"""The notebooks and studies that come with the package, for ``workbench init`` and ``workbench lab``.
 
 In a wheel they lie beside this module; in a checkout they are the repository's own folders.
 """
@@ -20,7 +20,6 @@ _PATTERNS = (
     "studies/*/*.py",
     "studies/*/*/*.json",
     "notebooks/*.ipynb",
-    "notebooks/*.py",
 )
 _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
@@ -34,11 +33,12 @@ def template_files() -> Iterator[tuple[Path, Path]]:
                 yield path, path.relative_to(root)
 
 
-def copy_templates(directory: Path) -> tuple[list[Path], list[Path]]:
+def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], list[Path]]:
     """Write the templates into a folder; what is already there is kept.
 
     Args:
         directory: Folder to write into; made when missing.
+        folder: Only those of this folder, ``"notebooks"`` or ``"studies"``; empty means all.
 
     Returns:
         Files written and files kept.
@@ -47,7 +47,7 @@ def copy_templates(directory: Path) -> tuple[list[Path], list[Path]]:
         FileNotFoundError: When this installation has no templates.
         NotADirectoryError: When ``directory`` is a file.
     """
-    files = list(template_files())
+    files = [(path, relative) for path, relative in template_files() if folder in {"", relative.parts[0]}]
     if not files:
         raise FileNotFoundError("this installation carries no templates; install boost-workbench again")
     if directory.exists() and not directory.is_dir():

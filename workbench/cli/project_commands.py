@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(directory: Path = DirectoryArgument) -> None:
-    """Write the studies that come with the package into a folder of your own."""
+    """Write the notebooks and studies that come with the package into a folder of your own."""
     from workbench.templates import copy_templates
 
     written, kept = copy_templates(directory)

@@ -1,0 +1,29 @@
+"""Every notebook as it is shipped, from top to bottom, in a fresh kernel and an empty folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nbclient import NotebookClient
+
+from tests.notebooks.shipped import NOTEBOOKS, read_notebook
+
+pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
+
+LIMIT = 240  # seconds for one cell; a whole notebook takes half of that on a machine that does nothing else
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_it_runs_from_top_to_bottom_and_complains_of_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")  # jupyter_core announces it as its coming default
+    notebook = read_notebook(path)
+    client = NotebookClient(notebook, timeout=LIMIT, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client.execute()
+    outputs = [(i, output) for i, cell in enumerate(notebook.cells) for output in cell.get("outputs", [])]
+    complaints = [f"cell {i}: {output.text}" for i, output in outputs if output.get("name") == "stderr"]
+    assert complaints == []
+    shown = [output for i, output in outputs if i == len(notebook.cells) - 1]
+    assert shown, "a notebook ends in the thing to look at"

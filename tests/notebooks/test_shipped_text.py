@@ -1,0 +1,93 @@
+"""Notebooks as text: valid, stripped, numbered, told in sentences, and built on public names only."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.notebooks.shipped import NOTEBOOKS, read_notebook
+
+LONGEST_CELL = 14  # lines of code; a study's file, which is one text, may be longer
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+
+
+def code_of(path: Path) -> str:
+    return "\n\n".join(cell.source for cell in read_notebook(path).cells if cell.cell_type == "code")
+
+
+def imported_names(code: str) -> Iterator[tuple[str, str]]:
+    """Yield (module, name) of everything that is imported from the package."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "workbench":
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "workbench")
+
+
+def test_the_notebooks_are_numbered_and_each_number_is_used_once() -> None:
+    numbers = [re.fullmatch(r"(\d\d)_[a-z][a-z_]*", path.stem) for path in NOTEBOOKS]
+    assert NOTEBOOKS
+    assert all(numbers), [path.name for path in NOTEBOOKS]
+    assert len({number.group(1) for number in numbers if number}) == len(NOTEBOOKS)
+
+
+@each_notebook
+def test_it_is_valid_and_stripped_but_for_its_kernel(path: Path) -> None:
+    notebook = read_notebook(path)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata.language_info) == {"name"}
+    for cell in notebook.cells:
+        assert not cell.metadata, cell.metadata
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@each_notebook
+def test_a_sentence_says_what_to_look_for_before_every_cell_of_code(path: Path) -> None:
+    cells = read_notebook(path).cells
+    kinds = [cell.cell_type for cell in cells]
+    assert kinds[0] == "markdown"
+    assert cells[0].source.startswith("# ")
+    assert "**Question.**" in cells[0].source
+    assert kinds[-1] == "code", "a notebook ends in the thing to look at"
+    assert ("code", "code") not in itertools.pairwise(kinds)
+
+
+@each_notebook
+def test_cells_are_short_and_seeds_in_view(path: Path) -> None:
+    code = code_of(path)
+    for cell in read_notebook(path).cells:
+        if cell.cell_type == "code":
+            lines = re.sub(r'""".*?"""', '""', cell.source, flags=re.DOTALL).splitlines()
+            assert len([line for line in lines if line.strip()]) <= LONGEST_CELL, cell.source
+    assert re.search(r"SEED\b.*= .*\d|^seed = \d", code, flags=re.MULTILINE)
+
+
+@each_notebook
+def test_it_imports_public_names_only(path: Path) -> None:
+    names = list(imported_names(code_of(path)))
+    assert names
+    for module, name in names:
+        assert name in importlib.import_module(module).__all__, f"{module}.{name}"
+        assert not any(part.startswith("_") for part in module.split("."))
+
+
+@each_notebook
+def test_its_text_survives_a_review_as_py_percent(path: Path) -> None:
+    jupytext = pytest.importorskip("jupytext", reason="jupytext is for development: pip install -e '.[dev]'")
+    notebook = read_notebook(path)
+    back = jupytext.reads(jupytext.writes(notebook, fmt="py:percent"), fmt="py:percent")
+    assert [(cell.cell_type, cell.source) for cell in back.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]

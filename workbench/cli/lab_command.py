@@ -1,0 +1,118 @@
+"""``workbench lab``: JupyterLab on the notebooks that come with the package.
+
+The server runs in this process, so whatever ends the command ends the server and its kernels with it. Access needs the
+token in the printed address; JupyterLab is told to ask no other machine for news or newer versions.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from workbench.cli.output import say
+
+if TYPE_CHECKING:
+    from jupyter_server.serverapp import ServerApp
+
+__all__ = ["address_of", "lab", "notebook_named", "register"]
+
+_FOLDER = Path("notebooks")
+_SUFFIX = ".ipynb"
+
+NameArgument = typer.Argument(None, metavar="[NAME]", help="Notebook to open: 00_quickstart, quickstart, 00 or a path.")
+PortOption = typer.Option(8888, metavar="N", min=0, max=65535, help="Port, or the next free one; 0: any free one.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(lab)
+
+
+def lab(
+    name: str = NameArgument,
+    no_browser: bool = typer.Option(False, "--no-browser", help="Print the address and open no browser."),
+    port: int = PortOption,
+) -> None:
+    """Open JupyterLab on the notebooks; they are copied into ./notebooks first where they are missing."""
+    from workbench.templates import copy_templates
+
+    path = Path(name) if name and name.endswith(_SUFFIX) and Path(name).is_file() else None
+    if path is None:
+        written, _ = copy_templates(Path(), folder=str(_FOLDER))
+        if written:
+            say(f"wrote {len(written)} notebooks into {_FOLDER}/")
+        path = notebook_named(name, sorted(_FOLDER.glob(f"*{_SUFFIX}"))) if name else _FOLDER
+    root = Path.cwd() if path.resolve().is_relative_to(Path.cwd()) else path.resolve().parent
+    opened = path.resolve().relative_to(root).as_posix()
+
+    from jupyterlab.labapp import LabApp
+
+    server: ServerApp = LabApp.initialize_server(argv=_server_options(root, opened, port, browser=not no_browser))
+    server.io_loop.add_callback(_say_address, server)  # once it answers
+    server.start()
+    say(f"JupyterLab has ended; what was saved is in {path if path.is_dir() else path.parent}/")
+
+
+def notebook_named(name: str, notebooks: Sequence[Path]) -> Path:
+    """Return the notebook that a name, a number or the words after the number mean.
+
+    Args:
+        name: What the user typed.
+        notebooks: Notebooks there are.
+
+    Raises:
+        ValueError: When none is called so, or several are.
+
+    Example:
+        >>> notebook_named("freezing", [Path("00_quickstart.ipynb"), Path("03_gradient_freezing.ipynb")])
+        PosixPath('03_gradient_freezing.ipynb')
+    """
+    asked = name.removesuffix(_SUFFIX).removeprefix(f"{_FOLDER}/")
+    exact = [
+        path for path in notebooks if asked in {path.stem, path.stem.partition("_")[0], path.stem.partition("_")[2]}
+    ]
+    found = exact or [path for path in notebooks if asked and asked in path.stem]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(path.stem for path in found or notebooks)
+    meaning = f"may mean {names}" if found else f"is none of them: {names}"
+    raise ValueError(f"notebook {name!r} {meaning}; name one of these, or the path of an {_SUFFIX} file that exists")
+
+
+def address_of(server: ServerApp) -> str:
+    """Return the address to open in a browser, token included."""
+    from tornado.httputil import url_concat
+
+    token = server.identity_provider.token
+    address = server.connection_url.rstrip("/") + "/" + server.default_url.lstrip("/")
+    return str(url_concat(address, {"token": token}) if token else address)
+
+
+def _say_address(server: ServerApp) -> None:
+    say(f"JupyterLab is at {address_of(server)}")
+    say("Ctrl-C ends it and its kernels; save the notebooks before")
+
+
+def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> list[str]:
+    options = [
+        f"--ServerApp.root_dir={root}",
+        f"--LabApp.default_url=/lab/tree/{opened}",
+        f"--ServerApp.port={port}",
+        f"--LabApp.open_browser={browser}",
+        "--ServerApp.answer_yes=True",  # Ctrl-C: no further question
+        "--ServerApp.log_level=ERROR",
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+    ]
+    if not os.environ.get("JUPYTER_TOKEN"):  # our own, because JupyterLab tells the whole world's log a generated one
+        options.append(f"--IdentityProvider.token={secrets.token_hex(24)}")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        # Jupyter refuses root unless told so. Whoever types this command as root (a container, a fresh virtual
+        # machine) has decided it already, and access still needs the token.
+        options.append("--ServerApp.allow_root=True")
+    return options
