@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from tests.ranks import Ranks
 from workbench import ranks
@@ -96,6 +97,20 @@ def a_late_first_gradient() -> None:
 
 def test_a_first_gradient_that_comes_late_is_one_clear_sentence(three: Ranks) -> None:
     three.run(a_late_first_gradient)
+
+
+def copied_reduction_over_a_group() -> None:
+    group = distributed.new_group([0, 1, 2])
+    (parameter,) = parameters((2,))
+    reduction = copy.deepcopy(GradientReduction(group))
+    parameter.grad = torch.full((2,), float(ranks.rank()))
+    reduction.reduce_([parameter])
+    assert reduction.group is group
+    assert parameter.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_copy_averages_over_the_same_ranks(three: Ranks) -> None:
+    three.run(copied_reduction_over_a_group)
 
 
 def broadcasting() -> None:

@@ -80,6 +80,10 @@ class GradientReduction:
             shaped = [part.view(gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
             torch._foreach_copy_(gradients, shaped)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> GradientReduction:
+        """Copy for copied parameters: process groups cannot be copied, and who has gradients is asked again."""
+        return GradientReduction(self.group)
+
     def _with_gradients(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         if not parameters:
             return []
