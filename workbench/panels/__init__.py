@@ -15,6 +15,7 @@ from workbench.panels.shared_config import SharedConfig
 __all__ = [
     "ComparePanel",
     "ConfigPanel",
+    "ExportPanel",
     "LossScalePanel",
     "Panel",
     "SharedConfig",
