@@ -7,6 +7,7 @@ and by this package, which refuses what it does not know.
 from __future__ import annotations
 
 import copy
+import functools
 import html
 import json
 import math
@@ -206,19 +207,25 @@ class BoostConfig(Section):
         Raises:
             ConfigError: When a path is unknown (the nearest known one is named) or a value is refused.
         """
-        known = self.leaves()
         fields = type(self).model_fields
         for path in values:
-            if path not in known and path not in fields:
-                raise ConfigError(f"unknown parameter {shown(path)}{did_you_mean(str(path), [*known, *fields])}")
+            if path not in _DEFAULTS and path not in fields:
+                raise ConfigError(f"unknown parameter {shown(path)}{did_you_mean(str(path), [*_DEFAULTS, *fields])}")
         sections = {path: value for path, value in values.items() if path in fields}
         start = self.from_dict({**self.to_dict(), **sections}) if sections else self
-        changed = start.to_dict()
+        members: dict[str, dict[str, Any]] = {}
         for path, value in values.items():
             if path not in fields:
                 section, _, key = path.partition(".")
-                changed.setdefault(section, {})[key] = value
-        return self.from_dict(changed)
+                members.setdefault(section, {})[key] = value
+        # Only what changes is validated anew: a search makes thousands of configurations.
+        models = _section_models()
+        changed: dict[str, Section | None] = {
+            name: models[name](**{**_members(getattr(start, name)), **new}) for name, new in members.items()
+        }
+        if changed.get("optimizer") == OptimizerConfig():
+            changed["optimizer"] = None
+        return BaseModel.model_copy(start, update=changed) if changed else start
 
     def diff(self, other: BoostConfig) -> dict[str, tuple[Any, Any]]:
         """Return the parameters in which two configurations differ.
@@ -311,10 +318,11 @@ class BoostConfig(Section):
         return f'<table style="{colour};border-collapse:collapse">{"".join(rows)}</table>'
 
     def _leaves(self) -> Iterator[tuple[str, Any]]:
-        for name, field in type(self).model_fields.items():
-            model, value = inner_type(field.annotation), getattr(self, name)
-            if isinstance(model, type) and issubclass(model, BaseModel):
-                for key in model.model_fields:
+        models = _section_models()
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name in models:
+                for key in models[name].model_fields:
                     yield f"{name}.{key}", None if value is None else getattr(value, key)
             else:
                 yield name, value
@@ -330,6 +338,17 @@ class BoostConfig(Section):
                     yield name, [(path, title, leaves[path]) for path, title in titles.items()]
             elif leaves[name] is not None:
                 yield name, [(name, field.title or name, leaves[name])]
+
+
+@functools.cache
+def _section_models() -> dict[str, type[Section]]:
+    """Return the model of each section by its name; ``provenance`` has none."""
+    models = {name: inner_type(field.annotation) for name, field in BoostConfig.model_fields.items()}
+    return {name: model for name, model in models.items() if isinstance(model, type) and issubclass(model, Section)}
+
+
+def _members(section: Section | None) -> dict[str, Any]:
+    return {} if section is None else {key: getattr(section, key) for key in type(section).model_fields}
 
 
 _DEFAULTS = BoostConfig().leaves()
