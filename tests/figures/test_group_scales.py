@@ -69,6 +69,7 @@ def test_groups_differ_in_dash_and_every_mark_has_a_name() -> None:
     assert [trace.name for trace in lines] == [BODY, HEAD]
     assert len({trace.line.dash for trace in lines}) == 2
     assert [trace.name for trace in figure.data[2:]] == ["growth", "overflow", "floor"]
+    assert list(figure.data[2].x) == [4]  # step 3 let it grow; step 4 is the first that used it
     assert unmarked(figure.layout.title.text) == "The loss scales of 2 groups stand between 2^5 and 2^9"
     assert "40 % of 5 steps wasted" in unmarked(figure.layout.title.subtitle.text)
     assert "1 overflow of 2 arose in group 2 (head)" in unmarked(figure.layout.title.subtitle.text)

@@ -98,7 +98,8 @@ class LiveFigure:
         """Show a newly computed figure of the same kind.
 
         Args:
-            figure: The figure; it is only read. Its theme does not matter.
+            figure: The figure; it is only read. The ink is that of this widget, whatever theme the figure has; only
+                labels with an ink of their own (an empty figure's reason) keep theirs.
         """
         with self._lock:
             self._pending = figure
