@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-__all__ = ["BoostConfig", "Task", "apply", "compare", "export", "replay", "train", "tune"]
+__all__ = ["BoostConfig", "Task", "Workbench", "apply", "compare", "export", "replay", "train", "tune"]
 
 _HOME = {
     "BoostConfig": "workbench.config",
     "Task": "workbench.tasks",
+    "Workbench": "workbench.panels.workbench",
     "apply": "workbench.training",
     "compare": "workbench.facade",
     "export": "workbench.facade",
@@ -26,6 +27,7 @@ _HOME = {
 if TYPE_CHECKING:
     from workbench.config import BoostConfig
     from workbench.facade import compare, export, replay, train, tune
+    from workbench.panels.workbench import Workbench
     from workbench.tasks import Task
     from workbench.training.apply import apply
 

@@ -19,7 +19,7 @@ import ipywidgets as widgets
 
 from workbench.panels import cells
 from workbench.panels.state import PanelState, StateMachine
-from workbench.panels.style import STYLE, badge, error_html, note_html, words
+from workbench.panels.style import FITTING, STYLE, badge, error_html, note_html, words
 from workbench.panels.worker import Worker
 
 __all__ = ["Panel", "Theme", "close_recursively", "column", "error_sentence", "row", "text_of"]
@@ -64,7 +64,7 @@ class Panel:
         self._header_note = text_of("", grow=True)
         self._error = text_of("")
         self._log = text_of("")
-        heading = text_of(f'{STYLE}<span class="wb-title">{words(title)}</span>')
+        heading = text_of(f'{STYLE}{FITTING}<span class="wb-title">{words(title)}</span>')
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
         # Side by side from 700 px on: that is a page of 900 px with JupyterLab's margins.
         self.controls = column(width="300px")

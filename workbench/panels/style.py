@@ -12,7 +12,7 @@ from typing import Final
 
 from workbench.panels.state import PanelState
 
-__all__ = ["STYLE", "badge", "error_html", "faint", "note_html", "table", "words"]
+__all__ = ["FITTING", "STYLE", "badge", "error_html", "faint", "note_html", "table", "words"]
 
 _SYMBOLS: Final = {
     PanelState.IDLE: "○",
@@ -110,6 +110,26 @@ STYLE: Final = (
 .wb-panel .wb-plain-button:focus-visible{outline:2px solid var(--jp-brand-color1,#0067a8)}
 </style>"""
 )
+
+
+# Plotly's widget draws itself before it stands on the page, knows no width then, and is not told of its tab being
+# opened. Its figures do listen to the window, so the window is told when a figure and its place differ: once for
+# every width, or a figure of a fixed width would ask for ever.
+_FIT: Final = (
+    "const root=this.closest('.wb-panel');this.remove();if(root){let timer;"
+    "const look=()=>{clearTimeout(timer);timer=setTimeout(()=>{"
+    "let differs=false;for(const plot of root.querySelectorAll('.js-plotly-plot')){"
+    "const page=plot.querySelector('.main-svg'),width=plot.clientWidth;"
+    "if(page&&width&&plot.dataset.wbWidth!=width){plot.dataset.wbWidth=width;differs=true}}"
+    "if(differs)window.dispatchEvent(new Event('resize'))},60)};"
+    "new ResizeObserver(look).observe(root);"
+    "new MutationObserver(look).observe(root,{childList:true,subtree:true});look()}"
+)
+FITTING: Final = (
+    '<img alt="" style="display:none" src="data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==" '
+    f'onload="{html.escape(_FIT)}">'
+)
+"""An invisible image that keeps the figures of its panel as wide as their places."""
 
 
 def words(text: str) -> str:

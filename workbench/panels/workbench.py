@@ -140,4 +140,4 @@ class Workbench(Panel):
     def _export(self) -> Panel:
         from workbench.panels.export_panel import ExportPanel
 
-        return ExportPanel(self.shared, theme=self.theme)
+        return ExportPanel(shared=self.shared, theme=self.theme)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import ipywidgets as widgets
+import pytest
+
+import workbench
+import workbench.panels
+from tests.experiments.small_tasks import small_task
+from tests.panels.looking import everything, our_threads, text_in
+from workbench.config import BoostConfig
+from workbench.panels.state import PanelState
+from workbench.panels.workbench import Workbench
+
+TITLES = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")
+LONG = 60.0
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    with Workbench(small_task(), level="O0", steps=4, out=tmp_path / "runs", studies=tmp_path / "studies") as made:
+        yield made
+    assert our_threads() == []
+
+
+def test_there_are_six_tabs_and_the_first_is_open(bench: Workbench) -> None:
+    assert bench.tabs.titles == TITLES
+    assert bench.tabs.selected_index == 0
+    assert [len(place.children) for place in bench.tabs.children] == [1, 0, 0, 0, 0, 0]
+    assert "Boost Workbench: small" in text_in(bench)
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_every_tab_is_made_when_it_is_opened_and_only_once(bench: Workbench, title: str) -> None:
+    bench.tabs.selected_index = TITLES.index(title)
+    (shown,) = bench.tabs.children[TITLES.index(title)].children
+    assert bench.panel(title).widget is shown
+    bench.tabs.selected_index = 0
+    bench.tabs.selected_index = TITLES.index(title)
+    assert bench.tabs.children[TITLES.index(title)].children == (shown,)
+    assert bench.panel(title).shared is bench.shared
+
+
+def test_all_tabs_look_at_one_configuration(bench: Workbench) -> None:
+    config, train = bench.panel("Configure"), bench.panel("Train")
+    config.preset.buttons.value = "O1"
+    assert "LessBN + freezing" in text_in(train)
+    train.preset.buttons.value = "O0"
+    assert config.preset.buttons.value == "O0"
+
+
+def test_a_run_goes_on_while_another_tab_is_looked_at(bench: Workbench) -> None:
+    train = bench.panel("Train")
+    train.measure.value = False
+    train.start()
+    bench.tabs.selected_index = 4
+    assert train.wait(LONG)
+    assert train.state is PanelState.DONE
+    assert "4 steps in" in bench.static_html()
+
+
+def test_closing_the_workbench_closes_every_tab(tmp_path: Path) -> None:
+    made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
+    panels = [made.panel(title) for title in TITLES]
+    assert len(everything(made.widget)) > 100
+    made.close()
+    assert all(panel.closed for panel in panels)
+    assert our_threads() == []
+
+
+def test_closing_the_workbench_leaves_no_widget(tmp_path: Path) -> None:
+    before = set(widgets.widget._instances)
+    made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
+    made.panel("Train")
+    made.panel("Export")
+    made.close()
+    assert set(widgets.widget._instances) == before
+    assert our_threads() == []
+
+
+def test_an_unknown_tab_is_an_error_that_lists_those_there_are(bench: Workbench) -> None:
+    with pytest.raises(KeyError, match="no tab is called 'Tests'; there are Configure, Train"):
+        bench.panel("Tests")
+
+
+def test_it_begins_with_the_configuration_that_is_given() -> None:
+    config = BoostConfig.from_dict({"grad_freeze": {"freeze_p": 0.25}})
+    with Workbench("digits-lenet", config, level="O2") as made:
+        assert made.shared.both() == (config, "O2")
+
+
+def test_the_panels_are_public() -> None:
+    assert workbench.Workbench is Workbench
+    for name in workbench.panels.__all__:
+        assert getattr(workbench.panels, name).__module__.startswith("workbench.panels.")
+    with pytest.raises(AttributeError, match="no attribute 'TrainPane'"):
+        workbench.panels.TrainPane  # noqa: B018
