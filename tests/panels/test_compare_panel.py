@@ -141,7 +141,7 @@ def test_what_is_wrong_with_a_side_stands_beside_it_and_nothing_starts(
     panel.start_button.click()
     assert "dim_reduce" in text_in(panel.sides[2].widget)
     panel.sides[1].source.value = "O0"
-    panel.sides[2].source.value = None
+    panel.sides[2].source.value = "none"
     assert text_in(panel.sides[1].widget).strip() == "2"
     panel.seeds.value, panel.steps.value = "none", "1.5"
     panel.start_button.click()

@@ -47,7 +47,7 @@ def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossSc
     assert panel.exponents.static().data[0].type == "heatmap"
     assert len(panel.policies) == 50  # the recorded one is among them
     assert len(panel.choice.options) == 50
-    assert panel._groups_box.layout.display == "none"
+    assert panel.groups.widget not in panel.plots.children
     assert {trace.name for trace in panel.scatter.static().data} >= {"replayed policy"}
 
 
@@ -200,6 +200,7 @@ def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:
         assert panel.state is PanelState.IDLE
         assert panel.use_button.disabled
         assert [value for _, value in panel.runs.options[1:]] == paths[::-1]
+        assert panel.runs.value == ""
         assert "run-30 · toy · O1 · 30 steps" in panel.runs.options[1][0]
         for path in paths:  # two in a row
             panel.runs.value = path
@@ -208,6 +209,15 @@ def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:
             assert panel.run.path == path
             assert f"{path.name}" in text_in(panel)
     assert our_threads() == []
+
+
+def test_the_runs_beside_the_one_that_was_named_can_be_chosen(tmp_path: Path) -> None:
+    paths = [recorded_run(tmp_path, run_id=name) for name in ("one", "two")]
+    with LossScalePanel(str(paths[0])) as panel:
+        settled(panel)
+        assert panel._lister.join(LONG)
+        assert panel.folder.value == str(tmp_path)
+        assert {path for _, path in panel.runs.options[1:]} == set(paths)
 
 
 def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +256,7 @@ def test_a_run_that_lacks_something_is_a_sentence(
         assert sentence in text_in(panel) + " ".join(notes)
         assert panel.use_button.disabled is not replays
         assert panel.control(INIT).disabled is not replays
-        assert (panel._groups_box.layout.display == "") is ("groups" in options)
+        assert (panel.groups.widget in panel.plots.children) is ("groups" in options)
 
 
 def test_a_run_of_a_newer_version_is_a_sentence_and_another_can_be_opened(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from workbench.figures import MetricScale
 from workbench.figures.labels import counted
 from workbench.figures.live import LiveFigure
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
+from workbench.panels.copy_button import WHOLE_WORDS
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CompareOrder", "ComparePanel", "compare_in_thread", "seeds_of", "settled_config"]
 
-_SHARED, _FILE, _JSON = "This configuration", "A file", "JSON text"
+_SHARED, _FILE, _JSON, _NONE = "This configuration", "A file", "JSON text", "none"
 _SOURCES: Final = (_SHARED, "O0", "O1", "O2", _FILE, _JSON)
 _MOST_SIDES: Final = 4
 _MOST_SEEDS: Final = 20
@@ -245,8 +246,9 @@ class ComparePanel(Panel):
             self.task,
             text_of(f"<h4>Configurations</h4>{faint('The first is the base; the others are compared with it.')}"),
             *(choice.widget for choice in self.sides),
-            row(text_of("Paired seeds"), self.seeds, text_of("Steps per run"), self.steps),
+            row(text_of("Paired seeds"), self.seeds),
             self._seeds_problem,
+            row(text_of("Steps per run"), self.steps),
             self._steps_problem,
             more,
             row(self.start_button, self.stop_button),
@@ -311,7 +313,7 @@ class ComparePanel(Panel):
         """Read the controls; None when one of them cannot be used, which is then told beside it."""
         seeds = _read_into(self._seeds_problem, lambda: seeds_of(self.seeds.value))
         steps = _read_into(self._steps_problem, lambda: _steps_of(self.steps.value))
-        chosen = [choice for choice in self.sides if choice.source.value is not None]
+        chosen = [choice for choice in self.sides if choice.source.value != _NONE]
         read = [choice.read() for choice in chosen]
         sides = [side for side in read if side is not None]
         if len(chosen) < 2:
@@ -394,15 +396,16 @@ class ComparePanel(Panel):
     def _show_verdict(self, comparison: Comparison) -> None:
         sentences = comparison.sentences()
         self._verdict.value = "".join(f'<p role="status">{words(sentence)}</p>' for sentence in sentences)
-        for sentence in sentences:
-            self.log(sentence)
+        self.log(f"compared {counted(len(comparison.sides), 'configuration')}")
         rows = []
         for side in comparison.sides:
             metrics = [value for value in side.metrics if math.isfinite(value)]
             mean = self._metric.value_text(statistics.fmean(metrics)) if metrics else "diverged"
             speed = "base" if side.speed is None else f"{1 / side.speed.ratio:.2f} x"
             rows.append((side.label, side.summary, f"{mean} ({counted(len(metrics), 'seed')})", speed))
-        self._table.value = table(("Configuration", "In effect", f"Mean {self._metric.name}", "Speed"), rows)
+        self._table.value = WHOLE_WORDS + table(
+            ("Configuration", "In effect", f"Mean {self._metric.name}", "Speed"), rows
+        )
 
     def _draw(self) -> None:
         self.figure.update(paired_comparison_figure(self._paired(), metric=self._metric, theme=self.theme))
@@ -431,10 +434,10 @@ class _SideChoice:
     def __init__(self, panel: ComparePanel, number: int) -> None:
         self._panel, self._number = panel, number
         optional = number >= 2
-        options = [*([("none", None)] if optional else []), *((source, source) for source in _SOURCES)]
+        options = [*([_NONE] if optional else []), *_SOURCES]
         self.source = widgets.Dropdown(
             options=options,
-            value=None if optional else "O0",
+            value=_NONE if optional else "O0",
             layout=widgets.Layout(flex="1 1 0%", min_width="90px", margin="0"),
             tooltip=f"Where configuration {number + 1} comes from",
         )

@@ -17,7 +17,8 @@ import ipywidgets as widgets
 
 from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
-from workbench.panels.copy_button import copy_button
+from workbench.panels.controls import number_text
+from workbench.panels.copy_button import WHOLE_WORDS, copy_button
 from workbench.panels.mindspore_notes import mindspore_notes
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
@@ -382,7 +383,7 @@ def _provenance_html(provenance: dict[str, Any]) -> str:
     hardware = [str(device[key]) for key in ("device", "cpu", "accelerator", "torch") if device.get(key)]
     if hardware:
         rows.append(("Hardware", ", ".join(dict.fromkeys(hardware))))
-    return f"<h4>Provenance</h4>{table(('', ''), rows)}"
+    return f"<h4>Provenance</h4>{WHOLE_WORDS}{table(('', ''), rows)}"
 
 
 def _speed(value: Any) -> str:
@@ -394,7 +395,9 @@ def _speed(value: Any) -> str:
 def _text(value: Any) -> str:
     if value is None:
         return "unset"
-    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else shown(value)
+    if isinstance(value, float):
+        return number_text(value) if value.is_integer() else f"{value:.4g}"
+    return value if isinstance(value, str) else shown(value)
 
 
 def _is_same(path: Path, config: BoostConfig) -> bool:

@@ -112,7 +112,7 @@ class LossScalePanel(Panel):
             text_of("<h4>Compare policies</h4>"),
             *(column(text_of(words(title)), self.lists[name]) for name, title in _LIST_TITLES.items()),
             row(self.judge_button),
-            text_of(faint("Judged policies, least waste first")),
+            text_of(faint("Judged policies by their wasted steps")),
             self.choice,
         )
         self.plots.children = (
@@ -120,7 +120,6 @@ class LossScalePanel(Panel):
             self.scatter.widget,
             self._assumption,
             self.exponents.widget,
-            self._groups_box,
         )
         self._enable()
         self._begin(run)
@@ -222,8 +221,7 @@ class LossScalePanel(Panel):
         self.groups = LiveFigure(_waiting("Does every group find its own loss scale?", nothing, theme), theme=theme)
         for figure in (self.trace, self.scatter, self.exponents, self.groups):
             self.cleaned_up_by(figure.close)
-        self._groups_box = column(self.groups.widget)
-        self._groups_box.layout.display = "none"
+        self.cleaned_up_by(self.groups.widget.close)  # it stands in the panel only while there are groups
         self._assumption = text_of("")
 
     def _make_run_controls(self) -> None:
@@ -234,7 +232,7 @@ class LossScalePanel(Panel):
         self.look_button = widgets.Button(
             description="Look", tooltip="List the runs of this folder", layout=widgets.Layout(width="auto")
         )
-        self.runs = widgets.Dropdown(options=[("no run listed yet", None)], layout=_FULL, tooltip="Recorded run")
+        self.runs = widgets.Dropdown(options=[("no run listed yet", "")], layout=_FULL, tooltip="Recorded run")
         self.stop_button = widgets.Button(description="Stop", layout=widgets.Layout(width="auto"))
         self._facts = text_of("")
         self.look_button.on_click(self.guarded(lambda _: self._look(self.folder.value)))
@@ -277,8 +275,14 @@ class LossScalePanel(Panel):
             self._look("runs", quiet=True)
         elif not isinstance(run, (str, Path)):
             self.open(run)
+        elif (Path(run) / "environment.json").is_file():
+            with self.showing():
+                self.folder.value = str(Path(run).parent)
+            self.open(run)
+            self._lister.start(lambda _: _listed_runs(Path(run).parent))  # the others beside it can be chosen then
         else:
-            self.folder.value = str(run)
+            with self.showing():
+                self.folder.value = str(run)
             self._look(str(run))
 
     # -- what the user does --------------------------------------------------------------------------------------------
@@ -294,8 +298,8 @@ class LossScalePanel(Panel):
             self.clear_error()
             self._lister.start(lambda _: _listed_runs(path))
 
-    def _choose_run(self, path: Path | None) -> None:
-        if path is not None:
+    def _choose_run(self, path: Path | str) -> None:
+        if path:  # the first line is no run
             self.open(path)
 
     def _judge_lists(self) -> None:
@@ -473,8 +477,10 @@ class LossScalePanel(Panel):
         options = outcome.result
         first = f"{counted(len(options), 'run')}: choose one" if options else "no runs in this folder"
         with self.showing():
-            self.runs.options = [(first, None), *options]
-            self.runs.value = None
+            self.runs.options = [(first, ""), *options]
+            run = self.run
+            listed = run is not None and any(path == run.path for _, path in options)
+            self.runs.value = run.path if run is not None and listed else ""
         self._enable()
 
     def _show_run(self, run: Run, trace: Any) -> None:
@@ -492,7 +498,9 @@ class LossScalePanel(Panel):
             self._opened = opened
         self.exponents.update(exponents)
         self.exponents.flush()
-        self._groups_box.layout.display = "none" if groups is None else ""
+        shown = [child for child in self.plots.children if child is not self.groups.widget]
+        # A figure that is drawn while it is hidden does not know its width.
+        self.plots.children = (*shown, *([] if groups is None else [self.groups.widget]))
         if groups is not None:
             self.groups.update(groups)
             self.groups.flush()
@@ -705,8 +713,5 @@ def _name(policy: ScalePolicy) -> str:
 
 
 def _row_text(name: str, judged: Any) -> str:
-    lost = float(judged["underflow_share"])
-    told = f"{percent(float(judged['wasted_share']))} wasted"
-    if math.isfinite(lost):
-        told += f", {percent(lost)} lost"
-    return f"{superscripted(name)}{' (recorded)' if judged['recorded'] else ''}: {told}"
+    told = superscripted(name).removeprefix("init ")
+    return f"{percent(float(judged['wasted_share']))}: {told}{' (recorded)' if judged['recorded'] else ''}"
