@@ -81,13 +81,14 @@ def _file_link(path: Path, text: str) -> str:
     except ValueError:
         short = absolute
     script = _OPEN.replace("ABSOLUTE", _js(absolute)).replace("SHORT", _js(short))
-    return f'<a href="#" onclick="{html.escape(script)}">{html.escape(text)}</a>'
+    return f'<a href="#" style="{_LINK}" onclick="{html.escape(script)}">{html.escape(text)}</a>'
 
 
 def _js(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
+_LINK: Final = "color:var(--jp-content-link-color,#0067a8);text-decoration:underline"
 # The page says which folder the server shows; a file outside it has no address there.
 _OPEN: Final = (
     "const e=document.getElementById('jupyter-config-data');"

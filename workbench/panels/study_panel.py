@@ -51,7 +51,7 @@ __all__ = ["StudyOrder", "StudyPanel", "run_study"]
 
 _VIEWS: Final = ("Overview", "Parameters", "Importance")
 _OBJECTIVES: Final = {
-    "time_to_target": "Time to the target metric (steps of O0)",
+    "time_to_target": "Time to target (O0 steps)",
     "speed": "Step time relative to O0",
     "pareto": "Step time relative to O0",
 }
@@ -238,23 +238,21 @@ class StudyPanel(Panel):
             ),
             titles=("What is searched", "More"),
             selected_index=0,
-            layout=widgets.Layout(width="100%"),
+            layout=widgets.Layout(width="100%", margin="0"),
         )
         self.controls.children = (
             text_of("Folder of the study"),
             self.folder,
             *(self.entries[info.path].widget for info in COMMON_FIELDS),
-            more,
             row(self.start_button, self.stop_button, self.fresh_button),
             self.bar,
             self._told,
+            more,
         )
 
     def _make_plots(self, theme: Theme) -> None:
         self._draw: dict[str, Callable[[], Any]] = {
-            "history": lambda: study_history_figure(
-                self._trials(), objective=self._objective(), theme=theme, height=300
-            ),
+            "history": lambda: study_history_figure(self._trials(), objective=self._objective(), theme=theme),
             "speed": self._speed_figure,
             "parameters": lambda: parallel_coordinates_figure(
                 self._trials(),
@@ -397,9 +395,9 @@ class StudyPanel(Panel):
             entry.disabled = busy
         self.stop_button.disabled = state is not PanelState.RUNNING
         for control in (*self.entries.values(), self.jobs):
-            control.disable("the study is running" if busy else "")
-        if not busy and self._task is not None and self._file is None:
-            self.entries["study.task"].disable("the panel was made for this task")
+            control.lock(busy)
+        fixed = self._task is not None and self._file is None
+        self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
         self.space.enable(on=not busy)
 
     def static_html(self) -> str:

@@ -165,7 +165,7 @@ class SearchSpace:
         self._rows_box = column()
         self.path = widgets.Combobox(
             options=list(self._known),
-            placeholder="config path, e.g. loss_scale.window",
+            placeholder="another config path",
             continuous_update=False,
             layout={"flex": "1 1 120px", "width": "auto", "margin": "0", "min_width": "0"},
             tooltip="What else to search: begin to type a name",
