@@ -89,7 +89,7 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
             hovertemplate="In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.<extra></extra>",
         )
     figure.update_xaxes(title_text="Time per step (ms)", rangemode="tozero")
-    figure.update_yaxes(title_text="", autorange="reversed", showgrid=False)
+    figure.update_yaxes(title_text="", type="category", autorange="reversed", showgrid=False)
     figure.update_layout(
         uniformtext={"minsize": 11, "mode": "hide"},  # what does not fit is told by legend and hover text
         barmode="stack",
