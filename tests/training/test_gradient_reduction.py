@@ -6,11 +6,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
 
 from tests.ranks import Ranks
 from workbench import ranks
-from workbench.training import gradient_reduction
+from workbench.training import apply, gradient_reduction
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
+
+ADASUM = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True},
+    "common": {"device_number": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +97,21 @@ def a_late_first_gradient() -> None:
     reduction = GradientReduction()
     first.grad = torch.ones(2)
     reduction.reduce_([first, late])
-    late.grad = torch.ones(2)
-    with pytest.raises(RuntimeError, match=r"first gradient after other windows.*find_unused_parameters=True"):
-        reduction.reduce_([first, late])
+    assert late.grad is None
+    if ranks.rank() == 2:
+        late.grad = torch.full((2,), 3.0)
+    reduction.reduce_([first, late])
+    assert late.grad is not None
+    assert late.grad.tolist() == [1.0, 1.0]
+    late.grad = None  # all had gradients once: it counts as zero from now on
+    first.grad = torch.full((2,), float(ranks.rank()))
+    reduction.reduce_([first, late])
+    assert late.grad is not None
+    assert late.grad.tolist() == [0.0, 0.0]
+    assert first.grad.tolist() == [1.0, 1.0]
 
 
-def test_a_first_gradient_that_comes_late_is_one_clear_sentence(three: Ranks) -> None:
+def test_a_first_gradient_may_come_late_and_on_one_rank_only(three: Ranks) -> None:
     three.run(a_late_first_gradient)
 
 
@@ -135,3 +151,20 @@ def test_buckets_keep_dtype_and_split_group_apart_and_stay_small(monkeypatch: py
     shapes = [[tuple(parameter.shape) for parameter in bucket] for bucket in buckets]
     assert shapes == [[(6,)], [(100,)], [(5,), (4,)], [(6,)]]
     assert buckets[0][0] is narrow[0]
+
+
+def adasum_without_distribute() -> None:
+    net = nn.Linear(2, 1)
+    boosted = apply(ADASUM, net, SGD(net.parameters(), lr=0.1), level="O0")
+    boosted.backward(net(torch.ones(1, 2)).sum())
+    with pytest.raises(RuntimeError, match=r"call boosted\.distribute\(\) on every rank before the first step"):
+        boosted.step()
+    wrapped = DistributedDataParallel(nn.Linear(2, 1))
+    with pytest.raises(RuntimeError, match=r"AdaSum combines updates.*boosted\.distribute\(\)"):
+        apply(ADASUM, wrapped, SGD(wrapped.parameters(), lr=0.1), level="O0")
+
+
+def test_adasum_asks_for_distribute(tmp_path_factory: pytest.TempPathFactory) -> None:
+    group = Ranks(2, tmp_path_factory.mktemp("two"))
+    group.run(adasum_without_distribute)
+    group.close()

@@ -313,6 +313,9 @@ def test_a_compiled_model_is_refused_with_a_sentence() -> None:
     compiled = torch.compile(net, backend="aot_eager")
     with pytest.raises(RuntimeError, match=r"do not work with torch\.compile.*train without it"):
         scaling.seed(compiled(torch.ones(1, 2)).sum())
+    grouped = {"boost": {"mode": "manual", "loss_scale_group": True}, "loss_scale": {"kind": "dynamic"}}
+    with pytest.raises(RuntimeError, match=r"do not work with torch\.compile.*train without it"):
+        apply(grouped, torch.compile(net, backend="eager"), SGD(net.parameters(), lr=0.1), level="O0")  # type: ignore[arg-type]
     torch.compiler.reset()
 
 

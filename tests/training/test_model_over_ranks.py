@@ -165,3 +165,14 @@ def trained_averaging() -> list[Tensor]:
     net = network(0)
     Model(net, nn.CrossEntropyLoss(), optimizer_of(net)).train(2, batches())
     return [p.detach() for p in net.parameters()]
+
+
+def uneven_datasets() -> None:
+    net = network(0)
+    model = Model(net, nn.CrossEntropyLoss(), optimizer_of(net))
+    with pytest.raises(ValueError, match="equally many batches on every rank, got 4, 3"):
+        model.train(1, batches()[: 4 - ranks.rank()])
+
+
+def test_unequal_numbers_of_batches_are_refused_on_every_rank(pair: Ranks) -> None:
+    pair.run(uneven_datasets)

@@ -345,7 +345,10 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
             names, start = set(snapshot.keys()), 0
             for name, shape in shapes.items():
                 if name not in names:
-                    raise ValueError(f"snapshot {path} must hold every trained parameter, it lacks {name}")
+                    raise ValueError(
+                        f"snapshot {path} must hold every trained parameter, it lacks {name}; record with the network "
+                        "as it is trained (LessBN changes it: level O0 does not)"
+                    )
                 tensor = snapshot.get_tensor(name)
                 if tuple(tensor.shape) != tuple(shape):
                     raise ValueError(

@@ -19,6 +19,7 @@ from workbench.training.group_loss_scaling import GroupLossScaling
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.plan_update import update_of
 from workbench.training.precision import Precision, cast_model_
+from workbench.training.scale_borders import NOT_COMPILED
 from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["apply"]
@@ -57,7 +58,8 @@ def apply(
     Raises:
         ConfigError: When the configuration is not valid.
         TypeError: When the model is no module or the optimizer no optimizer.
-        RuntimeError: When the model is a DistributedDataParallel that would not notice what is done to it.
+        RuntimeError: When the model is a DistributedDataParallel that would not notice what is done to it, or a
+            compiled one that hides what group scales have to see.
 
     Example:
         >>> from torch import nn, randn
@@ -78,6 +80,8 @@ def apply(
     together = ranks.world_size() if world_size is None else world_size
     boost = AutoBoost(level, settings, world_size=together, seed=seed)
     inner = unwrapped(model)
+    if boost.plan.loss_scale_group and inner is not model and not isinstance(model, DistributedDataParallel):
+        raise RuntimeError(NOT_COMPILED)
     _refuse_unaware_wrapper(model, boost.plan)
     _, optimizer = boost.network_auto_process_train(inner, optimizer, example_inputs=example_inputs)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -110,6 +114,10 @@ def _refuse_unaware_wrapper(model: nn.Module, plan: Plan) -> None:
     if plan.less_bn:
         raise RuntimeError(
             f"LessBN replaces modules, and a DistributedDataParallel that exists already would not notice; {instead}"
+        )
+    if plan.adasum:
+        raise RuntimeError(
+            f"AdaSum combines updates, but a DistributedDataParallel averages gradients over all ranks; {instead}"
         )
     if plan.grad_freeze and not wrapper.find_unused_parameters:
         raise RuntimeError(

@@ -170,13 +170,19 @@ class Boosted:
             What happened; its tensors stay on the device.
 
         Raises:
-            RuntimeError: If ``backward`` was not called before, or DimReduce is in effect and ``closure`` is missing.
+            RuntimeError: If ``backward`` was not called before, DimReduce is in effect and ``closure`` is missing, or
+                AdaSum is in effect without ``distribute``.
         """
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
         loss, self._loss = self._loss, None
         if not self._room_for_graphs:
             self._make_room_for_graphs()
+        if isinstance(self.update, AdaSumUpdate) and not self._distributed:
+            raise RuntimeError(
+                "AdaSum combines updates of the same weights; call boosted.distribute() on every rank before the first "
+                "step, which gives all of them the first one's"
+            )
         scaling = self.loss_scaling
         rate = float(self.optimizer.param_groups[0]["lr"])
         frozen = self._frozen_groups

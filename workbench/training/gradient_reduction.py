@@ -33,9 +33,10 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGr
 class GradientReduction:
     """Replaces gradients by their average over ranks.
 
-    Which parameters have gradients must agree between ranks to send anything at all. It is asked once per set of
-    parameters: those without a gradient on one rank and with one on another count as zero there; those without
-    anywhere are left out.
+    Which parameters have gradients must agree between ranks to send anything at all. Those without a gradient on one
+    rank and with one on another count as zero there; those without anywhere are left out. As long as some are left
+    out, the ranks ask each other anew at every window (an accelerator waits for the answer); a set of parameters that
+    all had gradients once is not asked about again, and what lacks one later counts as zero.
 
     Args:
         group: The ranks; None means all.
@@ -44,7 +45,7 @@ class GradientReduction:
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
         self.group = group
         self.n_ranks = distributed.get_world_size(group)
-        self._present: dict[tuple[int, ...], list[nn.Parameter]] = {}
+        self._complete: set[tuple[int, ...]] = set()
 
     @torch.no_grad()
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -53,20 +54,13 @@ class GradientReduction:
         Args:
             parameters: The same on every rank, in the same order; those with a ``comm_fusion`` mark (AutoBoost's
                 ``gradient_split_groups``) share buckets with their equals.
-
-        Raises:
-            RuntimeError: When a parameter has a gradient on some rank for the first time after the others had theirs.
         """
         key = tuple(id(parameter) for parameter in parameters)
-        present = self._present.get(key)
-        if present is None:
-            present = self._present[key] = self._with_gradients(parameters)
-        known = {id(parameter) for parameter in present}
-        if any(parameter.grad is not None and id(parameter) not in known for parameter in parameters):
-            raise RuntimeError(
-                "a parameter got its first gradient after other windows were reduced without it, and the other ranks "
-                "cannot know; call distribute(ddp=True, find_unused_parameters=True), which asks every time"
-            )
+        present = list(parameters)
+        if key not in self._complete:
+            present = self._with_gradients(parameters)
+            if len(present) == len(parameters):
+                self._complete.add(key)
         pending = []
         for bucket in _buckets(present):
             gradients = [_dense_gradient(parameter) for parameter in bucket]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -188,8 +188,8 @@ class Model:
 
         Raises:
             TypeError: When an argument is of the wrong kind.
-            ValueError: Without an optimizer, when a number is out of range, an epoch holds no batch, or a batch does
-                not fit the criterion.
+            ValueError: Without an optimizer, when a number is out of range, an epoch holds no batch, a batch does not
+                fit the criterion, or ranks have unequal numbers of batches.
         """
         self._train(epoch_numbers(epoch, initial_epoch), epoch, train_dataset, callbacks, dataset_sink_mode, sink_size)
 
@@ -247,6 +247,7 @@ class Model:
         boosted = self._boosted
         if boosted is None:
             raise ValueError("`optimizer` is None, and training needs one; give Model a torch optimizer")
+        _check_equal_lengths(dataset)
         listeners = CallbackList(callbacks)
         state = self._state("train", listeners, train_dataset=dataset, epoch_num=epoch_num)
         context = RunContext(state)
@@ -484,6 +485,19 @@ def _scaling_from(manager: Any, settings: BoostConfig, network: nn.Module, devic
         minimum=float(getattr(cell, "minimum", scale)),
         reciprocal=settings.compatibility.loss_scale_reciprocal,
     )
+
+
+def _check_equal_lengths(dataset: Any) -> None:
+    """Refuse, on every rank, datasets of which one ends before the others: their ranks would wait for it."""
+    if ranks.world_size() == 1:
+        return
+    lengths: list[int | None] = [None] * ranks.world_size()
+    distributed.all_gather_object(lengths, _length(dataset))
+    if len(set(lengths) - {None}) > 1:
+        raise ValueError(
+            f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "
+            "each rank a share of the same size"
+        )
 
 
 def _set_epoch(dataset: Any, epoch: int) -> None:

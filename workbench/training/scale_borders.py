@@ -22,7 +22,20 @@ from torch.utils.hooks import RemovableHandle
 from workbench.scaling import GroupLossScaleManager, scale_gradient
 from workbench.training.gradient_statistics import EXPONENT_BINS, exponent_counts
 
-__all__ = ["GradientProbe", "GraphRegions", "ScaleBorders", "graph_regions", "is_called", "maximal_units"]
+__all__ = [
+    "NOT_COMPILED",
+    "GradientProbe",
+    "GraphRegions",
+    "ScaleBorders",
+    "graph_regions",
+    "is_called",
+    "maximal_units",
+]
+
+NOT_COMPILED = (
+    "group loss scales do not work with torch.compile, which hides where gradients pass from one group to the next; "
+    "train without it, or with one loss scale (`boost.loss_scale_group` off)"
+)
 
 # What autocast computes in half precision (torch 2.13, "CUDA/CPU Ops that autocast to float16"), by the name of its
 # node in the graph.
@@ -71,10 +84,7 @@ def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
         if border is not None:
             stack = _crossed(stack, *border)
         elif node.name().startswith("CompiledFunction"):
-            raise RuntimeError(
-                "group loss scales do not work with torch.compile, which hides where gradients pass from one group to "
-                "the next; train without it, or with one loss scale (`boost.loss_scale_group` off)"
-            )
+            raise RuntimeError(NOT_COMPILED)
         elif node.name().startswith(_HALF_PRECISION_NODES):
             multiplying.add(stack[-1])
         for source, _ in node.next_functions:
