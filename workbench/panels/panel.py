@@ -243,15 +243,16 @@ def close_recursively(widget: widgets.Widget) -> None:
     Args:
         widget: For example a box.
     """
-    for child in getattr(widget, "children", ()):
-        close_recursively(child)
+    children = getattr(widget, "children", ())
+    widget.close()  # first, so that the page is not told to rearrange what it is about to lose
     if isinstance(widget, widgets.Box):
         widget.children = ()
+    for child in children:
+        close_recursively(child)
     for part in ("layout", "style"):
         owned = getattr(widget, part, None)
         if isinstance(owned, widgets.Widget):
             owned.close()
-    widget.close()
 
 
 def error_sentence(error: BaseException) -> str:
