@@ -361,3 +361,24 @@ def test_events_of_a_block_are_read_with_their_numbers(tmp_path: Path) -> None:
     recorder.write((), [event])
     recorder.finish({})
     assert read_run(recorder.path).event_records() == [event]
+
+
+@pytest.mark.parametrize(("finish", "most"), [(True, 3), (True, 0), (False, 3)])
+def test_histograms_can_be_thinned_while_reading(tmp_path: Path, finish: bool, most: int) -> None:
+    recorder = RunRecorder.create(tmp_path, {}, {"task": "toy"}, "run")
+    counted = (ExponentCounts("net", -3, (1, 2), 0, 0),)
+    recorder.write([StepRecord(step, 0.1 * step, 1.0, 1.0, grad_exponents=counted) for step in range(9)])
+    if finish:
+        recorder.finish({})
+    recorder.close()
+    whole, thinned = read_run(recorder.path), read_run(recorder.path, most_histograms=most)
+    kept = [step for step, histograms in enumerate(thinned.steps["grad_exponents"]) if histograms]
+    assert kept == ([0, 4, 8] if most else [])
+    assert all(thinned.steps["grad_exponents"][step] == whole.steps["grad_exponents"][step] for step in kept)
+    others = [name for name in whole.steps if name != "grad_exponents"]
+    pd.testing.assert_frame_equal(thinned.steps[others], whole.steps[others])
+
+
+def test_a_negative_number_of_histograms_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`most_histograms` must be at least 0"):
+        read_run(make_run(tmp_path, "run"), most_histograms=-1)

@@ -130,17 +130,22 @@ def compact(source: Path, target: Path, schema: pa.Schema) -> None:
             writer.write_table(_table(source, rows, schema))
 
 
-def to_frame(table: pa.Table) -> pd.DataFrame:
+def to_frame(table: pa.Table, most_histograms: int | None = None) -> pd.DataFrame:
     """Return a table as a DataFrame whose column types do not depend on its content.
 
     Numbers and truth values are NumPy columns, text is pandas' ``str``. The list columns hold one tuple per row,
     of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries, empty on rows without.
+
+    Args:
+        table: Steps or events.
+        most_histograms: Keep the dictionaries of at most so many rows, evenly chosen; None keeps all.
     """
     lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
     frame: pd.DataFrame = table.drop_columns(lists).to_pandas()
     for name in lists:
         # By hand: to_pandas makes an array object per row, a million of them where a run kept ten thousand lists.
-        frame.insert(table.column_names.index(name), name, pd.Series(_tuples(table.column(name)), dtype=object))
+        most = most_histograms if pa.types.is_struct(table.schema.field(name).type.value_type) else None
+        frame.insert(table.column_names.index(name), name, pd.Series(_tuples(table.column(name), most), dtype=object))
     return frame
 
 
@@ -187,11 +192,13 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array([None if value is None else float(value) for value in values], kind)
 
 
-def _tuples(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
+def _tuples(column: pa.ChunkedArray, most: int | None) -> np.ndarray[tuple[int], np.dtype[np.object_]]:
     filled = np.empty(len(column), dtype=object)
     filled.fill(())
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     at = np.flatnonzero(lengths)
+    if most is not None and len(at) > most:
+        at = at[np.linspace(0, len(at) - 1, most).round().astype(int)]
     for index, value in zip(at.tolist(), column.take(pa.array(at)).to_pylist(), strict=True):
         filled[index] = tuple(value)
     return filled
