@@ -218,6 +218,7 @@ def test_the_runs_beside_the_one_that_was_named_can_be_chosen(tmp_path: Path) ->
         assert panel._lister.join(LONG)
         assert panel.folder.value == str(tmp_path)
         assert {path for _, path in panel.runs.options[1:]} == set(paths)
+        assert panel.runs.value == paths[0]
 
 
 def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,10 +98,10 @@ def paired_comparison_figure(
         height: Height, pixels; 0 leaves every side a line of its own.
     """
     if not sides:
-        return empty_figure(_QUESTION, "Nothing has been compared yet.", theme=theme)
+        return empty_figure(_QUESTION, "Nothing has been compared yet.", theme=theme, height=height or 220)
     numbers = paired_comparison_numbers(sides, metric)
     if not any(change.size for change in numbers.changes) and not np.isfinite(numbers.speeds).any():
-        return empty_figure(_QUESTION, "No seed has been run on both sides yet.", theme=theme)
+        return empty_figure(_QUESTION, "No seed has been run on both sides yet.", theme=theme, height=height or 220)
     n = len(numbers.labels)
     figure = new_figure(
         _answer(numbers, metric), _detail(numbers, metric), theme=theme, height=height or 300 + 2 * 42 * n

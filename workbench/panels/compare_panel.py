@@ -43,6 +43,7 @@ __all__ = ["CompareOrder", "ComparePanel", "compare_in_thread", "seeds_of", "set
 _SHARED, _FILE, _JSON, _NONE = "This configuration", "A file", "JSON text", "none"
 _SOURCES: Final = (_SHARED, "O0", "O1", "O2", _FILE, _JSON)
 _MOST_SIDES: Final = 4
+_HEIGHT: Final = 430  # always: plotly gives up following the width when a height changes
 _MOST_SEEDS: Final = 20
 
 
@@ -200,7 +201,7 @@ class ComparePanel(Panel):
         self.sides = [_SideChoice(self, number) for number in range(_MOST_SIDES)]
         self._make_controls(task if isinstance(task, str) else task.name, steps, seeds, device, out)
         self.figure = LiveFigure(
-            paired_comparison_figure((), metric=self._metric, theme=theme), theme=theme, interval=0
+            paired_comparison_figure((), metric=self._metric, theme=theme, height=_HEIGHT), theme=theme, interval=0
         )
         self.cleaned_up_by(self.figure.close)
         self._verdict, self._table = text_of(""), text_of("")
@@ -408,7 +409,9 @@ class ComparePanel(Panel):
         )
 
     def _draw(self) -> None:
-        self.figure.update(paired_comparison_figure(self._paired(), metric=self._metric, theme=self.theme))
+        self.figure.update(
+            paired_comparison_figure(self._paired(), metric=self._metric, theme=self.theme, height=_HEIGHT)
+        )
         self.figure.flush()
 
     def _paired(self) -> list[PairedSide]:

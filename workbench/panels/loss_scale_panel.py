@@ -47,6 +47,7 @@ __all__ = ["LossScalePanel"]
 _PATHS: Final = ("loss_scale.init", "loss_scale.factor", "loss_scale.window")
 _WITH_RANGES: Final = 20_000  # windows up to which every policy gets a range; in longer runs the chosen one only
 _LONGEST_LIST: Final = 200
+_HEIGHT: Final = 430  # of every figure, pixels
 _INITS: Final = "2^8, 2^12, 2^16, 2^20, 2^24"
 _FACTORS: Final = "2, 4"
 
@@ -220,6 +221,7 @@ class LossScalePanel(Panel):
         )
         self.groups = LiveFigure(_waiting("Does every group find its own loss scale?", nothing, theme), theme=theme)
         for figure in (self.trace, self.scatter, self.exponents, self.groups):
+            figure.widget.layout.height = _HEIGHT
             self.cleaned_up_by(figure.close)
         self.cleaned_up_by(self.groups.widget.close)  # it stands in the panel only while there are groups
         self._assumption = text_of("")
@@ -478,17 +480,22 @@ class LossScalePanel(Panel):
         first = f"{counted(len(options), 'run')}: choose one" if options else "no runs in this folder"
         with self.showing():
             self.runs.options = [(first, ""), *options]
-            run = self.run
-            listed = run is not None and any(path == run.path for _, path in options)
-            self.runs.value = run.path if run is not None and listed else ""
+        self._select_run()
         self._enable()
+
+    def _select_run(self) -> None:
+        """Have the list show the run on show, if it is listed."""
+        run = self.run
+        listed = run is not None and any(path == run.path for _, path in self.runs.options)
+        with self.showing():
+            self.runs.value = run.path if run is not None and listed else ""
 
     def _show_run(self, run: Run, trace: Any) -> None:
         with self._lock:
             self._opened = _Opened(run, None)
             self._policies, self._judged = [], None
-        self.trace.update(trace)
-        self.trace.flush()
+        _show(self.trace, trace)
+        self._select_run()
         self._facts.value = _facts_html(run)
         self._prediction.value = self._assumption.value = self._use_note.value = ""
         self.note("")
@@ -496,18 +503,15 @@ class LossScalePanel(Panel):
     def _show_opened(self, opened: _Opened, exponents: Any, groups: Any) -> None:
         with self._lock:
             self._opened = opened
-        self.exponents.update(exponents)
-        self.exponents.flush()
+        _show(self.exponents, exponents)
         shown = [child for child in self.plots.children if child is not self.groups.widget]
         # A figure that is drawn while it is hidden does not know its width.
         self.plots.children = (*shown, *([] if groups is None else [self.groups.widget]))
         if groups is not None:
-            self.groups.update(groups)
-            self.groups.flush()
+            _show(self.groups, groups)
         if opened.problem:
             self._prediction.value = note_html(opened.problem)
-            self.scatter.update(_waiting(_SCATTER_QUESTION, opened.problem, self.theme))
-            self.scatter.flush()
+            _show(self.scatter, _waiting(_SCATTER_QUESTION, opened.problem, self.theme))
             with self.showing():
                 self.choice.options = []
         elif opened.replayed is not None:
@@ -552,15 +556,13 @@ class LossScalePanel(Panel):
         figure = replay_policies_figure(table, name, theme=self.theme)
         if not table["underflow_share"].notna().any():
             figure = _waiting(_SCATTER_QUESTION, _NO_EXPONENTS, self.theme)
-        self.scatter.update(figure)
-        self.scatter.flush()
+        _show(self.scatter, figure)
 
     def _show_answer(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, trace: Any) -> None:
         if self._opened is not opened:
             return  # another run was opened meanwhile
         if trace is not None:
-            self.trace.update(trace)
-            self.trace.flush()
+            _show(self.trace, trace)
         self._prediction.value = note_html(_prediction_sentence(opened, policy, table.iloc[0]))
         self._show_scatter(opened, (policy, table))
 
@@ -618,6 +620,13 @@ def _run_all(messages: list[Callable[[], None]]) -> None:
 
 def _waiting(question: str, sentence: str, theme: Theme) -> Any:
     return empty_figure(question, sentence, theme=theme)
+
+
+def _show(live: LiveFigure, figure: Any) -> None:
+    """Show a figure in the height of its place: plotly gives up following the width when a height changes."""
+    figure.update_layout(height=_HEIGHT)
+    live.update(figure)
+    live.flush()
 
 
 def _no_policies() -> pd.DataFrame:
