@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 import typer
 
@@ -106,6 +107,7 @@ def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> lis
         f"--LabApp.open_browser={browser}",
         "--ServerApp.answer_yes=True",  # Ctrl-C: no further question
         "--ServerApp.log_level=ERROR",
+        "--LabApp.log_level=ERROR",
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     ]

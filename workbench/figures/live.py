@@ -143,9 +143,10 @@ class LiveFigure:
                 return
             self._closed = True
             self._pending, self._on_pick = None, None
+            self.widget.close()
+            # Only now: the page is not told, since its view may be gone already and would complain about lost traces.
             self.widget.data = ()
             self._keys, self._traces = [], []
-            self.widget.close()
 
     # -- one figure becomes the next ----------------------------------------------------------------------------------
 
