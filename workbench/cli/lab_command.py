@@ -87,11 +87,9 @@ def notebook_named(name: str, notebooks: Sequence[Path]) -> Path:
 
 def address_of(server: ServerApp) -> str:
     """Return the address to open in a browser, token included."""
-    from tornado.httputil import url_concat
-
     token = server.identity_provider.token
     address = server.connection_url.rstrip("/") + "/" + server.default_url.lstrip("/")
-    return str(url_concat(address, {"token": token}) if token else address)
+    return f"{address}?{urlencode({'token': token})}" if token else address
 
 
 def _say_address(server: ServerApp) -> None:
