@@ -164,7 +164,7 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Callable[..., 
     assert panel.entries["confirm.seeds_max"].value == 2
     assert panel.space.value == SPACE
     assert "boost_config.o1.json" in text_in(panel)
-    assert "2 of 2 trials; its answer is below" in text_in(panel)
+    assert "2 of 2 trials; its answer is shown" in text_in(panel)
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
 
 

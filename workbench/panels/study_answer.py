@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig, ConfigError
 from workbench.figures import MetricScale, RunCurve
+from workbench.figures.labels import compact
 from workbench.panels.controls import number_text
 from workbench.panels.style import error_html, faint, table, words
 
@@ -50,7 +51,11 @@ def trial_html(trial: TrialRecord, metric: MetricScale) -> str:
         ("level", trial.level),
         ("speed", f"{speed:.2f} times O0 per step" if math.isfinite(speed) else "not measured"),
         (metric.name, metric.value_text(trial.metric) if math.isfinite(trial.metric) else "none"),
-        *((path, number_text(value)) for path, value in trial.parameters.items() if path != "level"),
+        *(
+            (path, compact(value) if isinstance(value, float) else number_text(value))
+            for path, value in trial.parameters.items()
+            if path != "level"
+        ),
     ]
     return head + table(("", ""), rows)
 

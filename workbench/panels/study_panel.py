@@ -558,7 +558,7 @@ class StudyPanel(Panel):
         ended = self._n_ended()
         self.bar.value = min(ended / max(result.n_trials, 1), 1.0)
         waiting = any(one.state in {"waiting", "running"} for one in result.trials)
-        rest = "its answer is below" if result.exported and not waiting else "Continue goes on"
+        rest = "its answer is shown" if result.exported and not waiting else "Continue goes on"
         self._told.value = note_html(f"{ended} of {counted(result.n_trials, 'trial')}; {rest}")
         self._show_study()
 
