@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from workbench.config.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
+    from workbench.config.optimizer import OptimizerConfig
 
 __all__ = ["LEVELS", "Dropped", "Plan", "line_search_trials", "requested_switches", "resolve"]
 
@@ -34,6 +35,21 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "O2": ("less_bn", "grad_freeze", "adasum"),
 }
 """Boost level -> algorithms it asks for."""
+
+_OWN_SECTIONS = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
+"""Sections that count as a whole, when the switch of their name is in effect."""
+
+
+class _Everything(tuple[str, ...]):
+    """Holds every name."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+_EVERY = _Everything()
 
 _SELECTORS = frozenset({"boost.mode", "amp.level", "loss_scale.kind", "optimizer.name"})
 """Parameters that choose among others; changing one may always change the plan."""
@@ -97,11 +113,13 @@ class Plan:
         A switch's value is whether it is in effect, not what the file says. Values that are unset are left out,
         except ``loss_scale.kind`` when only the device decides it (amp auto).
         """
-        leaves = self.config.leaves()
-        relevant = {path: leaves[path] for path in leaves if not path.startswith("boost.") and self._relevant(path)}
-        effective = {f"boost.{name}": getattr(self, name) for name in SWITCHES} | {
-            path: value for path, value in relevant.items() if value is not None
-        }
+        effective = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
+        for section, names in self._names_in_effect().items():
+            part = getattr(self.config, section)
+            for name in () if part is None else type(part).model_fields if names is _EVERY else names:
+                value = getattr(part, name)
+                if value is not None:
+                    effective[f"{section}.{name}"] = value
         effective["loss_scale.kind"] = _loss_scale_kind(self.config)
         if self.dim_reduce:
             effective["dim_reduce.line_search_trials"] = line_search_trials(self.config)
@@ -115,7 +133,8 @@ class Plan:
             return True
         if path.startswith("boost."):
             return self.mode == "manual"
-        return self._relevant(path)
+        section, _, name = path.partition(".")
+        return name in self._names_in_effect().get(section, ())  # provenance tells, it does not act
 
     def key(self) -> str:
         """Return a short text that equal plans, and only equal plans, share."""
@@ -164,47 +183,49 @@ class Plan:
     def __repr__(self) -> str:
         return f"Plan({self.level}, {self.summary()})"
 
-    def _relevant(self, path: str) -> bool:
-        """Return whether the parameter at a path has a say, whether it is set or not."""
-        section, _, name = path.partition(".")
+    def _names_in_effect(self) -> dict[str, Collection[str]]:
+        """Return section -> names of the parameters that have a say, whether they are set or not."""
         config = self.config
-        match section:
-            case "common":
-                return (
-                    self.adasum if name == "device_number" else self.world_size > 1  # a single rank reduces nothing
-                )
-            case "less_bn" | "grad_freeze" | "grad_accumulation" | "dim_reduce":
-                return bool(getattr(self, section))
-            case "loss_scale":
-                return name in _loss_scale_parameters(config, grouped=self.loss_scale_group)
-            case "amp":
-                return name == "level" or config.amp.level != "O0"
-            case "optimizer":  # DimReduce steps by itself
-                return not self.dim_reduce and (
-                    name == "name" or config.optimizer is None or config.optimizer.takes(name)
-                )
-            case "snapshots":
-                return name == "count" or config.snapshots.count > 0
-            case "compatibility":
-                return self._option_matters(name)
-        return False  # provenance tells, it does not act
+        on = {name: _EVERY if getattr(self, name) else () for name in _OWN_SECTIONS}
+        optimizer = config.optimizer
+        return on | {
+            # A single rank reduces nothing.
+            "common": [
+                *(["device_number"] if self.adasum else []),
+                *(["gradient_split_groups"] if self.world_size > 1 else []),
+            ],
+            "loss_scale": _loss_scale_parameters(config, grouped=self.loss_scale_group),
+            "amp": _EVERY if config.amp.level != "O0" else ("level",),
+            "optimizer": self._optimizer_parameters(optimizer),
+            "snapshots": _EVERY if config.snapshots.count > 0 else ("count",),
+            "compatibility": self._options_in_effect(),
+        }
 
-    def _option_matters(self, name: str) -> bool:
-        optimizer = self.config.optimizer
-        return {
+    def _optimizer_parameters(self, optimizer: OptimizerConfig | None) -> Collection[str]:
+        if self.dim_reduce:  # it steps by itself
+            return ()
+        if optimizer is None:
+            return _EVERY
+        return ["name", *(name for name in type(optimizer).model_fields if name != "name" and optimizer.takes(name))]
+
+    def _options_in_effect(self) -> list[str]:
+        config, optimizer = self.config, self.config.optimizer
+        kind = _loss_scale_kind(config)
+        matters = {
             "freeze_state": self.grad_freeze,
             "less_bn_match": self.less_bn,
-            "fn_scope": self.less_bn and self.config.less_bn.fn_flag,
-            "fn_bias": self.less_bn and self.config.less_bn.fn_flag,
-            "grad_centralization": self.less_bn and self.config.less_bn.gc_flag,
-            "loss_scale_ceiling": _loss_scale_kind(self.config) in {"dynamic", None},
-            "loss_scale_reciprocal": _loss_scale_kind(self.config) != "none",
+            "fn_scope": self.less_bn and config.less_bn.fn_flag,
+            "fn_bias": self.less_bn and config.less_bn.fn_flag,
+            "grad_centralization": self.less_bn and config.less_bn.gc_flag,
+            "loss_scale_ceiling": kind in {"dynamic", None},
+            "loss_scale_reciprocal": kind != "none",
             "adasum_servers": self.adasum,
             "dim_reduce": self.dim_reduce,
             "group_loss_scale": self.loss_scale_group,
             # A task's own optimizer may be THOR; those this section can name are not.
             "thor_factors": not self.dim_reduce and (optimizer is None or optimizer.name is None),
-        }[name]
+        }
+        return [name for name, counts in matters.items() if counts]
 
 
 def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters
@@ -179,14 +180,21 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         for dimension in dimensions
         if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
     ]
+    idle: list[Dimension] = []  # switches that had no effect when they were last looked at
     while True:
-        chosen = next((one for one in waiting if in_effect(one, config, level, plans, waiting)), None)
+        looked_at = [one for one in waiting if one not in idle]
+        chosen = next((one for one in looked_at if in_effect(one, config, level, plans, waiting)), None)
+        if chosen is None and idle:
+            # Looking at a switch costs a plan per value of every other dimension. What a plain parameter's value
+            # changes about it was foreseen then, so once more at the end is enough.
+            chosen = next((one for one in idle if in_effect(one, config, level, plans, waiting)), None)
         if chosen is None:
             return Suggestion(level, config, values)
         waiting.remove(chosen)
         value = chosen.draw(trial)
         values[chosen.path] = value
         config = config.with_values({chosen.path: value})
+        idle = [] if _rank(chosen) < _PLAIN else [one for one in waiting if _rank(one) < _PLAIN]
 
 
 def in_effect(
@@ -207,11 +215,11 @@ def in_effect(
     if _rank(dimension) >= _PLAIN:
         return False
     return any(
-        _differ(dimension, variant, level, plans)
+        _differ(dimension, config, level, plans, {other.path: value})
         for other in waiting
         if other.path != dimension.path
         for value in other.extremes
-        if (variant := _changed(config, other.path, value)) is not None
+        if _possible(config, other.path, value)
     )
 
 
@@ -220,27 +228,31 @@ def all_off(base: BoostConfig) -> BoostConfig:
     return base.with_values({"boost.mode": "disable_all"})
 
 
-def _differ(dimension: Dimension, config: BoostConfig, level: str, plans: StudyPlans) -> bool:
-    outcomes = set()
-    for value in dimension.extremes:
-        outcomes.add(_outcome(config, level, dimension.path, value, plans))
-        if len(outcomes) > 1:
-            return True
-    return False
+def _differ(
+    dimension: Dimension,
+    config: BoostConfig,
+    level: str,
+    plans: StudyPlans,
+    besides: Mapping[str, Any] = MappingProxyType({}),
+) -> bool:
+    first, *others = dimension.extremes
+    outcome = _outcome(config, level, {**besides, dimension.path: first}, plans)
+    return any(_outcome(config, level, {**besides, dimension.path: value}, plans) != outcome for value in others)
 
 
-def _outcome(config: BoostConfig, level: str, path: str, value: Any, plans: StudyPlans) -> str:
+def _outcome(config: BoostConfig, level: str, values: Mapping[str, Any], plans: StudyPlans) -> object:
     try:
-        return plans.resolve(config.with_values({path: value}), level).key()
+        return plans.resolve(config.with_values(values), level).parameters_in_effect()
     except ConfigError as error:  # not being possible is an outcome of its own
         return f"refused: {error}"
 
 
-def _changed(config: BoostConfig, path: str, value: Any) -> BoostConfig | None:
+def _possible(config: BoostConfig, path: str, value: Any) -> bool:
     try:
-        return config.with_values({path: value})
+        config.with_values({path: value})
     except ConfigError:
-        return None
+        return False
+    return True
 
 
 # Level first, then modes, switches, flags and names that decide what else matters, then their parameters, in whatever
