@@ -1,7 +1,7 @@
 """``workbench lab``: JupyterLab on the notebooks that come with the package.
 
 The server runs in this process, so whatever ends the command ends the server and its kernels with it. Access needs the
-token in the printed address; JupyterLab is told to ask no other machine for news or newer versions.
+token in the printed address. JupyterLab asks no other machine for news or newer versions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import typer
@@ -24,6 +24,7 @@ __all__ = ["address_of", "lab", "notebook_named", "register"]
 
 _FOLDER = Path("notebooks")
 _SUFFIX = ".ipynb"
+_ANNOUNCEMENTS = "@jupyterlab/apputils-extension:announcements"
 
 NameArgument = typer.Argument(None, metavar="[NAME]", help="Notebook to open: 00_quickstart, quickstart, 00 or a path.")
 PortOption = typer.Option(8888, metavar="N", min=0, max=65535, help="Port, or the next free one; 0: any free one.")
@@ -54,6 +55,7 @@ def lab(
     from jupyterlab.labapp import LabApp
 
     server: ServerApp = LabApp.initialize_server(argv=_server_options(root, opened, port, browser=not no_browser))
+    server.web_app.settings["page_config_hook"] = _without_announcements
     server.io_loop.add_callback(_say_address, server)  # once it answers
     server.start()
     say(f"JupyterLab has ended; what was saved is in {path if path.is_dir() else path.parent}/")
@@ -92,6 +94,11 @@ def address_of(server: ServerApp) -> str:
     return f"{address}?{urlencode({'token': token})}" if token else address
 
 
+def _without_announcements(handler: object, page_config: dict[str, Any]) -> dict[str, Any]:
+    page_config["disabledExtensions"] = [*page_config.get("disabledExtensions", ()), _ANNOUNCEMENTS]
+    return page_config
+
+
 def _say_address(server: ServerApp) -> None:
     say(f"JupyterLab is at {address_of(server)}")
     say("Ctrl-C ends it and its kernels; save the notebooks before")
@@ -106,8 +113,6 @@ def _server_options(root: Path, opened: str, port: int, *, browser: bool) -> lis
         "--ServerApp.answer_yes=True",  # Ctrl-C: no further question
         "--ServerApp.log_level=ERROR",
         "--LabApp.log_level=ERROR",
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     ]
     if not os.environ.get("JUPYTER_TOKEN"):  # our own, because JupyterLab tells the whole world's log a generated one
         options.append(f"--IdentityProvider.token={secrets.token_hex(24)}")

@@ -1,0 +1,118 @@
+"""One real JupyterLab for all browser tests, started by ``workbench lab`` itself, and a page of real Chromium."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page
+
+# What JupyterLab itself writes to the console as an error, each with the reason why it says nothing about us.
+OF_JUPYTERLAB: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab.
+
+    Args:
+        folder: Its scratch folder; the notebooks are in ``notebooks``.
+        root: Its address, up to the port.
+        token: What it asks for.
+    """
+
+    folder: Path
+    root: str
+    token: str
+
+    def address(self, notebook: str) -> str:
+        """Return the address of a notebook, in a workspace of its own so that no tab of another test opens."""
+        return f"{self.root}lab/workspaces/{notebook}/tree/notebooks/{notebook}.ipynb?token={self.token}"
+
+
+@dataclass
+class View:
+    """A page of the browser, and what its console complained of."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+
+    def hear(self, message: ConsoleMessage) -> None:
+        """Keep an error that is not JupyterLab's own."""
+        if message.type == "error" and not any(re.search(known, message.text) for known in OF_JUPYTERLAB):
+            self.complaints.append(f"{message.text} ({message.location})")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Return the system's Chromium, or skip with the command that installs it."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("Chromium is not installed; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Return JupyterLab as ``workbench lab`` starts it in an empty folder, on a free port, with its token."""
+    folder = tmp_path_factory.mktemp("lab")
+    own = {
+        name: str(folder / "own" / name.lower())
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
+    }
+    environment = {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
+    environment.pop("JUPYTER_TOKEN", None)
+    command = [sys.executable, "-m", "workbench", "lab", "--no-browser", "--port", "0"]
+    log = folder / "server.log"
+    with (
+        log.open("w") as complaints,
+        subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            told = next((line for line in server.stdout if "JupyterLab is at" in line), "")
+            found = re.search(r"(http://[^/]+/).*token=(\w+)", told)
+            assert found, log.read_text()
+            yield Lab(folder, found.group(1), found.group(2))
+        finally:
+            begun = psutil.Process(server.pid).children(recursive=True)
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(timeout=60)
+            finally:
+                _, left = psutil.wait_procs(begun, timeout=10)
+                for process in [*left, server]:
+                    process.kill()
+    assert left == [], "kernels outlived JupyterLab"
+
+
+@pytest.fixture
+def view(chromium: Browser) -> Iterator[View]:
+    """Return a page at 1300 pixels; the test fails when its console had an error."""
+    page = chromium.new_page(viewport={"width": 1300, "height": 1000})
+    page.set_default_timeout(60_000)
+    seen = View(page)
+    page.on("console", seen.hear)
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    yield seen
+    page.close()
+    assert seen.complaints == []
