@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from ipywidgets.widgets.widget import _remove_buffers
 from plotly.callbacks import InputDeviceState, Points
 
 from workbench.figures import (
@@ -102,6 +103,40 @@ def test_updates_leave_the_given_figure_alone() -> None:
     assert figure.to_json() == before
     assert FIGURE_CONFIG["modeBarButtonsToRemove"] is not live.widget._config["modeBarButtonsToRemove"]
     assert "sendChartToCloud" in live.widget._config["modeBarButtonsToRemove"]
+
+
+def test_nothing_that_a_page_cannot_read_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(key: Any = None) -> None:
+        state, _, _ = _remove_buffers(live.widget.get_state(key))
+        json.dumps(state, allow_nan=False)
+        checked.add(key)
+
+    checked: set[str] = set()
+    holes = go.Figure(
+        [
+            go.Heatmap(z=np.array([[1.0, np.nan], [np.inf, 2.0]]), customdata=np.full((2, 2), np.nan)),
+            go.Scatter(x=[1.0, np.nan], y=np.array([np.nan, 1.0]), customdata=np.array([["a", np.nan]], dtype=object)),
+        ]
+    )
+    live = LiveFigure(interval=0)
+    monkeypatch.setattr(live.widget, "send_state", check)
+    for figure in [*STORY, holes]:
+        live.update(figure)
+        json.dumps(_remove_buffers(live.widget.get_state())[0], allow_nan=False)
+    assert {"_py2js_addTraces", "_py2js_update"} <= checked
+    assert live.widget.get_state("_widget_data")["_widget_data"][0]["z"] == [[1.0, None], [None, 2.0]]
+    assert np.isnan(live.widget.data[0].z[0][1])
+
+
+def test_a_figure_of_another_height_goes_on_following_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveFigure(go.Figure(layout={"height": 300, "autosize": True}), interval=0)
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(live.widget, "_send_update_msg", lambda relayout_data, **_: told.append(dict(relayout_data)))
+    live.update(go.Figure(layout={"height": 400, "autosize": True}))
+    assert told[-1] == {"height": 400, "autosize": True}
+    live.update(go.Figure(layout={"height": 500}))
+    assert told[-1] == {"height": 500, "autosize": True}
+    assert live.static().layout.autosize
 
 
 def test_one_update_is_one_message_and_no_change_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

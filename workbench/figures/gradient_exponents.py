@@ -156,11 +156,11 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
         figure.add_heatmap(
             x=numbers.steps,
             y=numbers.exponents + 0.5,  # the cell spans [e, e + 1)
-            z=np.log10(share).astype(np.float32),
+            z=np.log10(share).round(3),  # as text on the page
             visible=index == 0,
             name=plain(group),
             coloraxis="coloraxis",  # one for all maps: the colour bars of hidden ones would take room
-            customdata=(100 * share).astype(np.float32),
+            customdata=_percentages(share),
             hovertemplate="Around step %{x:,}, %{customdata:.3g} % of the elements have a magnitude near "
             "2<sup>%{y:.0f}</sup>.<extra>" + plain(group) + "</extra>",
             hoverongaps=False,
@@ -184,6 +184,14 @@ def gradient_exponents_figure(steps: StepTable, *, theme: Theme = "auto", height
     _add_limits(figure, numbers)
     _lay_out(figure, numbers)
     return figure
+
+
+def _percentages(share: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return shares in percent, to three digits; empty cells are not hovered over, and have 0."""
+    known = np.nan_to_num(100 * share)
+    digit = 10.0 ** np.floor(np.log10(known, out=np.zeros_like(known), where=known > 0) - 2)
+    rounded: npt.NDArray[np.float64] = np.round(known / digit) * digit
+    return rounded
 
 
 def _answer(numbers: GradientExponentNumbers) -> str:

@@ -156,6 +156,12 @@ class LiveFigure:
         if keys != self._keys:
             self._rearrange(figure, keys, new)
         layout = self._layout_leaves(figure)
+        if layout.get("height") != self._layout.get("height"):
+            # With a height that changes plotly's page gives up following the width, unless the same message asks for
+            # it; and plotly sends only what it believes to be new.
+            self.widget.layout.autosize = None
+            self._layout.pop("autosize", None)
+            layout["autosize"] = True
         old_axes, axes = _numbered_axes(self._layout), _numbered_axes(layout)
         for axis in sorted(axes - old_axes):  # plotly knows xaxis2 only once it has been there as a whole
             self.widget.layout[axis] = {}
@@ -229,6 +235,13 @@ class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
                 state[name] = to_json(deepcopy(now), self)
         return state
 
+    def trait_metadata(self, traitname: str, key: str, default: Any = None) -> Any:
+        """Return how a trait is sent: as plotly does, but with an empty place for each NaN, which JSON does not know."""
+        found = super().trait_metadata(traitname, key, default)
+        if key != "to_json" or found is None:
+            return found
+        return lambda value, widget: found(_sendable(value), widget)
+
     def _repr_mimebundle_(self, *args: Any, **options: Any) -> dict[str, Any]:
         live: dict[str, Any] = super()._repr_mimebundle_(*args, **options)
         return {**static_mimebundle(self), **live}
@@ -246,6 +259,26 @@ def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
     shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
     content = {"data": shown["data"], "layout": shown["layout"], "config": deepcopy(FIGURE_CONFIG)}
     return {"text/plain": figure_text(figure), _PLOTLY_MIME: content}
+
+
+def _sendable(value: Any) -> Any:
+    """Return a value whose numbers JSON can hold.
+
+    Plotly sends arrays of one dimension as they are in memory, where NaN is a number like any other, and writes those
+    of two dimensions out.
+    """
+    if isinstance(value, dict):
+        return {name: _sendable(entry) for name, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_sendable(entry) for entry in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim != 1:
+        known = np.isfinite(value)
+        return value if known.all() else np.where(known, value.astype(object), None)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        return [_sendable(entry) for entry in value.tolist()]
+    if isinstance(value, (float, np.floating)) and not np.isfinite(value):
+        return None
+    return value
 
 
 def _keys(traces: Sequence[Leaves]) -> list[str]:

@@ -180,7 +180,7 @@ def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height:
         height: Height, pixels; the width follows the page.
     """
     figure = go.Figure()
-    figure.update_layout(template=figure_template(theme), height=height, autosize=True)
+    figure.update_layout(template=figure_template(theme), height=height)
     set_title(figure, title, subtitle)
     return figure
 
@@ -197,7 +197,7 @@ def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
     """
     head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
     extra = 21 * (len(head) - 1) + 17 * (len(below) - 1)
-    figure.update_layout(title={"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}})
+    figure.update_layout(autosize=True, title={"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}})
     figure.update_layout(
         margin={"t": _TOP + extra},
         # Plotly lets further lines grow upwards, out of the figure.
