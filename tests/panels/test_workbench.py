@@ -72,12 +72,34 @@ def test_closing_the_workbench_closes_every_tab(tmp_path: Path) -> None:
 
 def test_closing_the_workbench_leaves_no_widget(tmp_path: Path) -> None:
     before = set(widgets.widget._instances)
+    for _ in range(10):
+        made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
+        for title in TITLES:
+            made.panel(title)
+        made.close()
+        assert {type(widgets.widget._instances[name]) for name in set(widgets.widget._instances) - before} == set()
+        assert our_threads() == []
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_a_panel_alone_leaves_no_widget(tmp_path: Path, title: str) -> None:
+    with Workbench(small_task(), out=tmp_path, studies=tmp_path) as made:
+        made.panel("Configure")  # a tab that stays
+        before = set(widgets.widget._instances)
+        made._makers[title]().close()
+        assert set(widgets.widget._instances) == before
+
+
+def test_configurations_of_every_source_and_rows_of_every_kind_leave_no_widget(tmp_path: Path) -> None:
+    before = set(widgets.widget._instances)
     made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
-    made.panel("Train")
-    made.panel("Export")
+    for choice, source in zip(made.panel("Compare").sides, ("A file", "JSON text", "O2", "O1"), strict=True):
+        choice.source.value = source
+    space = made.panel("Tune").space
+    space.set({"grad_freeze.freeze_p": True, "boost.less_bn": True, "loss_scale.init": [2.0, 4.0]})
+    space.set({"grad_freeze.freeze_p": True})
     made.close()
     assert set(widgets.widget._instances) == before
-    assert our_threads() == []
 
 
 def test_an_unknown_tab_is_an_error_that_lists_those_there_are(bench: Workbench) -> None:

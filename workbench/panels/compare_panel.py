@@ -27,7 +27,7 @@ from workbench.figures.labels import counted
 from workbench.figures.live import LiveFigure
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
 from workbench.panels.copy_button import WHOLE_WORDS
-from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.panel import Panel, Theme, close_recursively, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.style import error_html, faint, note_html, table, words
@@ -462,6 +462,8 @@ class _SideChoice:
         self._extra = column()
         self.widget = column(row(title, self.source), self._extra, self._problem)
         panel.on_change(self.source, lambda _: self._show())
+        for entry in (self.path, self.json):  # they stand in the panel only while their source is chosen
+            panel.cleaned_up_by(functools.partial(close_recursively, entry))
 
     def read(self) -> tuple[str, BoostConfig, str] | None:
         """Return label, configuration and level; None when it cannot be used, which is then told."""

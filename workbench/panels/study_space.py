@@ -93,6 +93,11 @@ class SpaceRow:
         for entry in (*self.boxes.values(), self.low, self.high, self.log, self.values, self._remove):
             entry.disabled = not on
 
+    def close(self) -> None:
+        """Close what it shows, and the entries that this kind of parameter does not need."""
+        for entry in (self.widget, self.low, self.high, self.log, self.values):
+            close_recursively(entry)
+
     def _entries(self) -> widgets.Widget:
         if self.info.kind in ("bool", "choice"):
             for choice in self.info.choices:
@@ -180,6 +185,7 @@ class SearchSpace:
             widgets.HBox([self.path, self.add_button], layout={"grid_gap": "6px", "width": "100%"}),
             self._answer,
         )
+        panel.cleaned_up_by(self._close_rows)
 
     @property
     def value(self) -> dict[str, Any]:
@@ -235,13 +241,17 @@ class SearchSpace:
     def _remove(self, gone: SpaceRow) -> None:
         self._replace({path: one for path, one in self.rows.items() if one is not gone})
 
+    def _close_rows(self) -> None:
+        for one in self.rows.values():
+            one.close()
+
     def _replace(self, rows: dict[str, SpaceRow]) -> None:
         left = [one for path, one in self.rows.items() if rows.get(path) is not one]
         self.rows = rows
         self._answer.value = ""
         self._rows_box.children = _widgets(rows.values())
         for one in left:
-            close_recursively(one.widget)
+            one.close()
 
 
 def _widgets(rows: Iterable[SpaceRow]) -> tuple[widgets.Widget, ...]:
