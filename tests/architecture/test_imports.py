@@ -42,7 +42,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "templates": set(),
     "doctor": STEP,
     "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
-    "cli": STEP | {"", "experiments", "tuning", "figures", "reports", "facade", "templates", "doctor", "panels"},
+    # It times what the others do, panels included.
+    "bench": METHODS | STEP | {"experiments", "figures", "facade", "panels"},
+    "cli": STEP
+    | {"", "experiments", "tuning", "figures", "reports", "facade", "templates", "doctor", "panels", "bench"},
     # The reference's names, defined elsewhere.
     "boost": {"algorithms", "scaling", "training"},
     "nn": {"optimizers", "scaling", "training"},
@@ -76,13 +79,13 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "plotly": {"figures", "reports"},
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
-    "ipywidgets": {"panels"},
+    "ipywidgets": {"panels", "bench"},
     "markdown_it": {"panels"},
     "tomlkit": {"panels"},
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},
-    "torch": {"batch", "devices", "metrics", "ranks", *METHODS, "training", "tasks", "experiments", "doctor"},
+    "torch": {"batch", "devices", "metrics", "ranks", *METHODS, "training", "tasks", "experiments", "doctor", "bench"},
     "torchmetrics": {"metrics"},
     "safetensors": {"training", "experiments", "algorithms"},
     "sklearn": {"tasks", "tuning"},

@@ -15,7 +15,7 @@ from typing import TextIO
 
 import typer
 
-from workbench.cli import config_commands, lab_command, project_commands, run_commands, study_commands
+from workbench.cli import bench_command, config_commands, lab_command, project_commands, run_commands, study_commands
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
 from workbench.rank_environment import is_first_rank
 
@@ -34,6 +34,7 @@ study_commands.register(app)
 run_commands.register(app)
 config_commands.register(app)
 project_commands.register(app)
+bench_command.register(app)
 lab_command.register(app)
 
 

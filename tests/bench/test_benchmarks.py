@@ -1,0 +1,105 @@
+"""Every benchmark, at sizes too small to mean anything: it runs, and its numbers are what its words say."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import ipywidgets as widgets
+import pytest
+
+from workbench.bench import Finding
+from workbench.bench.gradient_reduction import measure_reduction
+from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
+from workbench.bench.live_panel import measure_live_panel
+from workbench.bench.opened_run import measure_open_run
+from workbench.bench.panel_handlers import measure_handlers
+from workbench.bench.recorded import record_run
+from workbench.bench.trace_cost import measure_trace
+from workbench.experiments.replay import replay
+from workbench.experiments.replayed_run import recorded_policy
+from workbench.telemetry import read_run
+
+
+def check(findings: Sequence[Finding], units: str, rounds: int) -> None:
+    assert "".join(finding.unit for finding in findings) == units
+    for finding in findings:
+        assert finding.estimate.rounds == rounds, finding
+        assert math.isfinite(finding.estimate.high), finding
+        assert 0 < finding.estimate.low <= finding.estimate.value <= finding.estimate.high, finding
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench ")]
+
+
+def test_live_panel_trains_with_and_without_a_panel() -> None:
+    check(measure_live_panel(2, task="digits-lenet", steps=6), "xx", 2)
+    assert our_threads() == []
+
+
+def test_trace_times_three_copies() -> None:
+    check(measure_trace(2, task="digits-lenet", steps=2), "xx", 2)
+
+
+def test_open_run_reads_draws_and_replays() -> None:
+    check(measure_open_run(1, steps=300), "sssss", 1)
+    assert our_threads() == []
+
+
+@pytest.mark.slow
+def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
+    findings = measure_handlers(1, steps=200)
+    check(findings, 14 * "s", 1)
+    assert [finding.what.partition(",")[0] for finding in findings[:6]] == [
+        "Configure",
+        "Train",
+        "Loss scale",
+        "Tune",
+        "Compare",
+        "Export",
+    ]
+    assert our_threads() == []
+
+
+@pytest.mark.slow
+def test_reduction_joins_two_ranks() -> None:
+    check(measure_reduction(2, task="digits-lenet", steps=2), "xxx", 2)
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"rank 0 failed: .*no-such-task"):
+        measure_reduction(1, task="no-such-task")
+
+
+def test_the_generated_run_is_one_that_can_be_replayed(tmp_path: Path) -> None:
+    run = read_run(record_run(tmp_path, 1500))
+    policy = recorded_policy(run)
+    assert policy is not None
+    assert len(run.steps) == 1500
+    assert run.finished
+    assert 0 < len(run.overflow_steps) < 100
+    assert (run.steps["grad_exponents"].map(len) > 0).sum() == 150
+    judged = replay(run, [policy])
+    assert judged.table["overflows"].item() == len(run.overflow_steps)
+
+
+def test_widgets_encode_what_they_send() -> None:
+    box = widgets.VBox([widgets.Text("before"), widgets.IntSlider()])
+    speak_as_in_a_kernel(box)
+    text = box.children[0]
+    seen: list[str] = []
+    text.observe(lambda change: seen.append(change["new"]), "value")
+    text.observe(lambda change: setattr(text, "placeholder", "answered"), "value")
+    before = text.comm.bytes_encoded
+    user_sets(text, "after")
+    assert seen == ["after"]
+    assert text.value == "after"
+    assert text.comm.bytes_encoded > before + len("answered")
+    encoders = [each.comm for each in everything_in(box)]
+    speak_as_in_a_kernel(box)
+    assert [each.comm for each in everything_in(box)] == encoders  # those that there are stay
+    box.close()

@@ -1,0 +1,77 @@
+"""Rounds: who goes when, and what the numbers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from workbench.bench import Estimate, interleaved, median_of, ratio_of, timed
+
+
+class Clock:
+    """A clock that work moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, seconds: float) -> Callable[[], None]:
+        def wait() -> None:
+            self.now += seconds
+
+        return wait
+
+
+def test_sides_take_turns_and_every_other_round_is_reversed() -> None:
+    calls: list[str] = []
+
+    def side(name: str) -> Callable[[], str]:
+        def run() -> str:
+            calls.append(name)
+            return f"{name}{len(calls)}"
+
+        return run
+
+    rows = interleaved([side("a"), side("b")], 3, warm_up=1)
+    assert "".join(calls) == "ab" + "ba" + "ab" + "ba"
+    assert rows == [("a4", "b3"), ("a5", "b6"), ("a8", "b7")]  # in the order of the sides, without the warm-up
+
+
+@pytest.mark.parametrize("rounds", [0, -1, float("nan")])
+def test_at_least_one_round_is_asked_for(rounds: int) -> None:
+    with pytest.raises(ValueError, match="`rounds` must be at least 1"):
+        interleaved([lambda: 0.0], rounds)
+
+
+def test_there_must_be_somebody_to_take_turns() -> None:
+    with pytest.raises(ValueError, match="`sides` must hold at least one function"):
+        interleaved([], 1)
+
+
+def test_work_is_timed_by_the_clock_that_is_given() -> None:
+    clock = Clock()
+    assert timed(clock.work(2.5), clock)() == 2.5
+
+
+def test_a_slow_round_slows_both_sides_and_leaves_the_ratio() -> None:
+    load = [1.0, 5.0, 1.0, 3.0]
+    ratio = ratio_of([1.2 * x for x in load], [1.0 * x for x in load])
+    assert ratio.rounds == 4
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.2, 1.2, 1.2))
+
+
+def test_the_interval_of_a_median_holds_it_and_narrows_with_rounds() -> None:
+    rng = np.random.default_rng(0)
+    values = 1.0 + 0.1 * rng.standard_normal(400)
+    few, many = median_of(values[:10].tolist()), median_of(values.tolist())
+    assert few.low <= few.value <= few.high
+    assert many.high - many.low < 0.5 * (few.high - few.low)
+    assert many.low < 1.0 < many.high
+
+
+def test_one_round_gives_a_number_without_width() -> None:
+    assert median_of([3.0]) == Estimate(3.0, 3.0, 3.0, 1)

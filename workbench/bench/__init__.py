@@ -1,0 +1,26 @@
+"""The bench: how fast is it here, and what does it cost? Each benchmark answers one question with an interval.
+
+Two things are never timed one after the other: sides take turns within one process (``bench.rounds``), so that a busy
+machine slows them alike. Nothing here runs with the tests, other than at sizes too small to mean anything.
+"""
+
+from __future__ import annotations
+
+from workbench.bench.benchmark import Answer, Benchmark, Finding, run_benchmark
+from workbench.bench.catalog import BENCHMARKS, BenchError, chosen
+from workbench.bench.rounds import Estimate, interleaved, median_of, ratio_of, timed
+
+__all__ = [
+    "BENCHMARKS",
+    "Answer",
+    "BenchError",
+    "Benchmark",
+    "Estimate",
+    "Finding",
+    "chosen",
+    "interleaved",
+    "median_of",
+    "ratio_of",
+    "run_benchmark",
+    "timed",
+]

@@ -1,0 +1,168 @@
+"""What a benchmark is, and its answer together with everything needed to judge it: machine, versions, load."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from workbench import devices
+from workbench.bench.rounds import Estimate
+from workbench.telemetry import collect_environment
+
+__all__ = ["Answer", "Benchmark", "Finding", "Verdict", "run_benchmark"]
+
+Verdict = Literal["met", "missed", "unclear", ""]
+
+_BUSY = 0.5  # load per core, before a benchmark begins, from which its answer is called noisy
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One measured number.
+
+    Args:
+        what: What was measured, in a few words.
+        unit: ``"x"`` for a ratio of times, ``"s"`` for seconds; of both, smaller is better.
+        estimate: The number with its interval.
+        goal: Largest number that is good enough; None where none is set.
+        note: What else should be known, in a few words.
+    """
+
+    what: str
+    unit: Literal["x", "s"]
+    estimate: Estimate
+    goal: float | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"met"`` when the whole interval is within the goal, ``"missed"`` when none of it is, else ``"unclear"``."""
+        if self.goal is None:
+            return ""
+        if self.estimate.high <= self.goal:
+            return "met"
+        return "missed" if self.estimate.low > self.goal else "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A question and how it is answered.
+
+    Args:
+        name: Name on the command line.
+        question: The question, one sentence.
+        measure: Called with the number of rounds; returns what was found.
+        rounds: Rounds where nobody asks for another number.
+        quick: Whether it is run when none is named; about a minute or less on two cores.
+    """
+
+    name: str
+    question: str
+    measure: Callable[[int], Sequence[Finding]]
+    rounds: int
+    quick: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a benchmark found, and where.
+
+    Args:
+        name: Name of the benchmark.
+        question: Its question.
+        findings: The numbers.
+        rounds: Rounds asked for.
+        seconds: How long it took.
+        load_before: Load average of the last minute when it began; None where the system has none.
+        load_after: The same when it ended.
+        cores: Cores this process may use.
+        environment: Machine and versions.
+    """
+
+    name: str
+    question: str
+    findings: tuple[Finding, ...]
+    rounds: int
+    seconds: float
+    load_before: float | None
+    load_after: float | None
+    cores: int
+    environment: dict[str, Any]
+
+    @property
+    def warning(self) -> str:
+        """A sentence when other processes had their share of the machine before this began; else empty."""
+        if self.load_before is None or self.load_before <= _BUSY * self.cores:
+            return ""
+        return (
+            f"The machine was busy: load {self.load_before:.1f} on {self.cores} cores before {self.name} began. Sides "
+            "that take turns suffer alike, so ratios hold within their intervals; seconds are too large."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain values for a JSON file."""
+        findings = [
+            {
+                "what": finding.what,
+                "unit": finding.unit,
+                "value": finding.estimate.value,
+                "low": finding.estimate.low,
+                "high": finding.estimate.high,
+                "rounds": finding.estimate.rounds,
+                "goal": finding.goal,
+                "verdict": finding.verdict,
+                "note": finding.note,
+            }
+            for finding in self.findings
+        ]
+        return {
+            "name": self.name,
+            "question": self.question,
+            "findings": findings,
+            "command": f"workbench bench {self.name} --rounds {self.rounds}",
+            "seconds": round(self.seconds, 1),
+            "load_average": {"before": self.load_before, "after": self.load_after, "cores": self.cores},
+            "warning": self.warning,
+            "environment": self.environment,
+        }
+
+
+def run_benchmark(benchmark: Benchmark, rounds: int | None = None) -> Answer:
+    """Ask a benchmark's question here and now.
+
+    Args:
+        benchmark: The benchmark.
+        rounds: Rounds; None takes the benchmark's own.
+
+    Raises:
+        ValueError: If ``rounds`` is not at least 1.
+    """
+    rounds = benchmark.rounds if rounds is None else rounds
+    if not rounds >= 1:
+        raise ValueError(f"`rounds` must be at least 1, got {rounds!r}")
+    load_before, began = _load(), time.perf_counter()
+    findings = tuple(benchmark.measure(rounds))
+    seconds = time.perf_counter() - began
+    hardware = devices.hardware_summary()
+    environment = collect_environment(device=hardware)
+    # What describes a run, not a machine, is empty here.
+    for name in ("schema_version", "task", "level", "seed", "data_hash"):
+        environment.pop(name, None)
+    return Answer(
+        benchmark.name,
+        benchmark.question,
+        findings,
+        rounds,
+        seconds,
+        load_before,
+        _load(),
+        int(hardware["cpu_cores_usable"]),
+        environment,
+    )
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None

@@ -1,0 +1,112 @@
+"""Do our own gradient buckets keep up with DistributedDataParallel's?
+
+Two ranks on this machine, joined by gloo, train equal copies of a task in turns: one averages its gradients in buckets
+of our own at the end of a window, one is wrapped in DDP, which sends while the backward pass still runs. A third trains
+without any exchange: what remains above it is what ranks cost. Rank 0's clock counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workbench import ranks
+from workbench.bench.benchmark import Finding
+from workbench.bench.rounds import interleaved, ratio_of
+from workbench.config import BoostConfig
+from workbench.experiments.setup import seed_everything
+from workbench.tasks import load_task
+from workbench.training import apply
+
+__all__ = ["measure_reduction", "run_rank"]
+
+_RANKS = 2
+_PATIENCE_SECONDS = 540.0
+
+
+def measure_reduction(rounds: int, *, task: str = "digits-resnet", steps: int = 20) -> list[Finding]:
+    """Measure a step of two ranks with our buckets, with DDP, and without exchange.
+
+    Args:
+        rounds: Blocks of each side.
+        task: Name of a task.
+        steps: Micro-batches of a block.
+
+    Raises:
+        RuntimeError: When a rank fails or does not end.
+    """
+    store, meeting = ranks.serve_store()
+    processes = [_started(rank, meeting, [task, str(rounds), str(steps)]) for rank in range(_RANKS)]
+    try:
+        outputs = [process.communicate(timeout=_PATIENCE_SECONDS) for process in processes]
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"the {_RANKS} ranks did not end within {_PATIENCE_SECONDS:g} s") from error
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    del store
+    for rank, (process, (_, told)) in enumerate(zip(processes, outputs, strict=True)):
+        if process.returncode:
+            raise RuntimeError(f"rank {rank} failed: {' '.join(told.split())[-500:]}")
+    buckets, ddp, alone = zip(*json.loads(outputs[0][0]), strict=True)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    note = f"{task}, {_RANKS} gloo ranks with one thread each on {cores} cores"
+    return [
+        Finding("step, own buckets / DDP", "x", ratio_of(buckets, ddp), None, note),
+        Finding("step, own buckets / no exchange", "x", ratio_of(buckets, alone), None, note),
+        Finding("step, DDP / no exchange", "x", ratio_of(ddp, alone), None, note),
+    ]
+
+
+def _started(rank: int, meeting: dict[str, str], arguments: list[str]) -> subprocess.Popen[str]:
+    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(_RANKS), "OMP_NUM_THREADS": "1", **meeting}
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import {__name__} as program; program.run_rank()", *arguments],
+        env={**os.environ, **told},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_rank() -> None:
+    """Measure on this rank, with task, rounds and steps from the command line; rank 0 prints a row per round."""
+    task, rounds, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    with ranks.joined("cpu"):
+        sides = [_block_of(task, steps, exchange) for exchange in ("buckets", "ddp", "none")]
+        rows = interleaved(sides, rounds)
+        if ranks.rank() == 0:
+            print(json.dumps(rows))
+
+
+def _block_of(name: str, steps: int, exchange: str) -> Callable[[], float]:
+    """Return a function that trains one block and returns its time, seconds."""
+    task = load_task(name)
+    seed_everything(0)
+    model = task.new_model()
+    boosted = apply(BoostConfig(), model, task.new_optimizer(model), level="O0", seed=0)
+    network: Any = boosted.model if exchange == "none" else boosted.distribute(ddp=exchange == "ddp")
+    batches = task.batches(0)
+
+    def block() -> float:
+        given = [next(batches) for _ in range(steps)]
+        ranks.barrier()
+        began = time.perf_counter()
+        for batch in given:
+            with boosted.autocast():
+                loss = task.compute_loss(network, batch)
+            boosted.backward(loss)
+            boosted.step()
+        ranks.barrier()
+        return time.perf_counter() - began
+
+    return block

@@ -1,0 +1,86 @@
+"""Does a live Train panel slow the training it shows?
+
+The same task is trained with and without a panel, in turns. Without: ``facade.train`` in this thread, which records and
+draws nothing. With: the panel's own thread trains, its pump takes what was recorded and redraws the figure, and every
+widget encodes its messages as in a kernel. What a browser spends on drawing is not in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from workbench import facade
+from workbench.bench.benchmark import Finding
+from workbench.bench.kernel_messages import speak_as_in_a_kernel
+from workbench.bench.rounds import interleaved, ratio_of
+from workbench.config import BoostConfig
+from workbench.panels import SharedConfig, TrainPanel
+from workbench.tasks import Task, load_task
+
+__all__ = ["measure_live_panel"]
+
+GOAL = 1.02
+_PATIENCE_SECONDS = 600.0
+
+
+def measure_live_panel(rounds: int, *, task: str = "digits-resnet", steps: int = 200) -> list[Finding]:
+    """Measure what a live panel adds to the time of a run.
+
+    Args:
+        rounds: Runs of either side.
+        task: Name of a task whose step takes 5 ms or more.
+        steps: Micro-batches of a run, >= 2; some seconds' worth, as a panel redraws about once a second.
+    """
+    trained, clock = _watched(load_task(task))
+    panel = TrainPanel(trained, SharedConfig(level="O0"), steps=steps, device="cpu", out=None, measure=False)
+    with panel:
+        speak_as_in_a_kernel(panel.widget)
+
+        def alone() -> tuple[float, float]:
+            clock.readings.clear()
+            result = facade.train(trained, BoostConfig(), level="O0", steps=steps, device="cpu", out=None)
+            return result.seconds, clock.seconds()
+
+        def shown() -> tuple[float, float]:
+            clock.readings.clear()
+            panel.start()
+            if not panel.wait(_PATIENCE_SECONDS) or panel.result is None:
+                raise RuntimeError(f"the panel did not finish its run: {panel.error or panel.state}")
+            return panel.result.seconds, clock.seconds()
+
+        rows = interleaved([alone, shown], rounds)
+    wall = ratio_of([with_panel[0] for _, with_panel in rows], [plain[0] for plain, _ in rows])
+    cpu = ratio_of([with_panel[1] for _, with_panel in rows], [plain[1] for plain, _ in rows])
+    step_ms = 1e3 * sorted(plain[0] for plain, _ in rows)[len(rows) // 2] / steps
+    note = f"{steps} steps of {task}, {step_ms:.1f} ms each"
+    return [
+        Finding("time of a run, with / without a live panel", "x", wall, GOAL, note),
+        Finding("processor time of its steps, with / without", "x", cpu, None, "all threads; other processes apart"),
+    ]
+
+
+class _ProcessorClock:
+    """Reads this process's processor time at every batch."""
+
+    def __init__(self) -> None:
+        self.readings: list[float] = []
+
+    def seconds(self) -> float:
+        """Processor time from the first batch to the last, seconds."""
+        return self.readings[-1] - self.readings[0]
+
+
+def _watched(task: Task) -> tuple[Task, _ProcessorClock]:
+    """Return the same task with a clock that is read whenever training asks for a batch."""
+    clock, twin = _ProcessorClock(), copy.copy(task)
+
+    def batches(seed: int, start: int = 0) -> Iterator[Any]:
+        for batch in task.batches(seed, start):
+            clock.readings.append(time.process_time())
+            yield batch
+
+    object.__setattr__(twin, "batches", batches)  # in the copy's own dictionary, before the method of its class
+    return twin, clock

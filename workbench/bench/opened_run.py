@@ -1,0 +1,77 @@
+"""How soon is a recorded run of a million steps on show, and how soon are 50 policies replayed on it?
+
+The run is generated once in a temporary folder. Libraries are loaded and the file is in the system's cache, as for
+somebody who has worked in this notebook for a minute.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from workbench import facade
+from workbench.bench.benchmark import Finding
+from workbench.bench.kernel_messages import speak_as_in_a_kernel
+from workbench.bench.recorded import record_run
+from workbench.bench.rounds import interleaved, median_of, timed
+from workbench.experiments.replayed_run import ReplayedRun, policy_grid, usual_windows
+from workbench.figures import loss_scale_figure
+from workbench.panels import LossScalePanel
+from workbench.telemetry import read_run
+
+__all__ = ["measure_open_run"]
+
+GOAL_SECONDS = 1.0
+_PATIENCE_SECONDS = 300.0
+
+
+def measure_open_run(rounds: int, *, steps: int = 1_000_000) -> list[Finding]:
+    """Measure reading, drawing and replay of a long run.
+
+    Args:
+        rounds: Times that each is done.
+        steps: Steps of the run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = record_run(Path(folder), steps)
+        replayed = ReplayedRun(read_run(path))
+        inits = [2.0**power for power in (8, 12, 16, 20, 24)]
+        policies = policy_grid(inits, [2.0, 4.0], usual_windows(replayed.n_windows))
+
+        def read_and_draw() -> None:
+            run = read_run(path)
+            loss_scale_figure(run.steps, run.events)
+
+        sides = [
+            timed(lambda: read_run(path)),
+            timed(read_and_draw),
+            lambda: _until_panel_shows(path),
+            timed(lambda: replayed.judge(policies)),
+            timed(lambda: facade.replay(path, policies)),
+        ]
+        rows = list(zip(*interleaved(sides, rounds), strict=True))
+    told = f"{steps:,} steps"
+    named = f"{len(policies)} policies, {told}"
+    texts = [
+        ("read the run", None, told),
+        ("read the run and make its loss-scale figure", GOAL_SECONDS, told),
+        ("from LossScalePanel(run) to its first figure", GOAL_SECONDS, f"{told}; drawing by the browser not included"),
+        ("replay as the panel does, the run being open", GOAL_SECONDS, named),
+        ("workbench replay: read, replay with ranges", None, named),
+    ]
+    return [
+        Finding(what, "s", median_of(times), goal, note) for (what, goal, note), times in zip(texts, rows, strict=True)
+    ]
+
+
+def _until_panel_shows(path: Path) -> float:
+    """Return the time until a panel on a run has a figure to show, seconds."""
+    began = time.perf_counter()
+    with LossScalePanel(path) as panel:
+        speak_as_in_a_kernel(panel.widget)
+        while not any(trace.x is not None and len(trace.x) for trace in panel.trace.widget.data):
+            if time.perf_counter() - began > _PATIENCE_SECONDS or panel.error is not None:
+                raise RuntimeError(f"the panel did not show {path}: {panel.error or panel.state}")
+            time.sleep(0.002)
+        return time.perf_counter() - began

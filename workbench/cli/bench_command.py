@@ -1,0 +1,111 @@
+"""``workbench bench``: measure here what this package claims about time."""
+
+from __future__ import annotations
+
+import json as json_text
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from workbench.cli.output import JsonOption, only_result_on_stdout, plain, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from workbench.bench import Answer, Finding
+
+__all__ = ["register"]
+
+NamesArgument = typer.Argument(
+    None, metavar="[NAME...]", help="Benchmarks, or `all`. Default: the quick ones.", show_default=False
+)
+RoundsOption = typer.Option(
+    None, metavar="N", min=1, help="Rounds of each. Default: the benchmark's own number.", show_default=False
+)
+OutOption = typer.Option(None, metavar="DIR", help="Folder for one NAME.json per benchmark; made when missing.")
+ListOption = typer.Option(False, "--list", help="Name the benchmarks and their questions, and measure nothing.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(bench)
+
+
+def bench(
+    names: list[str] = NamesArgument,
+    rounds: int = RoundsOption,
+    out: Path = OutOption,
+    listed: bool = ListOption,
+    json: bool = JsonOption,
+) -> None:
+    """Measure what the workbench costs and saves on this machine, with intervals.
+
+    Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
+    """
+    with only_result_on_stdout(json):
+        from workbench.bench import BENCHMARKS, chosen, run_benchmark
+        from workbench.cli.progress import progress_bar
+
+        wanted = chosen(names or [])
+        if not listed:
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
+            answers = []
+            with progress_bar(len(wanted), wanted[0].name) as bar:
+                for number, benchmark in enumerate(wanted):
+                    bar.update(number, text=benchmark.name)
+                    answers.append(run_benchmark(benchmark, rounds))
+                    if out is not None:
+                        _write(out, answers[-1])
+                bar.update(len(wanted))
+    if listed:
+        entries = list(BENCHMARKS.values())
+        if json:
+            print_json({"benchmarks": [{"name": b.name, "question": b.question, "quick": b.quick} for b in entries]})
+        else:
+            print_table(
+                ("name", "run by default", "question"),
+                [(b.name, "yes" if b.quick else "no", b.question) for b in entries],
+            )
+    elif json:
+        print_json({"answers": [answer.to_dict() for answer in answers]})
+    else:
+        _say(answers)
+
+
+def _write(folder: Path, answer: Answer) -> None:
+    from workbench.atomic_file import write_text_atomically
+
+    text = json_text.dumps(plain(answer.to_dict()), indent=2, allow_nan=False)
+    write_text_atomically(folder / f"{answer.name}.json", text + "\n")
+
+
+def _say(answers: list[Answer]) -> None:
+    for answer in answers:
+        print_table(
+            ("measured", "value", "95 % interval", "goal", "verdict", "note"),
+            [_row(finding) for finding in answer.findings],
+            title=f"{answer.name}: {answer.question}",
+        )
+        say("")
+    for answer in answers:
+        if answer.warning:
+            say(answer.warning)
+    machine = answers[-1].environment
+    versions = machine["versions"]
+    named = ", ".join(f"{name} {versions[name]}" for name in ("boost-workbench", "torch", "plotly") if name in versions)
+    threads = machine["device"]["torch_threads"]
+    say(f"{machine['cpu']}, {machine['cores']} cores, {threads} threads of torch; Python {machine['python']}, {named}")
+
+
+def _row(finding: Finding) -> tuple[str, ...]:
+    """Return a finding as cells; times in the unit that reads well."""
+    estimate = finding.estimate
+    scale, unit = (1.0, "x") if finding.unit == "x" else (1.0, "s") if estimate.value >= 1 else (1e3, "ms")
+    digits = 3 if unit != "ms" else 1
+
+    def text(value: float) -> str:
+        return f"{value * scale:.{digits}f}"
+
+    goal = "-" if finding.goal is None else f"{finding.goal * scale:.{digits}f} {unit}"
+    interval = f"{text(estimate.low)} to {text(estimate.high)}"
+    return (finding.what, f"{text(estimate.value)} {unit}", interval, goal, finding.verdict or "-", finding.note)
