@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -43,7 +43,9 @@ class Wires:
     """What threads that stand for ranks share: a queue per direction, and a place to meet per server."""
 
     def __init__(self, n_servers: int, n_devices: int) -> None:
-        self.queues: defaultdict[tuple[int, int, int], queue.Queue[Tensor]] = defaultdict(queue.Queue)
+        # All made beforehand: two threads that ask a defaultdict for the same new queue may get two.
+        ways = itertools.product(range(n_devices), range(n_servers), range(n_servers))
+        self.queues: dict[tuple[int, int, int], queue.Queue[Tensor]] = {way: queue.Queue() for way in ways}
         self.slots = [[torch.empty(0)] * n_devices for _ in range(n_servers)]
         self.barriers = [threading.Barrier(n_devices, timeout=20) for _ in range(n_servers)]
 
