@@ -236,7 +236,7 @@ class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
         return state
 
     def trait_metadata(self, traitname: str, key: str, default: Any = None) -> Any:
-        """Return how a trait is sent: as plotly does, but with an empty place for each NaN, which JSON does not know."""
+        """Return how a trait is sent: as plotly does, with an empty place for each NaN, which JSON does not know."""
         found = super().trait_metadata(traitname, key, default)
         if key != "to_json" or found is None:
             return found
@@ -273,7 +273,11 @@ def _sendable(value: Any) -> Any:
         return [_sendable(entry) for entry in value]
     if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim != 1:
         known = np.isfinite(value)
-        return value if known.all() else np.where(known, value.astype(object), None)
+        if known.all():
+            return value
+        with_holes = value.astype(object)
+        with_holes[~known] = None
+        return with_holes
     if isinstance(value, np.ndarray) and value.dtype.kind == "O":
         return [_sendable(entry) for entry in value.tolist()]
     if isinstance(value, (float, np.floating)) and not np.isfinite(value):

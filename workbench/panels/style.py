@@ -113,17 +113,23 @@ STYLE: Final = (
 
 
 # Plotly's widget draws itself before it stands on the page, knows no width then, and is not told of its tab being
-# opened. Its figures do listen to the window, so the window is told when a figure and its place differ: once for
-# every width, or a figure of a fixed width would ask for ever.
+# opened. Its figures do listen to the window, so the window is told when a whole drawing and its place differ: a few
+# times for every width, or a figure of a fixed width would ask for ever. The image stays where it is: what a widget
+# has put on the page is the widget's to remove.
 _FIT: Final = (
-    "const root=this.closest('.wb-panel');this.remove();if(root){let timer;"
-    "const look=()=>{clearTimeout(timer);timer=setTimeout(()=>{"
-    "let differs=false;for(const plot of root.querySelectorAll('.js-plotly-plot')){"
-    "const page=plot.querySelector('.main-svg'),width=plot.clientWidth;"
-    "if(page&&width&&plot.dataset.wbWidth!=width){plot.dataset.wbWidth=width;differs=true}}"
-    "if(differs)window.dispatchEvent(new Event('resize'))},60)};"
-    "new ResizeObserver(look).observe(root);"
-    "new MutationObserver(look).observe(root,{childList:true,subtree:true});look()}"
+    "const root=this.closest('.wb-panel');this.onload=null;if(root){let timer;const watched=new WeakSet();"
+    "const look=()=>{clearTimeout(timer);timer=setTimeout(fit,60)};"
+    "const places=new ResizeObserver(look);"
+    "const fit=()=>{let differs=false,later=false;"
+    "for(const plot of root.querySelectorAll('.js-plotly-plot')){"
+    "if(!watched.has(plot)){watched.add(plot);places.observe(plot)}"
+    "const width=plot.clientWidth,drawn=plot._fullLayout;if(!width)continue;"
+    "if(!drawn||drawn._replotting||!plot.calcdata||!plot.querySelector('.main-svg')){later=true;continue}"
+    "if(Math.abs(drawn.width-width)<1)continue;"
+    "const data=plot.dataset;if(data.wbWidth!=width){data.wbWidth=width;data.wbTold=0}"
+    "if(data.wbTold<3){data.wbTold++;differs=later=true}}"
+    "if(differs)window.dispatchEvent(new Event('resize'));if(later&&root.isConnected)timer=setTimeout(fit,400)};"
+    "places.observe(root);new MutationObserver(look).observe(root,{childList:true,subtree:true});look()}"
 )
 FITTING: Final = (
     '<img alt="" style="display:none" src="data:image/gif;base64,R0lGODlhAQABAAAAACH5BAEKAAEALAAAAAABAAEAAAICTAEAOw==" '
