@@ -286,10 +286,10 @@ def test_a_file_is_no_run(tmp_path: Path) -> None:
 def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go = threading.Event(), threading.Event()
 
-    def slow(path: Path) -> Run:
+    def slow(path: Path, **options: Any) -> Run:
         begun.set()
         assert go.wait(LONG)
-        return read_run(path)
+        return read_run(path, **options)
 
     monkeypatch.setattr("workbench.telemetry.read_run", slow)
     with LossScalePanel(recorded_run(tmp_path)) as panel:

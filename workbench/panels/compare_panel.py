@@ -27,6 +27,7 @@ from workbench.figures.labels import counted
 from workbench.figures.live import LiveFigure
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
 from workbench.panels.copy_button import WHOLE_WORDS
+from workbench.panels.durations import duration_text
 from workbench.panels.panel import Panel, Theme, close_recursively, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
@@ -369,7 +370,7 @@ class ComparePanel(Panel):
         ]
         if share > 0:
             left = (time.monotonic() - self._began) * (1 - share) / share
-            parts.append(f"{_clock(left)} left, and the timing")
+            parts.append(f"{duration_text(left)} left, and the timing")
         if self.state is not PanelState.STOPPING:
             self._told.value = note_html(" · ".join(parts))
 
@@ -386,7 +387,7 @@ class ComparePanel(Panel):
         else:
             self.comparison = outcome.result
             self.bar.value = 1.0
-            self._told.value = note_html(f"done in {_clock(outcome.seconds)}")
+            self._told.value = note_html(f"done in {duration_text(outcome.seconds)}")
             self._show_verdict(outcome.result)
         if outcome.display_error is not None:
             self.log(f"the display failed once: {outcome.display_error!r}")
@@ -552,12 +553,3 @@ def _with_own_labels(sides: Sequence[tuple[str, BoostConfig, str]]) -> tuple[tup
         seen[label] = seen.get(label, 0) + 1
         named.append((label if seen[label] == 1 else f"{label} ({seen[label]})", config, level))
     return tuple(named)
-
-
-def _clock(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 1:
-        return "under 1 s"
-    hours, rest = divmod(whole, 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"

@@ -7,7 +7,6 @@ present plan is disabled and says why. What is refused changes nothing: the rule
 from __future__ import annotations
 
 import functools
-import html
 import json
 import threading
 from pathlib import Path
@@ -28,6 +27,7 @@ from workbench.config import (
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 from workbench.panels.controls import ParameterControl, control_for
+from workbench.panels.copy_button import copy_button
 from workbench.panels.idle_reasons import idle_reason, switch_refusals, with_switch
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.presets import PresetChoice
@@ -35,14 +35,6 @@ from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import error_html, faint, note_html, table, words
 
 __all__ = ["ConfigPanel", "card_html"]
-
-# The text stands in a widget of its own; only a page can reach the clipboard.
-_COPY = (
-    "const t=this.closest('.wb-panel').querySelector('.wb-json textarea');const b=this;"
-    "const told=()=>{b.textContent='Copied';setTimeout(()=>{b.textContent='Copy'},1500)};"
-    "if(navigator.clipboard){navigator.clipboard.writeText(t.value).then(told)}"
-    "else{t.select();document.execCommand('copy');told()}"
-)
 
 
 class ConfigPanel(Panel):
@@ -172,10 +164,7 @@ class ConfigPanel(Panel):
         )
         self.json.add_class("wb-json")
         self._json_problem = text_of("")
-        self._copy = text_of(
-            f'<button type="button" class="wb-plain-button" title="Copy the JSON" onclick="{html.escape(_COPY)}">'
-            "Copy</button>"
-        )
+        self._copy = copy_button()
         self.path = widgets.Text(
             value=str(path),
             continuous_update=False,

@@ -47,6 +47,7 @@ __all__ = ["LossScalePanel"]
 _PATHS: Final = ("loss_scale.init", "loss_scale.factor", "loss_scale.window")
 _WITH_RANGES: Final = 20_000  # windows up to which every policy gets a range; in longer runs the chosen one only
 _LONGEST_LIST: Final = 200
+_HISTOGRAMS: Final = 2000
 _HEIGHT: Final = 430  # of every figure, pixels
 _INITS: Final = "2^8, 2^12, 2^16, 2^20, 2^24"
 _FACTORS: Final = "2, 4"
@@ -77,7 +78,7 @@ class LossScalePanel(Panel):
 
     Attributes:
         shared: The configuration.
-        run: The run on show; None when there is none yet.
+        run: The run on show, with at most 2000 of its histograms; None when there is none yet.
     """
 
     def __init__(
@@ -390,7 +391,8 @@ class LossScalePanel(Panel):
         from workbench.experiments.replayed_run import ReplayedRun, policy_grid, usual_windows
         from workbench.telemetry import read_run
 
-        run = read_run(source) if isinstance(source, (str, Path)) else source
+        # As many histograms as any figure or replay looks at; all of a long run would take seconds to read.
+        run = read_run(source, most_histograms=_HISTOGRAMS) if isinstance(source, (str, Path)) else source
         trace = loss_scale_figure(run.steps, run.events, theme=self.theme)
         control.send(functools.partial(self._show_run, run, trace))
         if control.stop_requested():

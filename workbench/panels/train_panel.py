@@ -23,6 +23,7 @@ from workbench.figures import MetricScale, RunCurve, loss_curves_figure, loss_sc
 from workbench.figures.labels import compact, counted
 from workbench.figures.live import LiveFigure
 from workbench.panels.controls import ParameterControl, control_for
+from workbench.panels.durations import duration_text
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.presets import PresetChoice
@@ -423,9 +424,9 @@ class TrainPanel(Panel):
     def _show_progress(self, progress: RunProgress) -> None:
         self.bar.value = progress.step
         left = (progress.steps - progress.step) * progress.seconds / progress.step if progress.step else math.nan
-        parts = [f"{progress.step} of {counted(progress.steps, 'step')}", f"{_clock(progress.seconds)} so far"]
+        parts = [f"{progress.step} of {counted(progress.steps, 'step')}", f"{duration_text(progress.seconds)} so far"]
         if math.isfinite(left) and progress.step < progress.steps:
-            parts.append(f"{_clock(left)} left")
+            parts.append(f"{duration_text(left)} left")
         parts.append(f"loss {compact(progress.loss)}")
         if math.isfinite(progress.metric):
             parts.append(f"{self._metric.name} {self._metric.value_text(progress.metric)}")
@@ -455,7 +456,7 @@ class TrainPanel(Panel):
         result = self.result
         if result is None:
             return ""
-        parts = [f"{counted(result.steps, 'step')} in {_clock(result.seconds)}"]
+        parts = [f"{counted(result.steps, 'step')} in {duration_text(result.seconds)}"]
         if math.isfinite(result.metric):
             metric = MetricScale(result.metric_name, higher_is_better=result.higher_is_better)
             parts.append(f"{metric.name} {metric.value_text(result.metric)}")
@@ -528,11 +529,3 @@ def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
     return widgets.Button(
         description=text, tooltip=tooltip, button_style=style, layout=widgets.Layout(width="auto", margin="0")
     )
-
-
-def _clock(seconds: float) -> str:
-    """Write a duration as a person says it."""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
