@@ -179,10 +179,9 @@ def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height:
         theme: See ``figure_template``.
         height: Height, pixels; the width follows the page.
     """
-    figure = go.Figure()
-    figure.update_layout(template=figure_template(theme), height=height)
-    set_title(figure, title, subtitle)
-    return figure
+    # All at once: plotly takes longer to check the same properties one after the other.
+    common = {"template": figure_template(theme), "height": height}
+    return go.Figure(layout=common | _title_layout(title, subtitle))
 
 
 def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
@@ -195,14 +194,7 @@ def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
         title: A question, or its answer in one short sentence.
         subtitle: One line of figures that support it.
     """
-    head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
-    extra = 21 * (len(head) - 1) + 17 * (len(below) - 1)
-    figure.update_layout(autosize=True, title={"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}})
-    figure.update_layout(
-        margin={"t": _TOP + extra},
-        # Plotly lets further lines grow upwards, out of the figure.
-        title_pad={"t": _TITLE_PAD + 11 * (len(head) - 1) + 8 * (len(below) - 1)},
-    )
+    figure.update_layout(**_title_layout(title, subtitle))
 
 
 def figure_text(figure: go.Figure) -> str:
@@ -248,3 +240,16 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
         ],
     )
     return figure
+
+
+def _title_layout(title: str, subtitle: str) -> dict[str, Any]:
+    """Return the layout that a title needs: its lines, and room for them."""
+    head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
+    extra = 21 * (len(head) - 1) + 17 * (len(below) - 1)
+    # Plotly lets further lines grow upwards, out of the figure.
+    pad = {"t": _TITLE_PAD + 11 * (len(head) - 1) + 8 * (len(below) - 1)}
+    return {
+        "autosize": True,
+        "title": {"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}, "pad": pad},
+        "margin": {"t": _TOP + extra},
+    }
