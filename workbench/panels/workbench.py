@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from workbench.panels.panel import Panel, Theme, close_recursively
+from workbench.panels.panel import Panel, Theme, close_recursively, text_of
 from workbench.panels.shared_config import SharedConfig
+from workbench.panels.style import faint
 
 if TYPE_CHECKING:
     from workbench.config import BoostConfig
@@ -75,7 +76,10 @@ class Workbench(Panel):
             "Export": self._export,
         }
         self._panels: dict[str, Panel] = {}
-        self._places = {title: widgets.VBox(layout={"min_width": "0"}) for title in self._makers}
+        # What stands in a tab until its panel is there: the first one that needs torch or Optuna loads them.
+        self._places = {
+            title: widgets.VBox((text_of(faint("Opening…")),), layout={"min_width": "0"}) for title in self._makers
+        }
         self.tabs = widgets.Tab(
             children=tuple(self._places.values()), titles=tuple(self._makers), layout={"width": "auto", "margin": "0"}
         )
@@ -99,7 +103,9 @@ class Workbench(Panel):
         if title not in self._panels:
             made = self._panels[title] = self._makers[title]()
             self.cleaned_up_by(made.close)
+            (notice,) = self._places[title].children
             self._places[title].children = (made.widget,)
+            close_recursively(notice)
         return self._panels[title]
 
     def static_html(self) -> str:
