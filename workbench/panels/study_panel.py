@@ -264,13 +264,8 @@ class StudyPanel(Panel):
             "curves": lambda: loss_curves_figure(self._curves, x="relative_time", metric=self._metric(), theme=theme),
         }
         self._curves: list[RunCurve] = []
-        pick = self.guarded(self.pick)
-        self.live = {
-            name: LiveFigure(draw(), theme=theme, interval=0.0, on_pick=pick if name in _PICKABLE else None)
-            for name, draw in self._draw.items()
-        }
-        for live in self.live.values():
-            self.cleaned_up_by(live.close)
+        self.live: dict[str, LiveFigure] = {}  # made when they are first looked at
+        self.cleaned_up_by(self._close_figures)
         self.view = widgets.ToggleButtons(
             options=list(_VIEWS), style={"button_width": "auto"}, layout={"width": "auto", "margin": "0"}
         )
@@ -295,7 +290,6 @@ class StudyPanel(Panel):
             self._trial_text,
             self._trial_stage,
         )
-        self._show_figures()
 
     # -- what the user does --------------------------------------------------------------------------------------------
 
@@ -564,9 +558,9 @@ class StudyPanel(Panel):
 
     def _show_curves(self, curves: list[RunCurve]) -> None:
         self._curves = curves
-        self.live["curves"].update(self._draw["curves"]())
-        if self.live["curves"].widget not in self._trial_stage.children:
-            self._trial_stage.children = (self.live["curves"].widget,)
+        shown = self._shown_now("curves").widget
+        if shown not in self._trial_stage.children:
+            self._trial_stage.children = (shown,)
 
     # -- what it shows -------------------------------------------------------------------------------------------------
 
@@ -613,11 +607,24 @@ class StudyPanel(Panel):
     def _show_figures(self) -> None:
         names = {"Overview": ("speed", "history"), "Parameters": ("parameters",), "Importance": ("importance",)}
         shown = names[self.view.value]
-        for name in shown:
-            self.live[name].update(self._draw[name]())
-        wanted = tuple(self.live[name].widget for name in shown)
+        wanted = tuple(self._shown_now(name).widget for name in shown)
         if self._stage.children != wanted:
             self._stage.children = wanted
+
+    def _shown_now(self, name: str) -> LiveFigure:
+        """Return a figure with what is known now."""
+        figure = self._draw[name]()
+        with self._lock:
+            if name in self.live:
+                self.live[name].update(figure)
+            else:
+                pick = self.guarded(self.pick) if name in _PICKABLE else None
+                self.live[name] = LiveFigure(figure, theme=self.theme, interval=0.0, on_pick=pick)
+            return self.live[name]
+
+    def _close_figures(self) -> None:
+        for live in self.live.values():
+            live.close()
 
     def _take_export(self, target: str, _: Any) -> None:
         if self.study is None or target not in self.study.exported:
