@@ -21,7 +21,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = MappingProxyType(
     {
         benchmark.name: benchmark
         for benchmark in (
-            Benchmark("live_panel", "Does a live Train panel slow the training it shows?", measure_live_panel, 12),
+            Benchmark("live_panel", "Does a live Train panel slow the training it shows?", measure_live_panel, 10),
             Benchmark("panel_handlers", "How long does a click or an edit keep the kernel?", measure_handlers, 10),
             Benchmark("trace", "What does recording add to a training step?", measure_trace, 20),
             Benchmark("reduction", "Do our own gradient buckets keep up with DDP's?", measure_reduction, 20),

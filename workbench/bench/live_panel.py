@@ -26,7 +26,7 @@ GOAL = 1.02
 _PATIENCE_SECONDS = 600.0
 
 
-def measure_live_panel(rounds: int, *, task: str = "digits-resnet", steps: int = 200) -> list[Finding]:
+def measure_live_panel(rounds: int, *, task: str = "digits-resnet", steps: int = 400) -> list[Finding]:
     """Measure what a live panel adds to the time of a run.
 
     Args:

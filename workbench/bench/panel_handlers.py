@@ -22,7 +22,7 @@ from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel,
 from workbench.bench.recorded import record_run, steps_and_events
 from workbench.bench.rounds import Estimate, median_of
 from workbench.config import BoostConfig
-from workbench.panels import Workbench
+from workbench.panels import Panel, Workbench
 
 __all__ = ["measure_handlers"]
 
@@ -83,7 +83,7 @@ def _session(task: str, run: Path, steps: int, *, training: bool) -> Callable[[]
             Workbench(task, out=run.parent, studies=folder, device="cpu") as bench,
         ):
             taken = {}
-            for tab, what, act in _actions(bench, run, steps, Path(folder), training=training):
+            for tab, what, act in _actions(bench, steps, Path(folder), training=training):
                 speak_as_in_a_kernel(bench.widget)
                 began = time.perf_counter()
                 act()
@@ -93,13 +93,13 @@ def _session(task: str, run: Path, steps: int, *, training: bool) -> Callable[[]
     return session
 
 
-def _actions(bench: Workbench, run: Path, steps: int, folder: Path, *, training: bool) -> Iterator[Action]:
+def _actions(bench: Workbench, steps: int, folder: Path, *, training: bool) -> Iterator[Action]:
     train = bench.panel("Train")
     train.out.value, train.measure.value = "", False
     if training:
         train.steps.set(_ENDLESS)
         train.start()
-        _until(lambda: len(train.trace.steps) > 0)
+        _until(train, "a run is under way", lambda: len(train.trace.steps) > 0)
     for number, tab in enumerate(_TABS):
         if tab not in ("Configure", "Train"):  # the first is there from the start, the other one was needed above
             yield _OPENING, f"open {tab}", lambda number=number: _opens(bench, number)  # type: ignore[misc]
@@ -113,7 +113,7 @@ def _actions(bench: Workbench, run: Path, steps: int, folder: Path, *, training:
             train.trace.add(block, events)
         for index in (1, 2, 0):
             yield "Train", f"look at figure {index + 1}", lambda index=index: user_sets(train.choice, index, "index")  # type: ignore[misc]
-    yield from _loss_scale(bench.panel("Loss scale"), run)
+    yield from _loss_scale(bench.panel("Loss scale"))
     yield from _tune(bench.panel("Tune"))
     yield from _compare_and_export(bench, folder)
     if training:
@@ -140,11 +140,11 @@ def _configure(panel: Any) -> Iterator[Action]:
     yield tab, "edit the JSON", lambda: user_sets(panel.json, text)
 
 
-def _loss_scale(panel: Any, run: Path) -> Iterator[Action]:
+def _loss_scale(panel: Any) -> Iterator[Action]:
     tab = "Loss scale"
-    _until(lambda: len(panel.runs.options) > 1)
+    _until(panel, "the runs are listed", lambda: len(panel.runs.options) > 1)
     yield tab, "choose a run", lambda: user_sets(panel.runs, 1, "index")
-    _until(lambda: not panel.state.busy and panel.run is not None and bool(panel.policies))
+    _until(panel, "the run is open", lambda: not panel.state.busy and bool(panel.policies))
     panel.wait_for_answer(_PATIENCE_SECONDS)
     slider = _first(panel.control("loss_scale.init").widget, widgets.FloatLogSlider)
     yield tab, "move a slider", lambda: user_sets(slider, 2.0**13)
@@ -153,7 +153,7 @@ def _loss_scale(panel: Any, run: Path) -> Iterator[Action]:
     panel.wait_for_answer(_PATIENCE_SECONDS)
     yield tab, "Use this policy", panel.use_button.click
     yield tab, "Compare", panel.judge_button.click
-    _until(lambda: not panel.state.busy)
+    _until(panel, "policies are judged", lambda: not panel.state.busy)
     panel.wait_for_answer(_PATIENCE_SECONDS)
 
 
@@ -188,10 +188,11 @@ def _first(root: widgets.Widget, kind: type[widgets.Widget]) -> widgets.Widget:
     return found[0]
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    """Wait for what panels do in the background."""
+def _until(panel: Panel, what: str, condition: Callable[[], bool]) -> None:
+    """Wait for what a panel does in the background."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"a panel did not do within {_PATIENCE_SECONDS:g} s what the benchmark waits for")
+        if panel.error is not None or time.monotonic() > deadline:
+            why = panel.error or f"{panel.state} after {_PATIENCE_SECONDS:g} s"
+            raise RuntimeError(f"{panel.title}: waited in vain until {what} ({why})") from panel.error
         time.sleep(0.005)
