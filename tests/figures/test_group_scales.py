@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from workbench.figures import group_scales_figure, group_scales_numbers
+from workbench.figures import figure_text, group_scales_figure, group_scales_numbers
 from workbench.figures.labels import unmarked
 from workbench.records import Event, EventKind, StepRecord
 
@@ -83,5 +83,5 @@ def test_one_group_and_no_group_are_told_as_such() -> None:
     )
     empty = group_scales_figure([_record(0)])
     assert len(empty.data) == 0
-    assert "boost.loss_scale_group" in empty.layout.annotations[0].text
+    assert "boost.loss_scale_group" in figure_text(empty)
     assert len(group_scales_figure([]).data) == 0

@@ -32,7 +32,7 @@ def test_a_run_that_goes_on_pairs_the_seeds_it_has() -> None:
     numbers = paired_comparison_numbers([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], LOSS)
     assert numbers.changes[0].tolist() == [2.0]
     figure = paired_comparison_figure([PairedSide("O0", (1.0, 2.0)), PairedSide("mine", (3.0,))], metric=LOSS)
-    assert figure.layout.title.text == "Which configuration is faster, and what does it cost?"
+    assert figure.layout.title.text.replace("<br>", " ") == "Which configuration is faster, and what does it cost?"
 
 
 def test_the_answer_is_the_title() -> None:

@@ -52,13 +52,13 @@ def test_a_long_title_is_broken_and_takes_room_from_the_plot() -> None:
     short, long = new_figure("Why?", "because", height=400), new_figure("word " * 20, "word " * 40, height=400)
     assert short.layout.margin.t == 84
     title, subtitle = long.layout.title.text.split("<br>"), long.layout.title.subtitle.text.split("<br>")
-    assert (len(title), len(subtitle)) == (2, 3)
-    assert max(map(len, title)) <= 56
+    assert (len(title), len(subtitle)) == (3, 4)
+    assert max(map(len, title)) <= 43
     assert long.layout.height == 400
-    assert long.layout.margin.t == 84 + 21 + 2 * 17
+    assert long.layout.margin.t == 84 + 2 * 19 + 3 * 17
 
 
 def test_a_long_reason_is_broken_into_lines() -> None:
     notes = empty_figure("Why?", "A sentence that is long enough to be broken once, " * 2).layout.annotations
-    assert len(notes) == 2
+    assert len(notes) == 3
     assert notes[0].yshift - notes[1].yshift == 20

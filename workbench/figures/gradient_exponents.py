@@ -323,7 +323,7 @@ def _lay_out(figure: go.Figure, numbers: GradientExponentNumbers) -> None:
     positions, texts = power_ticks(low, high, most=10)
     figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False)
     figure.update_yaxes(
-        title_text="Unscaled gradient, magnitude (log2 axis)",
+        title_text="Unscaled |gradient| (log2)",
         tickvals=positions,
         ticktext=texts,
         range=[low - 1, high + 1],

@@ -66,8 +66,8 @@ FIGURE_CONFIG: Final[dict[str, Any]] = {
     "toImageButtonOptions": {"format": "svg"},
 }
 
-# Beside a panel's controls a figure is about 600 pixels wide; plotly breaks no lines by itself.
-_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 56, 80, 68  # characters
+# Beside a panel's controls a figure is 376 pixels wide or more; plotly breaks no lines by itself.
+_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 43, 57, 48  # characters of a wide font
 _TOP, _TITLE_PAD = 84, 12  # pixels
 
 FONT_FAMILY: Final = 'system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
@@ -142,7 +142,7 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
                 "yanchor": "top",
                 "yref": "container",
                 "pad": {"t": _TITLE_PAD, "l": 0},
-                "font": {"size": 17, "color": ink, "weight": 600},
+                "font": {"size": 15, "color": ink, "weight": 600},
                 "subtitle": {"font": {"size": 13, "color": muted}},
             },
             "margin": {"l": 64, "r": 24, "t": _TOP, "b": 52},
@@ -245,9 +245,9 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
 def _title_layout(title: str, subtitle: str) -> dict[str, Any]:
     """Return the layout that a title needs: its lines, and room for them."""
     head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
-    extra = 21 * (len(head) - 1) + 17 * (len(below) - 1)
+    extra = 19 * (len(head) - 1) + 17 * (len(below) - 1)
     # Plotly lets further lines grow upwards, out of the figure.
-    pad = {"t": _TITLE_PAD + 11 * (len(head) - 1) + 8 * (len(below) - 1)}
+    pad = {"t": _TITLE_PAD + 10 * (len(head) - 1) + 8 * (len(below) - 1)}
     return {
         "autosize": True,
         "title": {"text": "<br>".join(head), "subtitle": {"text": "<br>".join(below)}, "pad": pad},
