@@ -128,6 +128,26 @@ def test_nothing_that_a_page_cannot_read_is_sent(monkeypatch: pytest.MonkeyPatch
     assert np.isnan(live.widget.data[0].z[0][1])
 
 
+def test_arrays_of_one_trace_are_replaced_and_a_whole_figure_finds_its_way_from_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live = LiveFigure(loss_scale_figure(run(5)), interval=0)
+    messages = Messages(live, monkeypatch)
+    longer = loss_scale_figure(run(12))
+    assert live.update_arrays("recorded scale", x=longer.data[0].x, y=longer.data[0].y)
+    assert messages.sent.count("_py2js_update") == 2
+    assert live.widget.data[0].x.tolist() == longer.data[0].x.tolist()
+    assert live.widget.data[1].x.tolist() == loss_scale_figure(run(5)).data[1].x.tolist()
+    assert live.update_arrays("recorded scale", x=longer.data[0].x, y=longer.data[0].y)
+    assert messages.sent.count("_py2js_update") == 2
+    assert not live.update_arrays("no such trace", x=np.zeros(1))
+    for figure in (loss_scale_figure(run(5)), longer):
+        live.update(figure)
+        assert content(live.static()) == content(figure)
+    live.close()
+    assert not live.update_arrays("recorded scale", x=np.zeros(1))
+
+
 def test_a_figure_of_another_height_goes_on_following_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveFigure(go.Figure(layout={"height": 300, "autosize": True}), interval=0)
     told: list[dict[str, Any]] = []

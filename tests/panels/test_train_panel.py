@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import ipywidgets as widgets
 import pytest
@@ -17,6 +18,7 @@ from workbench.panels.live_trace import LiveTrace
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.train_panel import TrainPanel
+from workbench.records import Event, StepRecord
 from workbench.tasks import Task
 from workbench.telemetry import read_run
 
@@ -425,3 +427,25 @@ def test_fifty_panels_leave_neither_threads_nor_widgets_and_hardly_memory(made: 
 
 def tables() -> int:
     return sum(type(thing) is LiveTrace for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize(("view", "name"), [("Loss and metric", "small"), ("Loss scale", "recorded scale")])
+def test_the_line_grows_between_two_whole_drawings(view: str, name: str) -> None:
+    def told(first: int, last: int) -> tuple[list[StepRecord], list[Event]]:
+        return [
+            StepRecord(step=i, seconds=i, step_ms=1.0, loss=1.0, loss_scale=2.0**i, loss_scale_after=2.0 ** (i + 1))
+            for i in range(first, last)
+        ], []
+
+    def last_step() -> float:
+        (line,) = (trace for trace in panel.live.widget.data if trace.name == name)
+        return float(line.x[-1])
+
+    with TrainPanel(small_task(), out=None) as panel:
+        panel.choice.value = view
+        with patch.object(panel, "_redraw", wraps=panel._redraw) as whole:
+            panel._take([told(0, 4)])
+            assert last_step() == 3
+            panel._take([told(4, 9)])
+            assert last_step() == 8
+            assert whole.call_count == 1

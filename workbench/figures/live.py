@@ -18,6 +18,7 @@ from copy import deepcopy
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.graph_objects import FigureWidget
 
@@ -114,6 +115,29 @@ class LiveFigure:
                 return
             self._show(figure)
             self._last_sent = time.monotonic()
+
+    def update_arrays(self, name: str, **arrays: npt.NDArray[Any]) -> bool:
+        """Replace arrays of one trace, and nothing else: a tenth of what a whole figure costs.
+
+        Args:
+            name: Name of the trace; the first of this name is meant.
+            **arrays: For example ``x`` and ``y``.
+
+        Returns:
+            Whether there is such a trace; if not, only ``update`` can show it.
+        """
+        with self._lock:
+            found = (i for i, shown in enumerate(self._traces) if shown.get("name") == name)
+            index = next(found, None)
+            if self._closed or index is None:
+                return False
+            trace, shown = self.widget.data[index], self._traces[index]
+            with self.widget.batch_update():
+                for path, array in arrays.items():
+                    if not _same(shown.get(path), array):
+                        trace[path] = array
+            shown.update(arrays)
+            return True
 
     def set_theme(self, theme: Theme) -> None:
         """Change the ink in place.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,10 @@ from workbench.figures.theme import (
 from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, staircase_indices, thin_marks
 from workbench.records import EventKind
 
-__all__ = ["LossScaleNumbers", "loss_scale_figure", "loss_scale_numbers"]
+__all__ = ["RECORDED_SCALE", "LossScaleNumbers", "loss_scale_figure", "loss_scale_numbers"]
 
+RECORDED_SCALE: Final = "recorded scale"
+"""Name of the line of the scale in force."""
 _QUESTION = "Which loss scale fits, and what did overflows cost?"
 
 
@@ -141,7 +143,7 @@ def loss_scale_figure(
         y=numbers.line_log2,
         mode="lines",
         line={"shape": "hv", "width": 2, "color": BLUE},
-        name="recorded scale",
+        name=RECORDED_SCALE,
         customdata=np.exp2(numbers.line_log2),
         hovertemplate="At step %{x:,} the loss scale was %{customdata:,.6g}.<extra></extra>",
     )

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ipywidgets as widgets
+import numpy as np
 
 from workbench.config import BoostConfig, ConfigError, ParameterInfo
 from workbench.config.errors import shown
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure, loss_scale_figure, step_time_figure
-from workbench.figures.labels import compact, counted
+from workbench.figures.labels import compact, counted, plain
 from workbench.figures.live import LiveFigure
+from workbench.figures.loss_curves import loss_curve_numbers
+from workbench.figures.loss_scale import RECORDED_SCALE, loss_scale_numbers
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.durations import duration_text
 from workbench.panels.live_trace import LiveTrace
@@ -42,7 +45,10 @@ __all__ = ["RunOrder", "TrainPanel", "train_and_measure"]
 
 _DRAIN_SECONDS: Final = 0.2
 _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
-_LARGEST_SHARE: Final = 0.02  # of one core, for drawing; training pays for what a figure costs
+# Of the time, for drawing whole figures, and as much again for the lines in between: training waits meanwhile.
+_LARGEST_SHARE: Final = 0.01
+_LIVE_POINTS: Final = 500  # of a line that still grows
+_LONGEST_WAIT: Final = 2.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +188,7 @@ class TrainPanel(Panel):
         self._task = None if isinstance(task, str) else task
         self._metric = MetricScale("metric")
         self._progress: RunProgress | None = None
-        self._draw_after = 0.0
+        self._draw_after = self._extend_after = 0.0
         self.worker = self.new_worker(self._take, self._end)
         self._make_controls(task if isinstance(task, str) else task.name, steps, seed, device, evaluate_every, out)
         self.measure.value = measure
@@ -435,12 +441,26 @@ class TrainPanel(Panel):
         self._told.value = note_html(" · ".join(parts))
 
     def _draw_if_due(self) -> None:
-        """Draw the figure that is looked at, as often as its cost allows."""
-        if time.monotonic() < self._draw_after:
-            return
+        """Draw the figure that is looked at as often as its cost allows: now and then as a whole, often its line."""
         began = time.thread_time()
-        self._redraw()
-        self._draw_after = time.monotonic() + min(1.0, (time.thread_time() - began) / _LARGEST_SHARE)
+        if time.monotonic() >= self._draw_after:
+            self._redraw()
+            self._draw_after = time.monotonic() + min(_LONGEST_WAIT, _spacing(began))
+        elif time.monotonic() >= self._extend_after and self._extend():
+            self._extend_after = time.monotonic() + min(_LONGEST_WAIT, _spacing(began))
+
+    def _extend(self) -> bool:
+        """Let the line of the figure that is looked at grow; return whether it has one."""
+        match self.choice.value:
+            case "Loss and metric":
+                curve = RunCurve(self._label(), self.trace.steps)
+                loss = loss_curve_numbers(curve, limit=_LIVE_POINTS)
+                return self.live.update_arrays(plain(curve.label), x=loss.x, y=loss.loss)
+            case "Loss scale":
+                scale = loss_scale_numbers(self.trace.steps, limit=_LIVE_POINTS)
+                log2 = scale.line_log2
+                return self.live.update_arrays(RECORDED_SCALE, x=scale.line_steps, y=log2, customdata=np.exp2(log2))
+        return False
 
     def _redraw(self) -> None:
         self.live.update(self._draw[self.choice.value]())
@@ -523,6 +543,11 @@ def _usable(control: ParameterControl) -> bool:
         return True
     control.refuse(f"`{info.path}` must {info.rule}, got {shown(value)}")
     return False
+
+
+def _spacing(began: float) -> float:
+    """Return the time until the next drawing, for what the last one cost since then, seconds."""
+    return (time.thread_time() - began) / _LARGEST_SHARE
 
 
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
