@@ -80,7 +80,7 @@ def _session(task: str, run: Path, steps: int, *, training: bool) -> Callable[[]
         # Held as an iterator because some actions exist only once others were done.
         with (
             tempfile.TemporaryDirectory() as folder,
-            Workbench(task, out=run.parent, studies=folder, device="cpu") as bench,
+            Workbench(task, level="O0", out=run.parent, studies=folder, device="cpu") as bench,
         ):
             taken = {}
             for tab, what, act in _actions(bench, steps, Path(folder), training=training):
