@@ -148,6 +148,25 @@ def test_arrays_of_one_trace_are_replaced_and_a_whole_figure_finds_its_way_from_
     assert not live.update_arrays("recorded scale", x=np.zeros(1))
 
 
+def test_plotlys_module_is_sent_once_a_page_asks_for_it_and_then_the_figure_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live = LiveFigure(loss_scale_figure(run(5)), interval=0)
+    assert len(live.widget.get_state("_esm")["_esm"]) < 5000
+    messages = Messages(live, monkeypatch)
+    told: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(live.widget, "send", lambda content, buffers=None: told.append((content, buffers)))
+    live.widget._handle_custom_msg({"plotly": "module"}, [])
+    ((content, (module,)),) = told
+    assert content == {"plotly": "module"}
+    assert module.decode() == str(go.FigureWidget._esm)
+    live.widget._handle_custom_msg({"plotly": "state"}, [])
+    assert messages.sent == ["['_widget_data', '_widget_layout']"]
+    assert told[1:] == [({"plotly": "state"}, None)]
+    live.widget._handle_custom_msg({"anything": "else"}, [])
+    assert len(told) == 2
+
+
 def test_a_figure_of_another_height_goes_on_following_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     live = LiveFigure(go.Figure(layout={"height": 300, "autosize": True}), interval=0)
     told: list[dict[str, Any]] = []

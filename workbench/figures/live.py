@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import plotly
 import plotly.graph_objects as go
 from plotly.graph_objects import FigureWidget
 
@@ -245,8 +246,68 @@ class LiveFigure:
                 callback(first.item() if isinstance(first, np.generic) else first)
 
 
+# Plotly's own module is five megabytes, sent and run anew for every widget; a page that takes longer than two seconds
+# for it shows nothing at all. This one asks for plotly's once per page, and then for the figure as it is by then.
+_LOADER: Final = """
+const shared = (globalThis["__workbenchPlotly_VERSION"] ??= {asked: 0, arrived: false});
+shared.loaded ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
+export default () => {
+  let ready;
+  return {
+    initialize({model}) {
+      let showNow;
+      const current = new Promise((done) => { showNow = done; });
+      model.on("msg:custom", (message, buffers) => {
+        if (message?.plotly === "module" && !shared.arrived) {
+          shared.arrived = true;
+          const address = URL.createObjectURL(new Blob([buffers[0]], {type: "text/javascript"}));
+          import(address).then(shared.done, shared.fail).finally(() => URL.revokeObjectURL(address));
+        } else if (message?.plotly === "state") {
+          setTimeout(showNow, 50);  // the state came before, but is taken in later
+        }
+      });
+      const ask = () => {
+        if (shared.arrived) return;
+        if (Date.now() - shared.asked > 5000) {  // who was asked first may have been closed meanwhile
+          shared.asked = Date.now();
+          model.send({plotly: "module"});
+        }
+        setTimeout(ask, 1000);
+      };
+      ask();
+      ready = shared.loaded.then(async (module) => {
+        const widget = module.default();
+        widget.initialize({model});
+        model.send({plotly: "state"});
+        await current;
+        return widget;
+      });
+    },
+    async render(context) {
+      return (await ready).render(context);
+    },
+  };
+};
+""".replace("VERSION", plotly.__version__)
+
+
 class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
     """A figure widget that a page opened later finds up to date, and a saved notebook shows without a kernel."""
+
+    _esm = _LOADER
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.on_msg(_Widget._answer)
+
+    def _answer(self, content: Any, _buffers: Any) -> None:
+        """Give a page what its loader asks for."""
+        match content:
+            case {"plotly": "module"}:
+                self.send({"plotly": "module"}, buffers=[str(FigureWidget._esm).encode()])
+            case {"plotly": "state"}:
+                self.send_state(["_widget_data", "_widget_layout"])
+                self.send({"plotly": "state"})
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """Return the state for a browser; plotly itself would send the one the widget was made with."""
