@@ -126,7 +126,7 @@ def replay_policies_figure(
             y=100 * numbers.underflow_share[indices],
             mode="markers+text" if one else "markers",
             text=[name.split()[0]] if one else None,
-            textposition="top center",
+            textposition="top right",  # most lie at the left edge
             marker={"symbol": symbol, "size": size, "color": colour, "opacity": 1.0 if one else 0.7},
             name=name,
             customdata=[[numbers.rows[i], plain(numbers.names[i]), _overflows(numbers.overflows[i])] for i in indices],

@@ -45,10 +45,11 @@ __all__ = ["RunOrder", "TrainPanel", "train_and_measure"]
 
 _DRAIN_SECONDS: Final = 0.2
 _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
-# Of the time, for drawing whole figures, and as much again for the lines in between: training waits meanwhile.
+# Of the time, for drawing whole figures, and 1.4 times as much for the lines in between: training waits meanwhile.
 _LARGEST_SHARE: Final = 0.01
+_UPDATES: Final = 4.5  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
-_LONGEST_WAIT: Final = 2.0  # seconds between two pictures of a run that goes on
+_LONGEST_WAIT: Final = 3.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class TrainPanel(Panel):
         self._metric = MetricScale("metric")
         self._progress: RunProgress | None = None
         self._draw_after = self._extend_after = 0.0
-        self.worker = self.new_worker(self._take, self._end)
+        self.worker = self.new_worker(self._take, self._end, hz=_UPDATES)
         self._make_controls(task if isinstance(task, str) else task.name, steps, seed, device, evaluate_every, out)
         self.measure.value = measure
         self._make_plots(theme)
@@ -447,7 +448,7 @@ class TrainPanel(Panel):
             self._redraw()
             self._draw_after = time.monotonic() + min(_LONGEST_WAIT, _spacing(began))
         elif time.monotonic() >= self._extend_after and self._extend():
-            self._extend_after = time.monotonic() + min(_LONGEST_WAIT, _spacing(began))
+            self._extend_after = time.monotonic() + min(_LONGEST_WAIT, 0.7 * _spacing(began))
 
     def _extend(self) -> bool:
         """Let the line of the figure that is looked at grow; return whether it has one."""

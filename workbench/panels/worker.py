@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import statistics
 import threading
 import time
 import traceback
@@ -219,7 +220,9 @@ class Worker:
 
     def _pump(self, run: _Run) -> None:
         failure: Exception | None = None
-        period, usual = self._period, -1.0
+        period = self._period
+        # The usual cost, not the mean: a display that now and then draws more sees to that itself.
+        costs: collections.deque[float] = collections.deque(maxlen=5)
         while True:
             finished = run.finished.wait(period)
             messages = run.control.taken_messages()
@@ -229,8 +232,8 @@ class Worker:
                     self._on_messages(messages)
                 except Exception as error:  # a display that fails must not take the work with it
                     failure = failure or error
-                spent = time.thread_time() - began
-                usual = spent if usual < 0 else 0.8 * usual + 0.2 * spent
+                costs.append(time.thread_time() - began)
+                usual = statistics.median_low(costs)
                 period = min(max(self._period, usual / _LARGEST_SHARE), max(1.0, self._period))
             if finished:
                 break
