@@ -20,7 +20,7 @@ import ipywidgets as widgets
 from workbench.bench.benchmark import Finding
 from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
 from workbench.bench.recorded import record_run, steps_and_events
-from workbench.bench.rounds import Estimate, median_of
+from workbench.bench.rounds import Estimate, interleaved, median_of
 from workbench.config import BoostConfig
 from workbench.panels import Panel, Workbench
 
@@ -47,9 +47,7 @@ def measure_handlers(rounds: int, *, task: str = "digits-lenet", steps: int = 10
     with tempfile.TemporaryDirectory() as folder:
         run = record_run(Path(folder) / "runs", steps)
         sessions = [_session(task, run, steps, training=training) for training in (False, True)]
-        sessions[0]()  # imports, caches
-        # Each session does every handler once, so the two take turns round by round.
-        rows = [(session() for session in sessions) for _ in range(rounds)]
+        rows = interleaved(sessions, rounds)
         taken = [dict(zip(("idle", "training"), row, strict=True)) for row in rows]
     findings = []
     for condition in ("idle", "training"):
