@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.golden_files import GOLDEN_DIR
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # No deadline: a busy machine is no fault of the code. In CI every run draws the same examples, so that a failure means
 # the change and not the draw; elsewhere new ones are tried, and a failure prints what reproduces it.
@@ -39,3 +44,17 @@ def seeded() -> Iterator[None]:
         return
     torch.manual_seed(0)
     yield
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Return the system's Chromium, one for all tests of a process, or skip with the command that installs it."""
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("Chromium is not installed; apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()

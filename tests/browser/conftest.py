@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -53,20 +52,6 @@ class View:
         """Keep an error that is not JupyterLab's own."""
         if message.type == "error" and not any(re.search(known, message.text) for known in OF_JUPYTERLAB):
             self.complaints.append(f"{message.text} ({message.location})")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """Return the system's Chromium, or skip with the command that installs it."""
-    executable = shutil.which("chromium")
-    if executable is None:
-        pytest.skip("Chromium is not installed; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

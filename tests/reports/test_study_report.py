@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +17,9 @@ from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.records import Verdict
 from workbench.reports import StudyReport, study_report, study_report_html, write_study_report
 from workbench.reports.study_report import answer_sentence, exported_candidate, parameter_text
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ACCURACY = MetricScale("accuracy")
 SECTIONS = ["speed", "candidates", "history", "loss-scale", "exponents", "freezing", "exports", "use", "reproduce"]
@@ -185,31 +187,26 @@ def test_the_report_replaces_an_older_one_whole(tmp_path: Path) -> None:
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1300, 900])
-def test_a_real_browser_draws_it_without_a_complaint(tmp_path: Path, scheme: str, width: int) -> None:
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("Chromium is not installed; apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
+def test_a_real_browser_draws_it_without_a_complaint(
+    chromium: Browser, tmp_path: Path, scheme: str, width: int
+) -> None:
     path = write_study_report(tmp_path / "report.html", full_study())
     complaints: list[str] = []
     requests: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        view = browser.new_page(
-            viewport={"width": width, "height": 1000}, color_scheme="dark" if scheme == "dark" else "light"
-        )
-        view.on("console", lambda message: complaints.append(message.text))
-        view.on("pageerror", lambda error: complaints.append(str(error)))
-        view.on("dialog", lambda dialog: complaints.append(dialog.message))
-        view.on("request", lambda request: requests.append(request.url))
-        view.goto(path.as_uri())
-        view.wait_for_function(f"document.querySelectorAll('.plot .main-svg .gtitle').length >= {len(FIGURES)}")
-        assert view.evaluate("document.documentElement.scrollWidth") <= width
-        page_colour = view.evaluate("getComputedStyle(document.body).backgroundColor")
-        ink = view.evaluate("getComputedStyle(document.querySelector('.gtitle')).fill")
-        view.get_by_text("boost_config.o1.json").last.scroll_into_view_if_needed()
-        browser.close()
+    view = chromium.new_page(
+        viewport={"width": width, "height": 1000}, color_scheme="dark" if scheme == "dark" else "light"
+    )
+    view.on("console", lambda message: complaints.append(message.text))
+    view.on("pageerror", lambda error: complaints.append(str(error)))
+    view.on("dialog", lambda dialog: complaints.append(dialog.message))
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto(path.as_uri())
+    view.wait_for_function(f"document.querySelectorAll('.plot .main-svg .gtitle').length >= {len(FIGURES)}")
+    assert view.evaluate("document.documentElement.scrollWidth") <= width
+    page_colour = view.evaluate("getComputedStyle(document.body).backgroundColor")
+    ink = view.evaluate("getComputedStyle(document.querySelector('.gtitle')).fill")
+    view.get_by_text("boost_config.o1.json").last.scroll_into_view_if_needed()
+    view.close()
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
     light = ("rgb(255, 255, 255)", "rgb(31, 35, 40)")
