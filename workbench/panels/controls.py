@@ -11,6 +11,7 @@ import html
 import math
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
 
 
-class ParameterControl:
+class ParameterControl(ABC):
     """A control for one parameter.
 
     Args:
@@ -151,14 +152,16 @@ class ParameterControl:
         for entry in (*self._inputs, self._reset):
             entry.disabled = self.disabled
 
+    @abstractmethod
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        raise NotImplementedError
+        """Return the widgets in which the user enters a value."""
 
     def _rows(self) -> tuple[widgets.Widget, ...]:
         return self._inputs
 
+    @abstractmethod
     def _show_in_inputs(self, value: Any) -> None:
-        raise NotImplementedError
+        """Let the widgets show a value."""
 
     def _from_user(self, read: Callable[[Any], Any]) -> Callable[[Any], None]:
         """Return an observer of a trait that ignores what this control itself sets."""

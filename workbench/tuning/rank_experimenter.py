@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from workbench.config import BoostConfig
+from workbench.tuning.around_experimenter import AroundExperimenter
 from workbench.tuning.experimenter import (
     Experimenter,
     PolicyOutcome,
@@ -67,34 +68,12 @@ def follow(experimenter: Experimenter) -> Any:
             continue
 
 
-class LeadingExperimenter:
+class LeadingExperimenter(AroundExperimenter):
     """Rank 0's experimenter: has the other ranks make each call together with its own.
 
     Args:
         inner: Who trains on this rank.
     """
-
-    def __init__(self, inner: Experimenter) -> None:
-        self._inner = inner
-
-    @property
-    def metric_name(self) -> str:
-        """Name of the task's metric."""
-        return self._inner.metric_name
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Direction of the metric."""
-        return self._inner.higher_is_better
-
-    @property
-    def data_hash(self) -> str:
-        """Hash of the training data; empty when unknown."""
-        return self._inner.data_hash
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data as plain values."""
-        return self._inner.environment()
 
     def train(
         self,

@@ -7,9 +7,10 @@ was doing then is put back as Ctrl-C would, and the same command continues from 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workbench.config import BoostConfig
+from workbench.tuning.around_experimenter import AroundExperimenter
 from workbench.tuning.errors import StudyStoppedError
 
 if TYPE_CHECKING:  # those who train ask here, too
@@ -31,7 +32,7 @@ def end_if_asked(stop: Callable[[], bool] | None) -> None:
         raise StudyStoppedError("stopped on request; everything finished is saved, and the same study can go on")
 
 
-class StoppableExperimenter:
+class StoppableExperimenter(AroundExperimenter):
     """An experimenter that ends the study when asked: between two calls, and within one step of a run.
 
     Args:
@@ -40,27 +41,8 @@ class StoppableExperimenter:
     """
 
     def __init__(self, inner: Experimenter, stop: Callable[[], bool]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._stop = stop
-
-    @property
-    def metric_name(self) -> str:
-        """Name of the task's metric."""
-        return self._inner.metric_name
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Direction of the metric."""
-        return self._inner.higher_is_better
-
-    @property
-    def data_hash(self) -> str:
-        """Hash of the training data; empty when unknown."""
-        return self._inner.data_hash
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data as plain values."""
-        return self._inner.environment()
 
     def train(
         self,
