@@ -1,11 +1,11 @@
 """The examples of the reference's pages on optimizers, as far as they are about ``Model``.
 
-Not yet here, because what they show comes with later work: the optimizers ``thor`` and ``AdamOffload`` themselves,
-``ConvertModelUtils``, and ``RecModel.online_train``. Their places are taken by torch's optimizers below.
+``SoftmaxCrossEntropyWithLogits`` becomes ``CrossEntropyLoss``; the rest is as on the pages.
 """
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -13,10 +13,14 @@ import workbench.nn
 from tests.seed_examples.lenet import LeNet5, create_dataset
 
 
-def test_the_model_of_the_page_on_thor() -> None:
+@pytest.mark.parametrize("rates", [[4e-4, 1e-4, 1e-5, 1e-5], [0.05, 0.05, 0.05]], ids=["the page's", "larger"])
+def test_the_model_of_the_page_on_thor(rates: list[float]) -> None:
+    torch.manual_seed(0)
     net = LeNet5()
     dataset = create_dataset()
-    optim = torch.optim.Adam(net.parameters(), lr=0.003, fused=True)  # in the place of thor
+    temp = torch.tensor(rates, dtype=torch.float32)
+    damping = temp if len(rates) == 4 else torch.tensor([0.1])
+    optim = workbench.nn.thor(net, learning_rate=temp, damping=damping, momentum=0.9, loss_scale=128, frequency=4)
     loss = nn.CrossEntropyLoss(reduction="mean")
     loss_scale = workbench.nn.FixedLossScaleManager(128, drop_overflow_update=False)
     model = workbench.nn.Model(
@@ -29,11 +33,37 @@ def test_the_model_of_the_page_on_thor() -> None:
         keep_batchnorm_fp32=False,
     )
 
+    model = workbench.nn.ConvertModelUtils.convert_to_thor_model(
+        model=model,
+        network=net,
+        loss_fn=loss,
+        optimizer=optim,
+        loss_scale_manager=loss_scale,
+        metrics={"acc"},
+        amp_level="O2",
+        keep_batchnorm_fp32=False,
+    )
+
     before = model.eval(dataset)["acc"]
     model.train(5, dataset)
     assert model.boosted is not None
     assert model.boosted.loss_scale.item() == 128.0
-    assert before < 0.3 < 0.6 < model.eval(dataset)["acc"]
+    assert model.optimizer is optim
+    assert optim.param_groups[0]["lr"] == pytest.approx(rates[-1])
+    assert optim.preconditioner.steps == 50
+    after = model.eval(dataset)["acc"]
+    assert before < 0.3
+    assert after > (0.5 if len(rates) == 4 else 0.75)  # the page's rates end at 1e-5 after four steps
+
+
+def test_a_model_with_another_optimizer_is_returned_as_it_is() -> None:
+    net = LeNet5()
+    optim = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = workbench.nn.Model(net, nn.CrossEntropyLoss(), optim)
+    convert = workbench.nn.ConvertModelUtils.convert_to_thor_model
+    assert convert(model, net, nn.CrossEntropyLoss(), optim) is model
+    with pytest.raises(TypeError, match="`model` must be a Model, got LeNet5"):
+        convert(net, net)  # type: ignore[arg-type]
 
 
 def test_the_model_of_the_page_on_adam_offload() -> None:

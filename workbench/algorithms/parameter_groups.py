@@ -133,7 +133,8 @@ def rebuild_optimizer(
     """Build an optimizer of the same class and constructor arguments over other parameter groups.
 
     Used where groups are split or replaced. State of parameters that appear in ``groups`` moves along, and so do the
-    hooks before and after a step, so that what was registered on the optimizer keeps acting.
+    hooks before and after a step, so that what was registered on the optimizer keeps acting. An optimizer with a method
+    ``over_groups(groups)`` builds its successor itself.
 
     Args:
         optimizer: The optimizer to follow; it is left as it is.
@@ -146,6 +147,9 @@ def rebuild_optimizer(
     Raises:
         TypeError: When the class cannot be constructed from parameter groups and its own defaults.
     """
+    own = getattr(optimizer, "over_groups", None)
+    if own is not None:  # it was built from more than parameters, and knows from what
+        return _followed(own([dict(group, params=list(group["params"])) for group in groups]), optimizer, copy_state)
     kind = type(optimizer)
     signature = inspect.signature(kind.__init__).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.values())
@@ -159,6 +163,13 @@ def rebuild_optimizer(
             f"{kind.__name__} cannot be rebuilt from parameter groups and its defaults ({error}); "
             "its constructor must take `params` first and its hyper-parameters by keyword"
         ) from error
+    return _followed(rebuilt, optimizer, copy_state)
+
+
+def _followed(
+    rebuilt: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, copy_state: bool
+) -> torch.optim.Optimizer:
+    """Let the state of common parameters and all step hooks move along."""
     for group in rebuilt.param_groups:
         for parameter in group["params"]:
             if parameter in optimizer.state:

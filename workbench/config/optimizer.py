@@ -16,8 +16,21 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
     "AdamW": ("lr", "weight_decay", "betas", "eps"),
     "RMSprop": ("lr", "momentum", "weight_decay", "eps"),
     "Adagrad": ("lr", "weight_decay", "eps"),
+    "thor": (
+        "lr",
+        "momentum",
+        "weight_decay",
+        "nesterov",
+        "damping",
+        "damping_decay",
+        "frequency",
+        "factor_decay",
+        "trace_threshold",
+        "kl_clip",
+    ),
+    "adam_offload": ("lr", "weight_decay", "nesterov", "betas", "eps"),
 }
-"""Which hyper-parameters each ``torch.optim`` class takes from this section."""
+"""Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and two of our own."""
 
 
 class OptimizerConfig(Section):
@@ -25,19 +38,24 @@ class OptimizerConfig(Section):
 
     section: ClassVar[str] = "optimizer"
 
-    name: Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad"] | None = described(
-        None, "Optimizer", "Class in torch.optim; unset means the task's own, with the hyper-parameters given here."
+    name: Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "thor", "adam_offload"] | None = described(
+        None,
+        "Optimizer",
+        "Class in torch.optim, thor (second order) or adam_offload (Adam on the host); unset means the task's own, "
+        "with the hyper-parameters given here.",
     )
     lr: float | None = described(
         None, "Learning rate", "Step size; unset means the optimizer's own.", low=1e-4, high=1.0, log=True, gt=0
     )
     momentum: float | None = described(
-        None, "Momentum", "For SGD and RMSprop; unset means the optimizer's own.", low=0.5, high=0.99, ge=0, lt=1
+        None, "Momentum", "For SGD, RMSprop and thor; unset means the optimizer's own.", low=0.5, high=0.99, ge=0, lt=1
     )
     weight_decay: float | None = described(
         None, "Weight decay", "Decay coefficient; unset means the optimizer's own.", low=1e-6, high=0.1, log=True, ge=0
     )
-    nesterov: bool | None = described(None, "Nesterov", "Nesterov momentum, for SGD; unset means the optimizer's own.")
+    nesterov: bool | None = described(
+        None, "Nesterov", "Nesterov momentum, for SGD, thor and adam_offload; unset means the optimizer's own."
+    )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = described(
         None, "Betas", "Decay rates of Adam's first and second moments; unset means the optimizer's own."
     )
@@ -47,6 +65,62 @@ class OptimizerConfig(Section):
         "Added to the denominator; unset means the optimizer's own.",
         low=1e-10,
         high=1e-4,
+        log=True,
+        gt=0,
+    )
+    damping: float | None = described(
+        None,
+        "Damping",
+        "For thor: added to the curvature, so that the smaller it is, the longer the steps; unset means 0.1.",
+        low=1e-4,
+        high=1.0,
+        log=True,
+        gt=0,
+    )
+    damping_decay: float | None = described(
+        None,
+        "Damping decay",
+        "For thor: the damping is multiplied by this at every refresh; unset means 1, which keeps it.",
+        low=0.8,
+        high=1.0,
+        gt=0,
+        le=1,
+    )
+    frequency: int | None = described(
+        None,
+        "Refresh frequency",
+        "For thor: steps from one refresh of the curvature to the next; unset means 20.",
+        unit="steps",
+        low=2,
+        high=200,
+        log=True,
+        ge=2,
+    )
+    factor_decay: float | None = described(
+        None,
+        "Factor decay",
+        "For thor: share of the past in running averages of the curvature; unset means the optimizer's own.",
+        low=0.0,
+        high=0.95,
+        ge=0,
+        lt=1,
+    )
+    trace_threshold: float | None = described(
+        None,
+        "Trace threshold",
+        "For thor: a layer whose curvature's trace changed by this share or less keeps its inverses; unset refreshes "
+        "always.",
+        low=0.001,
+        high=0.5,
+        log=True,
+        ge=0,
+    )
+    kl_clip: float | None = described(
+        None,
+        "KL clip",
+        "For thor: bound on the squared length of a step, measured by the curvature; unset means the optimizer's own.",
+        low=1e-4,
+        high=0.1,
         log=True,
         gt=0,
     )

@@ -222,8 +222,8 @@ class Plan:
             "adasum_servers": self.adasum,
             "dim_reduce": self.dim_reduce,
             "group_loss_scale": self.loss_scale_group,
-            # A task's own optimizer may be THOR; those this section can name are not.
-            "thor_factors": not self.dim_reduce and (optimizer is None or optimizer.name is None),
+            # A task's own optimizer may be THOR, too.
+            "thor_factors": not self.dim_reduce and (optimizer is None or optimizer.name in {None, "thor"}),
         }
         return [name for name, counts in matters.items() if counts]
 

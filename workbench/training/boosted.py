@@ -217,6 +217,9 @@ class Boosted:
         if scaling.unscales:
             self._found_inf.zero_()
             scaling.unscale_(parameters, self._found_inf)
+            unscale_offloaded_: Callable[..., None] | None = getattr(optimizer, "unscale_offloaded_", None)
+            if unscale_offloaded_ is not None:  # gradients may have left the device during the backward pass
+                unscale_offloaded_(scaling.scale_of, self._found_inf)
             if (
                 self._agree is not None
             ):  # averaged gradients are equal on all ranks, but those of AdaSum's servers differ
@@ -232,6 +235,7 @@ class Boosted:
             gradient_scale=self._one if scaling.unscales or scaling.is_unit else scaling.scale.reshape(()),
             evaluate=None if closure is None else lambda: self._evaluate(closure),
             events=self.events,
+            backward_scale=scaling.scale_of if scaling.unscales else None,
         )
         columns = self.update(window)
         if scaling.checks_overflow:

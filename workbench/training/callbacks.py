@@ -93,6 +93,7 @@ class CallbackParameters:
         net_outputs: In training the loss before the update, shape ``()``; a ``BoostStep`` (loss, overflow, loss scale)
             where a loss scale or boosting is in effect. In an evaluation the outputs for the batch. On the device.
         outcome: Everything about this training step.
+        online: Figures of online training, by column (``"online.auc"``); empty otherwise.
         metrics: Results of an evaluation, once it is complete.
         eval_results: Results of the last evaluation of ``fit`` in this epoch; empty where there was none.
     """
@@ -115,6 +116,7 @@ class CallbackParameters:
     train_dataset_element: Any = None
     net_outputs: Any = None
     outcome: StepOutcome | None = None
+    online: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] | None = None
     eval_results: Mapping[str, float] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from workbench.atomic_file import write_bytes_atomically
 from workbench.training.boosted import Boosted
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
+__all__ = ["checkpoint_state", "load_checkpoint", "read_checkpoint", "restore_generators", "save_checkpoint"]
 
 _FORMAT = 1
 
@@ -29,7 +29,19 @@ def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
         boosted: What is trained.
         scheduler: Its learning-rate scheduler.
     """
-    state = {
+    buffer = io.BytesIO()
+    torch.save(checkpoint_state(boosted, scheduler), buffer)
+    write_bytes_atomically(Path(path), buffer.getvalue())
+
+
+def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> dict[str, Any]:
+    """Return what `save_checkpoint` writes; its tensors are the living ones, not copies.
+
+    Args:
+        boosted: What is trained.
+        scheduler: Its learning-rate scheduler.
+    """
+    return {
         "format": _FORMAT,
         "boosted": boosted.state_dict(),
         "scheduler": scheduler.state_dict() if scheduler is not None else None,
@@ -38,9 +50,6 @@ def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
         if boosted.device.type != "cpu"
         else None,
     }
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    write_bytes_atomically(Path(path), buffer.getvalue())
 
 
 def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
@@ -54,20 +63,45 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
     Raises:
         ValueError: When the file is no checkpoint of this format or belongs to another setup.
     """
+    state = read_checkpoint(path, boosted.device)
+    if (scheduler is None) != (state["scheduler"] is None):
+        raise ValueError(f"{path}: the run that wrote it had {'no' if scheduler else 'a'} learning-rate scheduler")
+    boosted.load_state_dict(state["boosted"])
+    if scheduler is not None:
+        scheduler.load_state_dict(state["scheduler"])
+    restore_generators(state, boosted.device)
+
+
+def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
+    """Return what `checkpoint_state` gave, read without pickle.
+
+    Args:
+        path: File that holds it, possibly with more entries.
+        device: Where its tensors go.
+
+    Raises:
+        FileNotFoundError: When there is no such file.
+        ValueError: When the file is no checkpoint of this format.
+    """
     try:
         with torch.serialization.safe_globals([np.dtype, np.ndarray]):
-            state: dict[str, Any] = torch.load(path, map_location=boosted.device, weights_only=True)
+            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise
     except Exception as error:
         raise ValueError(f"{path}: not a checkpoint of this package ({error})") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise ValueError(f"{path}: not a checkpoint of this package (format {_FORMAT})")
-    if (scheduler is None) != (state["scheduler"] is None):
-        raise ValueError(f"{path}: the run that wrote it had {'no' if scheduler else 'a'} learning-rate scheduler")
-    boosted.load_state_dict(state["boosted"])
-    if scheduler is not None:
-        scheduler.load_state_dict(state["scheduler"])
+    return state
+
+
+def restore_generators(state: dict[str, Any], device: torch.device) -> None:
+    """Put torch's random generators back to where they were.
+
+    Args:
+        state: What `checkpoint_state` gave.
+        device: Where training takes place.
+    """
     torch.set_rng_state(state["torch_rng"].cpu())
     if state["device_rng"] is not None:
-        torch.get_device_module(boosted.device).set_rng_state(state["device_rng"].cpu(), boosted.device)
+        torch.get_device_module(device).set_rng_state(state["device_rng"].cpu(), device)

@@ -170,6 +170,16 @@ class GroupLossScaling(LossScaling):
             return _OUTSIDE
         return self._group_at(self._region_of.get(id(parameter), _OUTSIDE))
 
+    def scale_of(self, parameter: nn.Parameter) -> Tensor:
+        """Return the scale of a parameter's group, shape ``()``; 1 outside of all groups.
+
+        Args:
+            parameter: Where gradients are looked at.
+        """
+        group = self.group_of(parameter)
+        # The manager's list begins and ends with the sentinel 1.
+        return self.manager.dynamic_loss_scale[group + 1]
+
     def seed(self, loss: Tensor) -> Tensor:
         """Return the loss itself; its gradient is scaled at the borders.
 

@@ -124,6 +124,15 @@ class LossScaling:
         """Return what the backward pass starts from: the loss, of any shape with one element, times the scale."""
         return loss if self.is_unit else loss * self.scale.reshape(loss.shape)
 
+    def scale_of(self, parameter: nn.Parameter) -> Tensor:
+        """Return the scale in force where a parameter is used, shape ``()``; until the rule moves it.
+
+        Args:
+            parameter: Any; one scale serves all.
+        """
+        del parameter
+        return self.scale.reshape(())
+
     def unscale_(self, parameters: Sequence[nn.Parameter], found_inf: Tensor) -> None:
         """Divide gradients by the scale in place, in one pass, and set ``found_inf`` to 1 if one is not finite.
 

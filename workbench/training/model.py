@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +47,7 @@ from workbench.training.model_arguments import (
 )
 from workbench.training.outcome import BoostStep, StepOutcome
 from workbench.training.precision import Precision, cast_model_
+from workbench.training.sampler_epoch import tell_epoch
 from workbench.training.train_step_cells import WithLossCell
 from workbench.training.wrapped_model import unwrapped
 
@@ -260,11 +261,13 @@ class Model:
                     self._train_epoch(boosted, dataset, context, listeners, evaluate)
                     if context.get_stop_requested():
                         break
-            except BaseException:
+            except BaseException as error:
                 if ranks.world_size() == 1:  # on several ranks this talks to the others, which may not be here
                     boosted.finish()
-                raise
-            boosted.finish()
+                if not self._is_an_ordinary_end(error):
+                    raise
+            else:
+                boosted.finish()
             listeners.tell("on_train_end", context)
 
     def _train_epoch(
@@ -278,22 +281,34 @@ class Model:
         state = context.original_args()
         state.cur_step_in_epoch, state.eval_results = 0, {}
         listeners.tell("on_train_epoch_begin", context)
-        _set_epoch(dataset, state.cur_epoch_num - 1)
+        tell_epoch(dataset, state.cur_epoch_num - 1)
         batches = self._announced(dataset, context, listeners)
-        for outcome in training_loop(boosted, self._loss_of, batches):
+        for outcome in self._steps(boosted, batches, context):
             state.outcome, state.net_outputs = outcome, self._net_outputs(boosted, outcome)
             listeners.tell("on_train_step_end", context)
             if context.get_stop_requested():
                 break
         batches.close()
+        self._check_epoch(state)
+        if evaluate is not None:
+            evaluate(context)
+        listeners.tell("on_train_epoch_end", context)
+
+    def _is_an_ordinary_end(self, error: BaseException) -> bool:
+        """Return whether what ended training is no failure, so that the callbacks are told of its end."""
+        return False
+
+    def _check_epoch(self, state: CallbackParameters) -> None:
+        """Raise ValueError for an epoch without a step."""
         if state.cur_step_in_epoch == 0:
             raise ValueError(
                 f"`train_dataset` held no batch in epoch {state.cur_epoch_num}; an iterator can be read only once, "
                 "give something that can be iterated again, such as a list or a DataLoader"
             )
-        if evaluate is not None:
-            evaluate(context)
-        listeners.tell("on_train_epoch_end", context)
+
+    def _steps(self, boosted: Boosted, batches: Iterator[Any], context: RunContext) -> Iterator[StepOutcome]:
+        """Train on the batches of one epoch."""
+        return training_loop(boosted, self._loss_of, batches)
 
     def _announced(
         self, dataset: Iterable[Any], context: RunContext, listeners: CallbackList
@@ -498,14 +513,6 @@ def _check_equal_lengths(dataset: Any) -> None:
             f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "
             "each rank a share of the same size"
         )
-
-
-def _set_epoch(dataset: Any, epoch: int) -> None:
-    """Tell samplers that share an epoch's order between ranks which epoch it is."""
-    for holder in (dataset, getattr(dataset, "sampler", None), getattr(dataset, "batch_sampler", None)):
-        set_epoch = getattr(holder, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)
 
 
 def _length(dataset: Any) -> int | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.records import EventSink
@@ -34,6 +34,8 @@ class CompleteWindow:
         evaluate: Computes the loss of the last micro-batch at the weights as they are; None when the caller of the step
             gave no closure.
         events: Where things worth telling go; None when nobody listens.
+        backward_scale: Gives the loss scale that the backward pass carried where a parameter is used and that its
+            gradient no longer does, shape ``()``; None when gradients are as the backward pass left them.
     """
 
     step: int
@@ -43,6 +45,7 @@ class CompleteWindow:
     gradient_scale: Tensor
     evaluate: Callable[[], Tensor] | None
     events: EventSink | None
+    backward_scale: Callable[[nn.Parameter], Tensor] | None = None
 
 
 class WeightUpdate(Protocol):
@@ -66,20 +69,29 @@ class WeightUpdate(Protocol):
 
 
 class PlainUpdate:
-    """The optimizer's own step, skipped on the device where the optimizer can."""
+    """The optimizer's own step, skipped on the device where the optimizer can.
+
+    An optimizer that looks at more than gradients (THOR at what passes through the layers) may have two methods more:
+    ``hear(backward_scale=..., step=..., events=...)`` is called before its step, and ``columns()`` after it returns
+    numbers for the trace.
+    """
 
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Let the optimizer step."""
         optimizer = window.optimizer
+        hear: Callable[..., None] | None = getattr(optimizer, "hear", None)
+        if hear is not None:
+            hear(backward_scale=window.backward_scale, step=window.step, events=window.events)
         if window.found_inf is not None:
             step_if_finite(optimizer, window.found_inf)
-        elif decides_on_device(optimizer):
+        elif decides_on_device(optimizer) and not hasattr(optimizer, "step_with_found_inf"):
             # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing
             # makes happen; step_if_finite prepares the buffers.
             step_if_finite(optimizer, torch.zeros_like(window.gradient_scale))
         else:
             optimizer.step()
-        return {}
+        columns: Callable[[], Mapping[str, float]] | None = getattr(optimizer, "columns", None)
+        return {} if columns is None else columns()
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: all memory is the optimizer's."""

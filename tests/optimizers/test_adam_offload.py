@@ -1,0 +1,358 @@
+"""AdamOffload as a torch optimizer: exact references, groups, skips, resuming, schedules."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+
+from workbench.optimizers.adam_offload import AdamOffload
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 2)).to(dtype)
+
+
+def backward(net: nn.Module, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(5, 6, generator=generator, dtype=torch.float64)
+    parameter = next(net.parameters())
+    net(x.to(parameter.dtype)).square().mean().backward()
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        backward(net, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class PlainAdam:
+    """Adam as behaviour.md writes it, in float64, one tensor at a time."""
+
+    def __init__(self, decay: float = 0.0, loss_scale: float = 1.0, nesterov: bool = False, eps: float = 1e-8) -> None:
+        self.decay, self.loss_scale, self.nesterov, self.eps = decay, loss_scale, nesterov, eps
+        self.moments: dict[Tensor, tuple[int, Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def update(self, weight: Tensor, gradient: Tensor, rate: float, b1: float = 0.9, b2: float = 0.999) -> None:
+        t, m, v = self.moments.get(weight, (0, torch.zeros_like(weight), torch.zeros_like(weight)))
+        g = (gradient + self.decay * self.loss_scale * weight) / self.loss_scale
+        t, m, v = t + 1, b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+        self.moments[weight] = t, m, v
+        top = b1 * m + (1 - b1) * g if self.nesterov else m
+        weight -= rate * math.sqrt(1 - b2**t) / (1 - b1**t) * top / (v.sqrt() + self.eps)
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["plain", "nesterov"])
+@pytest.mark.parametrize("loss_scale", [1.0, 48.0], ids=["unscaled", "scaled"])
+@pytest.mark.parametrize("decay", [0.0, 0.1], ids=["no_decay", "decay"])
+def test_hundred_steps_equal_plain_adam_in_float64(decay: float, loss_scale: float, nesterov: bool) -> None:
+    net = network(torch.float64)
+    twin = copy.deepcopy(net)
+    groups = [{"params": list(net.parameters())}]
+    optimizer = AdamOffload(groups, 0.01, eps=1e-4, use_nesterov=nesterov, weight_decay=decay, loss_scale=loss_scale)
+    plain = PlainAdam(decay, loss_scale, nesterov, eps=1e-4)
+    for step in range(100):
+        backward(net, step)
+        for ours in net.parameters():
+            assert ours.grad is not None
+            ours.grad.mul_(loss_scale)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(twin, step)
+        for theirs in twin.parameters():
+            assert theirs.grad is not None
+            plain.update(theirs, theirs.grad * loss_scale, 0.01)
+            theirs.grad = None
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_float32_training_stays_with_float64() -> None:
+    net, exact = network(), network().double()
+    train(net, AdamOffload(net.parameters(), 0.003), range(100))
+    train(exact, AdamOffload(exact.parameters(), 0.003), range(100))
+    for ours, theirs in zip(net.parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@st.composite
+def memberships(draw: st.DrawFn) -> tuple[list[int], list[float], list[float], list[list[bool]]]:
+    of = [draw(st.integers(0, 2)) for _ in range(4)]
+    rates = [draw(st.sampled_from([0.0, 0.01, 0.1])) for _ in range(3)]
+    decays = [draw(st.sampled_from([0.0, 0.05])) for _ in range(3)]
+    present = draw(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=6))
+    return of, rates, decays, present
+
+
+@settings(max_examples=40, deadline=None)
+@given(memberships())
+def test_groups_and_missing_gradients_are_parameters_on_their_own(
+    case: tuple[list[int], list[float], list[float], list[list[bool]]],
+) -> None:
+    of, rates, decays, present = case
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(3, 2, dtype=torch.float64, generator=generator) for _ in of]
+    weights = [nn.Parameter(w.clone()) for w in start]
+    used = sorted(set(of))
+    groups = [
+        {"params": [w for w, g in zip(weights, of, strict=True) if g == k], "lr": rates[k], "weight_decay": decays[k]}
+        for k in used
+    ]
+    optimizer = AdamOffload(groups)
+    plain = [PlainAdam(decays[k]) for k in of]
+    for flags in present:
+        for i, flag in enumerate(flags):
+            gradient = torch.randn(3, 2, dtype=torch.float64, generator=generator)
+            weights[i].grad = gradient if flag else None
+            if flag:
+                plain[i].update(start[i], gradient, rates[of[i]])
+        optimizer.step()
+    for ours, theirs in zip(weights, start, strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4])
+@pytest.mark.parametrize("rate", [0.01, [0.1 / (i + 1) for i in range(9)]], ids=["fixed", "list"])
+def test_resuming_changes_nothing(stop: int, rate: Any) -> None:
+    net = network()
+    optimizer = AdamOffload(net.named_parameters(), rate, weight_decay=lambda step: 0.1 * 0.5**step)
+    train(net, optimizer, range(stop))
+    saved = pickle.loads(pickle.dumps({"net": net.state_dict(), "optimizer": optimizer.state_dict()}))
+    train(net, optimizer, range(stop, 9))
+    other = network()
+    resumed = AdamOffload(other.named_parameters(), rate, weight_decay=lambda step: 0.1 * 0.5**step)
+    other.load_state_dict(saved["net"])
+    resumed.load_state_dict(saved["optimizer"])
+    train(other, resumed, range(stop, 9))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert resumed.global_step == 9
+
+
+def test_loaded_state_is_a_copy() -> None:
+    net = network()
+    optimizer = AdamOffload(net.parameters())
+    train(net, optimizer, range(2))
+    twin = copy.deepcopy(net)
+    other = AdamOffload(twin.parameters())
+    other.load_state_dict(optimizer.state_dict())
+    before = copy.deepcopy(optimizer.state_dict()["state"])
+    train(twin, other, range(2, 4))
+    for number, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[key], before[number][key]) for key in state)
+
+
+def test_a_state_of_torch_adam_is_taken() -> None:
+    net = network(torch.float64)
+    theirs = torch.optim.Adam(net.parameters(), lr=0.01, eps=1e-30)
+    train(net, theirs, range(3))
+    twin = copy.deepcopy(net)
+    ours = AdamOffload(twin.parameters(), eps=1e-30)
+    ours.load_state_dict(theirs.state_dict())
+    train(net, theirs, range(3, 6))
+    train(twin, ours, range(3, 6))  # with a vanishing eps both formulas are one
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_a_copy_of_model_and_optimizer_trains_the_same() -> None:
+    net = network()
+    optimizer = AdamOffload(net.parameters(), 0.01, use_locking=True)
+    train(net, optimizer, range(2))
+    other, copied = copy.deepcopy((net, optimizer))
+    train(net, optimizer, range(2, 5))
+    train(other, copied, range(2, 5))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first_step", "later_step"])
+def test_overflow_leaves_every_bit(first: bool) -> None:
+    net = network()
+    optimizer = AdamOffload(net.named_parameters(), [0.1, 0.2, 0.3], weight_decay=0.1)
+    if not first:
+        train(net, optimizer, range(1))
+    before = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    backward(net, 1)
+    optimizer.step_with_found_inf(torch.ones(()))
+    after = net.state_dict(), optimizer.state_dict()
+    assert all(torch.equal(a, b) for a, b in zip(before[0].values(), after[0].values(), strict=True))
+    assert before[1]["param_groups"] == after[1]["param_groups"]
+    assert before[1]["adam_offload"] == after[1]["adam_offload"]
+    for number, state in before[1]["state"].items():
+        assert all(torch.equal(state[key], after[1]["state"][number][key]) for key in state)
+    assert calls == ["before", "after"]
+    optimizer.step_with_found_inf(torch.zeros(1))
+    assert optimizer.global_step == (1 if first else 2)
+
+
+def test_torch_gradient_scaler_skips_and_goes_on() -> None:
+    net = network()
+    optimizer = AdamOffload(net.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    start = copy.deepcopy(net.state_dict())
+    for gain in (math.inf, 1.0):
+        scaler.scale(net(torch.ones(2, 6)).square().sum() * gain).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        moved = any(not torch.equal(a, b) for a, b in zip(start.values(), net.state_dict().values(), strict=True))
+        assert moved is (gain == 1.0)
+    assert optimizer.global_step == 1
+
+
+def test_a_frozen_layer_keeps_its_own_count() -> None:
+    net = network(torch.float64)
+    twin = copy.deepcopy(net)
+    optimizer = AdamOffload(net.parameters(), 0.01)
+    plain = PlainAdam()
+    for step in range(6):
+        for model in (net, twin):
+            model[0].requires_grad_(step % 2 == 1)
+            backward(model, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        for theirs in twin.parameters():
+            if theirs.grad is not None:
+                plain.update(theirs, theirs.grad, 0.01)
+                theirs.grad = None
+    for ours, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert [float(optimizer.state[p]["step"]) for p in net.parameters()] == [3, 3, 6, 6, 6, 6]
+
+
+def test_a_list_of_rates_ends_with_a_sentence_and_changes_nothing() -> None:
+    net = network()
+    optimizer = AdamOffload(net.parameters(), [0.1, 0.2])
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    train(net, optimizer, range(2))
+    before = copy.deepcopy(net.state_dict())
+    backward(net, 2)
+    with pytest.raises(RuntimeError, match="has 2 entries, one per step, and step 2"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before.values(), net.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_a_callable_that_returns_nonsense_is_named(bad: float) -> None:
+    with pytest.raises(ValueError, match=r"learning_rate\(0\)"):
+        AdamOffload(network().parameters(), lambda step: bad)
+
+
+def test_schedulers_of_torch_move_the_rate() -> None:
+    net, other = network(), network()
+    optimizer = AdamOffload(net.parameters(), 0.1)
+    scheduler = StepLR(optimizer, 1, gamma=0.5)
+    for step in range(4):
+        train(net, optimizer, range(step, step + 1))
+        scheduler.step()
+    train(other, AdamOffload(other.parameters(), [0.1, 0.05, 0.025, 0.0125]), range(4))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_one_cycle_moves_rate_and_betas() -> None:
+    net = network()
+    optimizer = AdamOffload(net.parameters())
+    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=5)
+    seen = set()
+    for step in range(4):
+        train(net, optimizer, range(step, step + 1))
+        scheduler.step()
+        seen.add((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
+    assert len(seen) == 4
+
+
+def test_names_and_types_of_normalizations_are_not_decayed() -> None:
+    net = network()
+    optimizer = AdamOffload(net, 0.0, weight_decay=0.1)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    # With no gradient and no rate only the decay reaches the moments.
+    moved = {name: bool(optimizer.state[p]["exp_avg"].any()) for name, p in net.named_parameters()}
+    assert moved == {name: not name.startswith("1.") for name in moved}
+    named = AdamOffload([("block.gamma", nn.Parameter(torch.ones(2)))], 0.0, weight_decay=0.1)
+    [gamma] = named.parameters
+    gamma.grad = torch.zeros(2)
+    named.step()
+    assert not named.state[gamma]["exp_avg"].any()
+
+
+def test_parameters_without_names_are_decayed_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="without names"):
+        AdamOffload(network().parameters(), weight_decay=0.1)
+
+
+def test_a_group_may_join_later() -> None:
+    net = network()
+    optimizer = AdamOffload([{"params": net[0].parameters()}], 0.1)
+    train(net, optimizer, range(2))
+    optimizer.add_param_group({"params": list(net[3].parameters()), "lr": lambda step: 0.1 * step})
+    before = net[3].weight.detach().clone()
+    train(net, optimizer, range(2, 3))
+    assert not torch.equal(before, net[3].weight)
+    assert float(optimizer.state[net[0].weight]["step"]) == 3
+    assert float(optimizer.state[net[3].weight]["step"]) == 1
+
+
+def test_gradients_laid_out_otherwise_are_read_rightly() -> None:
+    one, two = nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3, 2))
+    gradient = torch.arange(6.0).view(3, 2) + 1
+    one.grad, two.grad = gradient.clone(), gradient.t().contiguous().t()
+    optimizer = AdamOffload([one, two])
+    optimizer.step()
+    assert torch.equal(optimizer.state[one]["exp_avg"], optimizer.state[two]["exp_avg"])
+    assert torch.equal(one, two)
+
+
+def test_gradients_are_left_as_they_are() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.full((3,), 8.0)
+    AdamOffload([("w", weight)], weight_decay=0.1, loss_scale=4.0).step()
+    assert torch.equal(weight.grad, torch.full((3,), 8.0))
+
+
+def test_sparse_gradients_are_refused_with_a_sentence() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = AdamOffload(table.parameters())
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
+
+
+def test_a_parameter_twice_in_a_list_is_a_bad_value_and_in_groups_an_error() -> None:
+    # The reference tells the two apart.
+    weight = nn.Parameter(torch.zeros(4))
+    with pytest.raises(ValueError, match="`params` must hold each parameter once, got one twice"):
+        AdamOffload([weight, weight])
+    with pytest.raises(RuntimeError, match="a parameter was given twice; each must be in one group, once"):
+        AdamOffload([{"params": [weight]}, {"params": [weight]}])
+
+
+def test_threads_take_turns_under_the_lock() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    weight.grad = torch.ones(4)
+    optimizer = AdamOffload([weight], 0.01, use_locking=True)
+    threads = [threading.Thread(target=lambda: [optimizer.step() for _ in range(25)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert optimizer.global_step == 100
+    assert float(optimizer.state[weight]["step"]) == 100

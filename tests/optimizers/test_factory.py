@@ -1,0 +1,84 @@
+"""Optimizers by name: each gets the hyper-parameters of the section under its own names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from workbench.config import CompatibilityConfig, OptimizerConfig
+from workbench.config.optimizer import HYPER_PARAMETERS
+from workbench.optimizers import build_optimizer, change_optimizer_
+from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optimizers.factory import DecayingDamping
+from workbench.optimizers.thor import Thor
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+@pytest.mark.parametrize("name", HYPER_PARAMETERS)
+def test_every_name_makes_an_optimizer_that_steps(name: str) -> None:
+    net = network()
+    optimizer = build_optimizer(OptimizerConfig(name=name), net)
+    before = net[0].weight.detach().clone()
+    net(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(net[0].weight, before)
+
+
+def test_thor_gets_what_the_section_says() -> None:
+    section = OptimizerConfig(
+        name="thor",
+        lr=0.2,
+        momentum=0.8,
+        weight_decay=0.01,
+        nesterov=True,
+        damping=0.5,
+        damping_decay=0.5,
+        frequency=4,
+        factor_decay=0.3,
+        trace_threshold=0.02,
+        kl_clip=0.01,
+    )
+    optimizer = build_optimizer(section, network(), CompatibilityConfig(thor_factors="mindspore"))
+    assert isinstance(optimizer, Thor)
+    group, rules = optimizer.param_groups[0], optimizer.preconditioner.rules
+    assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.2, 0.8, 0.01, True)
+    assert (rules.convention, rules.frequency, rules.factor_decay, rules.trace_threshold) == ("mindspore", 4, 0.3, 0.02)
+    assert optimizer.kl_clip == 0.01
+    dampings = []
+    for _ in range(9):
+        dampings.append(optimizer.param_groups[0]["damping"])
+        optimizer.step()
+    assert dampings == [0.5] * 4 + [0.25] * 4 + [0.125]
+
+
+def test_damping_stays_above_what_rounding_takes() -> None:
+    assert DecayingDamping(0.1, 0.5, 2)(10_000) == 1e-8
+
+
+def test_adam_offload_gets_what_the_section_says() -> None:
+    section = OptimizerConfig(name="adam_offload", lr=0.2, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.1, nesterov=True)
+    optimizer = build_optimizer(section, network())
+    assert isinstance(optimizer, AdamOffload)
+    assert optimizer.param_groups[0]["lr"] == 0.2
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_a_task_that_brings_thor_can_have_its_damping_changed() -> None:
+    optimizer = Thor(network(), 0.1, 0.1, 0.9)
+    change_optimizer_(optimizer, OptimizerConfig(damping=0.7, momentum=0.5))
+    assert optimizer.param_groups[0]["damping"] == 0.7
+    with pytest.raises(ValueError, match=r"`optimizer.frequency` is set, but Thor has no such parameter"):
+        change_optimizer_(optimizer, OptimizerConfig(frequency=7))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("damping", 0.0), ("frequency", 1), ("damping_decay", 1.5), ("kl_clip", 0.0)]
+)
+def test_values_out_of_range_are_refused_by_path(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"`optimizer.{name}` must"):
+        OptimizerConfig(**{"name": "thor", name: value})

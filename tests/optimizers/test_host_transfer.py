@@ -1,0 +1,387 @@
+"""Gradients to the host and weights back: the code of the accelerators, with the CPU standing in for one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from tests.optimizers.test_adam_offload import backward, network, train
+from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optimizers.host_transfer import HostTransfer, make_buckets
+from workbench.optimizers.transfer_lanes import HostLane, Lane, Mark
+
+
+class LateLane:
+    """A lane as slow as one may be: nothing is copied before somebody waits for it.
+
+    Whoever reads a target too early sees old values, and whoever changes a source too early spoils it.
+    """
+
+    def __init__(self) -> None:
+        self.queue: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.done = 0
+        self.sent = 0
+
+    def copy_(self, targets: list[Tensor], sources: list[Tensor]) -> Mark:
+        self.queue.append((targets, sources))
+        self.sent += len(sources)
+        torch.autograd.graph.increment_version(targets)  # a stream's copy counts when it is dispatched
+        return LateMark(self, len(self.queue))
+
+
+class LateMark:
+    def __init__(self, lane: LateLane, number: int) -> None:
+        self.lane, self.number = lane, number
+
+    def wait(self) -> None:
+        with torch.no_grad():
+            for targets, sources in self.lane.queue[self.lane.done : self.number]:
+                torch._foreach_copy_([target.data for target in targets], sources)
+        self.lane.done = max(self.lane.done, self.number)
+
+    def order_compute(self) -> None:
+        self.wait()
+
+    def milliseconds(self) -> float:
+        return 1.0
+
+
+class LateOffload(AdamOffload):
+    """Sends everything through late lanes, in small buckets."""
+
+    lanes: list[LateLane]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.lanes = []
+        super().__init__(*args, **{"transfer": "always", "bucket_bytes": 200, **options})
+
+    def _make_lane(self, device: torch.device) -> Lane:
+        self.lanes = [*getattr(self, "lanes", []), LateLane()]
+        return self.lanes[-1]
+
+
+def offload(*args: Any, **options: Any) -> AdamOffload:
+    return AdamOffload(*args, **{"transfer": "always", "bucket_bytes": 200, **options})
+
+
+Maker = Callable[..., AdamOffload]
+both_lanes = pytest.mark.parametrize("make", [offload, LateOffload], ids=["host_lane", "late_lane"])
+both_ways = pytest.mark.parametrize("frees", [False, True], ids=["keeps_gradients", "frees_gradients"])
+
+
+def groups_of(net: nn.Module) -> list[dict[str, Any]]:
+    parameters = list(net.parameters())
+    return [
+        {"params": parameters[::2], "weight_decay": 0.1, "lr": 0.02},
+        {"params": parameters[1::2], "use_nesterov": True},
+    ]
+
+
+def assert_equal(a: nn.Module, b: nn.Module) -> None:
+    for ours, theirs in zip(a.parameters(), b.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@both_lanes
+@both_ways
+def test_the_way_over_the_host_changes_no_bit(make: Maker, frees: bool) -> None:
+    net, twin = network(), network()
+    travelling = make(groups_of(net), 0.01, offload_gradients=frees)
+    in_place = AdamOffload(groups_of(twin), 0.01)
+    for step in range(8):
+        for model in (net, twin):
+            model[0].requires_grad_(step % 3 != 1)  # frozen at times
+        train(net, travelling, range(step, step + 1))
+        train(twin, in_place, range(step, step + 1))
+        assert_equal(net, twin)
+    assert travelling._transfer is not None
+    assert len(travelling._transfer.buckets) > 1
+
+
+@both_lanes
+@both_ways
+def test_micro_batches_add_up(make: Maker, frees: bool) -> None:
+    net, twin = network(), network()
+    travelling = make(net.parameters(), 0.01, offload_gradients=frees)
+    in_place = AdamOffload(twin.parameters(), 0.01)
+    for window in range(3):
+        for micro in range(3):
+            backward(net, 3 * window + micro)
+            backward(twin, 3 * window + micro)
+            gone = [parameter.grad is None for parameter in net.parameters()]
+            assert all(gone) if frees and window else not any(gone)  # listening begins with the first step
+        for optimizer in (travelling, in_place):
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_equal(net, twin)
+
+
+def test_gradients_leave_during_the_backward_pass_and_only_once() -> None:
+    net = network()
+    optimizer = LateOffload(net.parameters(), 0.01, offload_gradients=True)
+    train(net, optimizer, range(1))
+    n_parameters = len(list(net.parameters()))
+    leaving = optimizer.lanes[0]
+    before = leaving.sent
+    backward(net, 1)
+    assert leaving.sent == before + n_parameters
+    optimizer.step()
+    assert leaving.sent == before + n_parameters
+
+
+@both_lanes
+@pytest.mark.parametrize("change", ["unscale", "clip", "replace"])
+def test_gradients_may_change_before_the_step(make: Maker, change: str) -> None:
+    net, twin = network(), network()
+    optimizers = make(net.parameters(), 0.01), AdamOffload(twin.parameters(), 0.01)
+    for step in range(3):
+        for model, optimizer in zip((net, twin), optimizers, strict=True):
+            backward(model, step)
+            if change == "unscale":
+                found = torch.zeros(())
+                gradients = [p.grad for p in model.parameters() if p.grad is not None]
+                torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.tensor(0.25))
+            elif change == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            else:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad = parameter.grad * 2
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_equal(net, twin)
+
+
+@both_lanes
+@both_ways
+def test_an_overflow_leaves_every_bit_and_training_goes_on(make: Maker, frees: bool) -> None:
+    net, twin = network(), network()
+    travelling, in_place = make(net.parameters(), 0.01, offload_gradients=frees), AdamOffload(twin.parameters(), 0.01)
+    for step in range(4):
+        if step in (1, 2):
+            backward(net, 100 + step)
+            before = copy.deepcopy((net.state_dict(), travelling.state_dict()["state"]))
+            travelling.step_with_found_inf(torch.ones(()))
+            if not frees:  # gradients that left are forgotten by the skipped step itself
+                travelling.zero_grad()
+            state = travelling.state_dict()["state"]
+            assert all(torch.equal(a, b) for a, b in zip(before[0].values(), net.state_dict().values(), strict=True))
+            assert all(torch.equal(state[n][k], v) for n, own in before[1].items() for k, v in own.items())
+        train(net, travelling, range(step, step + 1))
+        train(twin, in_place, range(step, step + 1))
+        assert_equal(net, twin)
+
+
+@pytest.mark.parametrize("bad", [None, math.inf, math.nan])
+def test_gradients_on_the_host_are_unscaled_and_checked(bad: float | None) -> None:
+    net, twin = network(), network()
+    travelling = LateOffload(net.parameters(), 0.01, offload_gradients=True)
+    in_place = AdamOffload(twin.parameters(), 0.01)
+    for step in range(3):
+        backward(twin, step)
+        in_place.step()
+        in_place.zero_grad()
+        found, scale = torch.zeros(()), torch.tensor(1024.0)
+        seed = torch.Generator().manual_seed(step)
+        loss = net(torch.randn(5, 6, generator=seed, dtype=torch.float64).float()).square().mean()
+        (loss * (1024.0 if bad is None or step < 2 else bad)).backward()
+        gradients = [p.grad for p in net.parameters() if p.grad is not None]  # before listening begins
+        assert bool(gradients) == (step == 0)
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.tensor(1 / 1024))
+        travelling.unscale_offloaded_(lambda parameter, scale=scale: scale, found)
+        assert bool(found) == (bad is not None and step == 2)
+        if not found:
+            travelling.step()
+            assert_equal(net, twin)
+        travelling.zero_grad()
+
+
+def test_a_scale_per_group_is_refused() -> None:
+    net = network()
+    optimizer = offload(net.parameters(), offload_gradients=True)
+    train(net, optimizer, range(1))
+    backward(net, 1)
+    with pytest.raises(RuntimeError, match="a loss scale per group"):
+        optimizer.unscale_offloaded_(lambda parameter: torch.ones(()), torch.zeros(()))
+
+
+@both_lanes
+def test_weights_loaded_in_between_are_read_again(make: Maker) -> None:
+    net, twin, other = network(), network(), network()
+    nn.init.ones_(other[0].weight)
+    travelling, in_place = make(net.parameters(), 0.01), AdamOffload(twin.parameters(), 0.01)
+    for step in range(4):
+        if step == 2:
+            net.load_state_dict(other.state_dict())
+            twin.load_state_dict(other.state_dict())
+        train(net, travelling, range(step, step + 1))
+        train(twin, in_place, range(step, step + 1))
+        assert_equal(net, twin)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_short_weights_follow_a_float32_master(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.ones(64, dtype=dtype))
+    master = nn.Parameter(torch.ones(64))
+    short, full = AdamOffload([weight], 1e-4), AdamOffload([master], 1e-4)
+    for step in range(60):  # one such step is too small for either format: alone it would be rounded away
+        gradient = torch.randn(64, generator=torch.Generator().manual_seed(step)).to(dtype).abs()
+        weight.grad, master.grad = gradient, gradient.float()
+        short.step()
+        full.step()
+    assert torch.equal(short.state[weight]["master"], master)
+    assert torch.equal(weight, master.to(dtype))
+    assert not torch.equal(weight, torch.ones(64, dtype=dtype))
+    assert short.state[weight]["exp_avg"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("optimizer_first", [True, False])
+def test_masters_resume_exactly_whatever_is_loaded_first(optimizer_first: bool) -> None:
+    net, other = network(torch.bfloat16), network(torch.bfloat16)
+    optimizer = AdamOffload(net.parameters(), 1e-4)
+    train(net, optimizer, range(5))
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    train(net, optimizer, range(5, 9))
+    resumed = AdamOffload(other.parameters(), 1e-4)
+    if optimizer_first:
+        resumed.load_state_dict(saved[1])
+    other.load_state_dict(saved[0])
+    if not optimizer_first:
+        resumed.load_state_dict(saved[1])
+    train(other, resumed, range(5, 9))
+    for a, b in zip(net.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(optimizer.state[a]["master"], resumed.state[b]["master"])
+
+
+def test_a_window_resumes_in_its_middle() -> None:
+    net, other = network(), network()
+    optimizer = LateOffload(net.parameters(), 0.01, offload_gradients=True)
+    train(net, optimizer, range(2))
+    backward(net, 2)
+    saved = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    assert len(saved[1]["adam_offload"]["gradients"]) == len(list(net.parameters()))
+    copied_net, copied = copy.deepcopy((net, optimizer))
+    resumed = LateOffload(other.parameters(), 0.01, offload_gradients=True)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for model, one in ((net, optimizer), (other, resumed), (copied_net, copied)):
+        backward(model, 3)
+        one.step()
+    assert_equal(net, other)
+    assert_equal(net, copied_net)
+
+
+def test_clearing_gradients_clears_those_that_left() -> None:
+    net, twin = network(), network()
+    travelling = LateOffload(net.parameters(), 0.01, offload_gradients=True)
+    in_place = AdamOffload(twin.parameters(), 0.01)
+    train(net, travelling, range(1))
+    train(twin, in_place, range(1))
+    backward(net, 7)
+    travelling.zero_grad()
+    train(net, travelling, range(1, 2))
+    train(twin, in_place, range(1, 2))
+    assert_equal(net, twin)
+
+
+def test_over_ranks_nothing_leaves_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network()
+    optimizer = LateOffload(net.parameters(), 0.01, offload_gradients=True)
+    train(net, optimizer, range(1))
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    before = optimizer.lanes[0].sent
+    backward(net, 1)
+    assert optimizer.lanes[0].sent == before
+    assert all(parameter.grad is not None for parameter in net.parameters())
+    optimizer.step()
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_two_optimizers_cannot_both_take_the_gradient() -> None:
+    net = network()
+    first, second = (offload(net.parameters(), offload_gradients=True) for _ in range(2))
+    train(net, first, range(1))
+    backward(net, 1)
+    second_gradient = torch.ones_like(net[0].weight)
+    net[0].weight.grad = second_gradient
+    with pytest.raises(RuntimeError, match="two optimizers"):
+        second.step()
+
+
+def test_a_forgotten_optimizer_leaves_no_buffers_behind() -> None:
+    net = network()
+    optimizer = offload(net.parameters())
+    train(net, optimizer, range(2))
+    transfer = weakref.ref(optimizer._transfer)
+    del optimizer
+    gc.collect()
+    assert transfer() is None
+    backward(net, 2)
+    assert net[0].weight.grad is not None
+
+
+def test_the_trace_learns_what_the_host_knows() -> None:
+    net = network()
+    optimizer = LateOffload(net.parameters())
+    assert optimizer.columns() == {}
+    train(net, optimizer, range(2))
+    columns = optimizer.columns()
+    assert set(columns) == {"offload.host_ms", "offload.transfer_ms", "offload.hidden_share"}
+    assert columns["offload.transfer_ms"] == 2.0  # one per bucket, says the lane
+    assert 0.0 <= columns["offload.hidden_share"] <= 1.0
+    in_place = AdamOffload(network().parameters())
+    in_place.step()
+    assert set(in_place.columns()) == {"offload.host_ms"}
+
+
+def test_buckets_go_backwards_and_keep_to_their_size() -> None:
+    sizes = [10, 300, 20, 20, 5]
+    parameters = [torch.zeros(n) for n in sizes]
+    parameters.insert(3, torch.zeros(7, dtype=torch.bfloat16))
+    found = [[tensor.numel() for tensor in bucket] for bucket in make_buckets(parameters, 200)]
+    assert found == [[5, 20, 20], [7], [300], [10]]
+
+
+def test_weights_of_any_layout_come_back_as_they_were() -> None:
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(convolution)
+    optimizers = offload(convolution.parameters(), 0.1), AdamOffload(twin.parameters(), 0.1)
+    for module, optimizer in zip((convolution, twin), optimizers, strict=True):
+        for _ in range(3):
+            module(torch.ones(1, 3, 5, 5)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_equal(convolution, twin)
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_lies_between_the_elements_of_a_view_stays() -> None:
+    memory = torch.zeros(4, 6)
+    view, dense = nn.Parameter(memory[:, ::2]), nn.Parameter(torch.zeros(4, 3))
+    gradient = torch.arange(12.0).view(4, 3) + 1
+    for weight in (view, dense):
+        weight.grad = gradient.clone()
+        AdamOffload([weight]).step()
+    assert torch.equal(view, dense)
+    assert torch.equal(memory[:, ::2], view)
+    assert not memory[:, 1::2].any()
+
+
+def test_the_host_lane_says_how_long_it_took() -> None:
+    transfer = HostTransfer([nn.Parameter(torch.zeros(3))], 100, frees=False)
+    assert isinstance(transfer.buckets[0]._leaving, HostLane)
+    mark = HostLane().copy_([torch.zeros(3)], [torch.ones(3)])
+    mark.wait()
+    assert mark.milliseconds() > 0.0

@@ -1,0 +1,32 @@
+"""Small results of the device that the host reads later, when reading no longer makes it wait."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["HostCopy"]
+
+
+class HostCopy:
+    """A copy of a small tensor on its way to the host.
+
+    Args:
+        values: The tensor; its copy is queued behind what computes it.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types there
+            self._event.record()
+        else:
+            self._values = values.detach().cpu().clone()
+
+    def read(self) -> Tensor:
+        """Return the values on the host; waits only if they have not arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values

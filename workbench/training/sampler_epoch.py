@@ -1,0 +1,20 @@
+"""Samplers that share an epoch's order between ranks have to be told which epoch it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["tell_epoch"]
+
+
+def tell_epoch(dataset: Any, epoch: int) -> None:
+    """Call ``set_epoch`` of a dataset and of its samplers, where they have one.
+
+    Args:
+        dataset: What is about to be iterated.
+        epoch: Number of the epoch, from 0, as torch's ``DistributedSampler`` counts.
+    """
+    for holder in (dataset, getattr(dataset, "sampler", None), getattr(dataset, "batch_sampler", None)):
+        set_epoch = getattr(holder, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(epoch)
