@@ -1,0 +1,281 @@
+"""Checkpoints: training resumed from one has the bits of training never interrupted, wherever it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.online.recommender import new_recommender, stream
+from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
+from workbench.online.checkpoints import copied_to_host
+from workbench.rec import RecModel
+from workbench.training import load_checkpoint
+from workbench.training.callbacks import Callback, RunContext
+
+PROGRAM = Path(__file__).with_name("resumable_program.py")
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, run_context: RunContext) -> None:
+        if run_context.original_args().cur_step_num >= self.step:
+            run_context.request_stop()
+
+
+def opened(start: int) -> Iterator[Any]:
+    return stream(seed=2, start=start)
+
+
+def weights(model: RecModel) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.predict_network.parameters()]
+
+
+def same(one: RecModel, other: RecModel) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+def trained_to(step: int, folder: Path, *, resume: bool = False, queue_size: int = 0, **options: Any) -> Any:
+    model, judged, drift = new_recommender(**options), Prequential(200, every=7), PageHinkley(warm_up=10, threshold=4.0)
+    summary = model.online_train(
+        opened,
+        StopAt(step),
+        prequential=judged,
+        drift=drift,
+        checkpoints=OnlineCheckpoints(folder, every_steps=5),
+        resume=resume,
+        queue_size=queue_size,
+    )
+    return model, summary, drift.state_dict()
+
+
+@pytest.mark.parametrize("queue_size", [0, 3])
+@pytest.mark.parametrize("cut", [1, 5, 12])
+def test_resumed_training_has_the_bits_of_training_that_was_not_interrupted(
+    cut: int, queue_size: int, tmp_path: Path
+) -> None:
+    whole, expected, drift = trained_to(30, tmp_path / "whole")
+    trained_to(cut, tmp_path / "cut", queue_size=queue_size)
+    torch.manual_seed(99)  # the generators come from the checkpoint
+    resumed, summary, drift_after = trained_to(30, tmp_path / "cut", resume=True, queue_size=queue_size)
+    assert same(whole, resumed)
+    assert summary.n_steps == 30 - cut
+    assert (summary.auc, summary.log_loss, summary.n_records, summary.n_drifts) == (
+        expected.auc,
+        expected.log_loss,
+        expected.n_records,
+        expected.n_drifts,
+    )
+    assert drift_after == drift
+
+
+def test_a_half_full_accumulation_window_is_resumed(tmp_path: Path) -> None:
+    boost = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": 4},
+    }
+    whole, _, _ = trained_to(12, tmp_path / "whole", boost_config_dict=boost)
+    trained_to(6, tmp_path / "cut", boost_config_dict=boost)
+    resumed, _, _ = trained_to(12, tmp_path / "cut", resume=True, boost_config_dict=boost)
+    assert same(whole, resumed)
+
+
+def test_without_an_opener_what_was_trained_on_is_read_again_and_dropped(tmp_path: Path) -> None:
+    data = list(stream(seed=2, start=0, n=7))
+
+    def train(step: int, folder: Path, dataset: Any, resume: bool = False) -> tuple[RecModel, list[int]]:
+        model, epochs = new_recommender(), list[int]()
+
+        class Look(StopAt):
+            def step_end(self, run_context: RunContext) -> None:
+                epochs.append(run_context.original_args().cur_epoch_num)
+                super().step_end(run_context)
+
+        checkpoints = OnlineCheckpoints(folder)
+        model.online_train(dataset, Look(step), checkpoints=checkpoints, resume=resume)
+        return model, epochs
+
+    whole, epochs = train(20, tmp_path / "whole", data)
+    _, before = train(9, tmp_path / "cut", data)
+    resumed, after = train(20, tmp_path / "cut", data, resume=True)
+    assert same(whole, resumed)
+    assert before + after == epochs
+    exact, _ = train(7, tmp_path / "once", iter(data))
+    again, none = train(20, tmp_path / "once", iter(data), resume=True)
+    assert same(exact, again)
+    assert none == []
+
+
+def test_rejected_batches_are_part_of_the_place_in_the_stream(tmp_path: Path) -> None:
+    def hurt(start: int) -> Iterator[Any]:
+        for number, ((ids, numbers), labels) in enumerate(stream(seed=2, start=start), start):
+            yield (ids, numbers.clone().fill_(torch.nan) if number % 3 == 1 else numbers), labels
+
+    def train(step: int, folder: Path, resume: bool = False) -> tuple[RecModel, int]:
+        model = new_recommender()
+        summary = model.online_train(hurt, StopAt(step), checkpoints=OnlineCheckpoints(folder), resume=resume)
+        return model, summary.n_rejected
+
+    whole, rejected = train(20, tmp_path / "whole")
+    for cut in (1, 2, 3):
+        train(cut, tmp_path / str(cut))
+        resumed, counted = train(20, tmp_path / str(cut), resume=True)
+        assert same(whole, resumed)
+        assert counted == rejected == 160
+
+
+def test_the_newest_are_kept_and_the_others_go(tmp_path: Path) -> None:
+    model = new_recommender()
+    checkpoints = OnlineCheckpoints(tmp_path / "new", every_steps=2, keep=2)
+    assert checkpoints.newest() is None
+    assert checkpoints.newest_step() == 0
+
+    class Wait(StopAt):
+        def step_begin(self, run_context: RunContext) -> None:
+            checkpoints.close()  # a slow disk would skip some
+
+    model.online_train(opened, Wait(9), checkpoints=checkpoints)
+    names = [path.name for path in sorted((tmp_path / "new").iterdir())]
+    assert names == ["checkpoint-000000000008.pt", "checkpoint-000000000009.pt"]
+    assert checkpoints.newest_step() == 9
+    other = new_recommender()
+    assert other.boosted is not None
+    load_checkpoint(tmp_path / "new" / names[1], other.boosted)  # it is a checkpoint like any other
+    assert same(model, other)
+
+
+def test_what_a_user_adds_is_kept_too(tmp_path: Path) -> None:
+    def train(step: int, folder: Path, resume: bool = False) -> tuple[RecModel, float]:
+        model = new_recommender()
+        assert model.optimizer is not None
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(model.optimizer, 0.9)
+
+        class Schedule(StopAt):
+            def step_end(self, run_context: RunContext) -> None:
+                scheduler.step()
+                super().step_end(run_context)
+
+        checkpoints = OnlineCheckpoints(folder, also={"scheduler": scheduler})
+        model.online_train(opened, Schedule(step), checkpoints=checkpoints, resume=resume)
+        return model, scheduler.get_last_lr()[0]
+
+    whole, rate = train(12, tmp_path / "whole")
+    train(5, tmp_path / "cut")
+    resumed, rate_after = train(12, tmp_path / "cut", resume=True)
+    assert rate_after == rate
+    assert same(whole, resumed)
+
+
+def test_a_step_does_not_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release, saved = threading.Event(), list[int]()
+    save = torch.save
+
+    def slow_save(state: Any, path: Any) -> None:
+        saved.append(state["boosted"]["step_index"])
+        release.wait(10)
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", slow_save)
+    times: list[float] = []
+
+    class Clock(StopAt):
+        def step_end(self, run_context: RunContext) -> None:
+            times.append(time.perf_counter())
+            if run_context.original_args().cur_step_num == 20:
+                release.set()
+            super().step_end(run_context)
+
+    new_recommender().online_train(opened, Clock(25), checkpoints=OnlineCheckpoints(tmp_path, 3, keep=9))
+    assert saved[0] == 3
+    assert 20 <= saved[1] <= 25  # those in between were put off, not queued
+    state = torch.load(tmp_path / "checkpoint-000000000003.pt", weights_only=True)
+    assert state["boosted"]["step_index"] == 3  # copied before the next step
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    checkpoints = OnlineCheckpoints(tmp_path / "file", every_steps=1)
+    checkpoints.save({"format": 1}, 1)
+    with pytest.warns(RuntimeWarning, match="a checkpoint could not be written"):
+        checkpoints.close()
+    with pytest.raises(OSError, match="File exists"):
+        checkpoints.save({"format": 1}, 1, wait=True)
+
+
+def test_another_setup_is_refused(tmp_path: Path) -> None:
+    model = new_recommender()
+    model.online_train(opened, StopAt(2), checkpoints=OnlineCheckpoints(tmp_path))
+    with pytest.raises(ValueError, match="no state of `prequential`"):
+        model.online_train(opened, checkpoints=OnlineCheckpoints(tmp_path), resume=True, prequential=Prequential())
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    from workbench.training import save_checkpoint
+
+    assert model.boosted is not None
+    save_checkpoint(plain / "checkpoint-000000000001.pt", model.boosted)
+    with pytest.raises(ValueError, match="not written by online training"):
+        model.online_train(opened, checkpoints=OnlineCheckpoints(plain), resume=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"every_steps": None}, {"every_steps": 0}, {"every_seconds": 0.0}, {"keep": 0}],
+)
+def test_a_parameter_out_of_range_is_named(arguments: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"`{next(iter(arguments))}`"):
+        OnlineCheckpoints(tmp_path, **arguments)
+
+
+def test_a_copy_shares_nothing() -> None:
+    weight = torch.zeros(2)
+    copy = copied_to_host({"a": [weight, (weight, 3)]})
+    weight += 1
+    assert copy["a"][0].tolist() == copy["a"][1][0].tolist() == [0, 0]
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    assert copied_to_host(state)._metadata == state._metadata  # type: ignore[attr-defined]
+
+
+def killed_and_resumed(folder: Path, steps: int, kills: int, seed: int) -> tuple[dict[str, Any], int]:
+    """Run the program, kill it at random moments, and let the last one finish."""
+    draw, n_killed = random.Random(seed), 0
+    command = [sys.executable, str(PROGRAM), str(folder), str(steps)]
+    while True:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        assert process.stdout is not None
+        if n_killed < kills:
+            assert process.stdout.readline() == "begun\n"
+            time.sleep(draw.uniform(0.0, 0.5))
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                n_killed += 1
+                process.wait()
+                process.stdout.close()
+                continue
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        return json.loads(out.splitlines()[-1]), n_killed
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_trains_on_every_record_exactly_once(tmp_path: Path) -> None:
+    whole, _ = killed_and_resumed(tmp_path / "whole", 400, kills=0, seed=0)
+    resumed, n_killed = killed_and_resumed(tmp_path / "killed", 400, kills=3, seed=1)
+    assert n_killed >= 2
+    assert resumed == whole
+    assert whole["trained"] == 400 * 16
+    # What the weights know of the stream: each record was counted when it was trained on, in a buffer of the model.
+    assert whole["counts"] == [1] * 400

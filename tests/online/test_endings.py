@@ -1,0 +1,336 @@
+"""Every way in which online training ends: in good order, with the callbacks told and no thread left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from workbench.online import RecordRules
+from workbench.rec import RecModel
+from workbench.training.callbacks import Callback, RunContext
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Listener(Callback):
+    """Notes the names of the moments, and does something at the end of a step."""
+
+    def __init__(self, at_step: int = 0, do: Callable[[RunContext], object] = lambda context: None) -> None:
+        self.names: list[str] = []
+        self.at_step, self.do = at_step, do
+
+    def __exit__(self, *_: object) -> None:
+        self.names.append("exit")
+
+    def step_end(self, run_context: RunContext) -> None:
+        self.names.append("step_end")
+        if run_context.original_args().cur_step_num == self.at_step:
+            self.do(run_context)
+
+    def epoch_end(self, run_context: RunContext) -> None:
+        self.names.append("epoch_end")
+
+    def end(self, run_context: RunContext) -> None:
+        self.names.append("end")
+
+
+IN_GOOD_ORDER = ["step_end", "epoch_end", "end", "exit"]
+
+
+def new_model() -> RecModel:
+    network = nn.Linear(3, 1)
+    return RecModel(network, nn.MSELoss(), torch.optim.SGD(network.parameters(), lr=0.01, fused=True))
+
+
+def batches(n: int) -> Iterator[Batch]:
+    for k in range(n):
+        yield torch.full((2, 3), float(k)), torch.ones(2, 1)
+
+
+def press_ctrl_c(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def slow(n: int, pause: float) -> Iterator[Batch]:
+    yield from batches(n)
+    time.sleep(pause)
+    yield from batches(1)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left_behind() -> Iterator[None]:
+    before = threading.active_count()
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    assert threading.active_count() == before
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+class Numbers(IterableDataset[Batch]):
+    def __iter__(self) -> Iterator[Batch]:
+        return batches(3)
+
+
+@pytest.mark.parametrize("queue_size", [0, 1, 4])
+class TestEndings:
+    def test_a_generator_ends_where_it_ends(self, queue_size: int) -> None:
+        listener = Listener()
+        summary = new_model().online_train(batches(5), listener, queue_size=queue_size)
+        assert (summary.ended_by, summary.n_steps, summary.n_records) == ("end of stream", 5, 10)
+        assert listener.names == ["step_end"] * 5 + IN_GOOD_ORDER[1:]
+
+    def test_a_stop_that_was_requested_happens_at_once(self, queue_size: int) -> None:
+        listener = Listener(3, RunContext.request_stop)
+        summary = new_model().online_train(batches(10**9), listener, queue_size=queue_size)
+        assert (summary.ended_by, summary.n_steps) == ("request", 3)
+        assert listener.names == ["step_end"] * 3 + IN_GOOD_ORDER[1:]
+
+    def test_ctrl_c_waits_for_the_step(self, queue_size: int) -> None:
+        listener = Listener(3, press_ctrl_c)
+        summary = new_model().online_train(batches(10**9), listener, queue_size=queue_size)
+        assert (summary.ended_by, summary.n_steps) == ("interrupt", 3)
+        assert listener.names == ["step_end"] * 3 + IN_GOOD_ORDER[1:]
+
+    def test_ctrl_c_ends_a_wait_for_data(self, queue_size: int) -> None:
+        listener = Listener(2, lambda context: threading.Timer(0.2, press_ctrl_c).start())
+        began = time.monotonic()
+        summary = new_model().online_train(slow(2, 1.0), listener, queue_size=queue_size)
+        assert (summary.ended_by, summary.n_steps) == ("interrupt", 2)
+        assert time.monotonic() - began < (0.9 if queue_size == 0 else 2.5)  # a reader is waited for a while
+        assert listener.names[-4:] == IN_GOOD_ORDER
+
+    def test_ctrl_c_pressed_twice_is_an_exception(self, queue_size: int) -> None:
+        def twice(context: RunContext) -> None:
+            press_ctrl_c()
+            press_ctrl_c()
+
+        listener = Listener(2, twice)
+        with pytest.raises(KeyboardInterrupt):
+            new_model().online_train(batches(10**9), listener, queue_size=queue_size)
+        assert listener.names == ["step_end", "step_end", "exit"]
+
+    def test_an_interrupt_that_a_callback_raises_is_a_request(self, queue_size: int) -> None:
+        def interrupt(context: RunContext) -> None:
+            raise KeyboardInterrupt
+
+        listener = Listener(2, interrupt)
+        summary = new_model().online_train(batches(10**9), listener, queue_size=queue_size)
+        assert summary.ended_by == "interrupt"
+        assert listener.names == ["step_end", "step_end", "end", "exit"]
+
+    def test_an_error_while_reading_reaches_the_caller(self, queue_size: int) -> None:
+        def failing() -> Iterator[Batch]:
+            yield from batches(3)
+            raise OSError("the socket was closed")
+
+        listener = Listener()
+        with pytest.raises(OSError, match="the socket was closed"):
+            new_model().online_train(failing(), listener, queue_size=queue_size)
+        assert listener.names == ["step_end"] * 3 + ["exit"]
+
+    def test_an_error_of_a_callback_reaches_the_caller(self, queue_size: int) -> None:
+        def fail(context: RunContext) -> None:
+            raise ZeroDivisionError
+
+        listener = Listener(2, fail)
+        with pytest.raises(ZeroDivisionError):
+            new_model().online_train(batches(10**9), listener, queue_size=queue_size)
+        assert listener.names == ["step_end", "step_end", "exit"]
+
+    def test_a_list_is_replayed_until_stopped(self, queue_size: int) -> None:
+        listener = Listener(8, RunContext.request_stop)
+        summary = new_model().online_train(list(batches(3)), listener, queue_size=queue_size)
+        assert summary.n_steps == 8
+        assert listener.names.count("epoch_end") == 3
+
+    def test_an_opener_is_read_once_from_the_beginning(self, queue_size: int) -> None:
+        opened: list[int] = []
+
+        def stream(start: int) -> Iterable[Batch]:
+            opened.append(start)
+            return list(batches(4))[start:]
+
+        assert new_model().online_train(stream, queue_size=queue_size).n_steps == 4
+        assert opened == [0]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        pytest.param(Numbers, id="iterable dataset"),
+        pytest.param(lambda: DataLoader(Numbers(), batch_size=None), id="loader of an iterable dataset"),
+        pytest.param(
+            lambda: DataLoader(TensorDataset(torch.zeros(6, 3), torch.ones(6, 1)), batch_size=2), id="loader of a table"
+        ),
+    ],
+)
+def test_what_can_be_iterated_again_is_replayed(dataset: Callable[[], Any]) -> None:
+    epochs: list[int] = []
+    listener = Listener(7, RunContext.request_stop)
+    listener.epoch_begin = lambda context: epochs.append(context.original_args().cur_epoch_num)  # type: ignore[method-assign]
+    new_model().online_train(dataset(), listener)
+    assert epochs == [1, 2, 3]
+    assert listener.names.count("step_end") == 7
+
+
+def test_a_dataset_whose_source_runs_dry_ends() -> None:
+    source = batches(4)
+
+    class Once(IterableDataset[Batch]):
+        def __iter__(self) -> Iterator[Batch]:
+            return iter(list(source))
+
+    listener = Listener()
+    assert new_model().online_train(Once(), listener).ended_by == "end of stream"
+    assert listener.names == ["step_end"] * 4 + IN_GOOD_ORDER[1:]
+
+
+def test_an_empty_generator_ends_and_an_empty_list_is_a_mistake() -> None:
+    listener = Listener()
+    assert new_model().online_train(iter(()), listener).n_steps == 0
+    assert listener.names == ["end", "exit"]
+    with pytest.raises(ValueError, match="`train_dataset` held no batch"):
+        new_model().online_train([])
+
+
+def test_a_stop_ends_the_wait_for_a_stream_that_says_nothing() -> None:
+    spoken = threading.Event()
+
+    def silent() -> Iterator[Batch]:
+        yield from batches(1)
+        spoken.wait(10)
+
+    contexts: list[RunContext] = []
+
+    def stop_later() -> None:
+        contexts[0].request_stop()
+        time.sleep(0.3)
+        spoken.set()  # only now does the read return
+
+    listener = Listener(1, lambda context: (contexts.append(context), threading.Timer(0.1, stop_later).start()))
+    began = time.monotonic()
+    assert new_model().online_train(silent(), listener, queue_size=2).ended_by == "request"
+    assert time.monotonic() - began < 5
+    time.sleep(0.1)
+
+
+def test_a_reader_that_hangs_is_told_of() -> None:
+    release = threading.Event()
+
+    def hanging() -> Iterator[Batch]:
+        yield from batches(1)
+        release.wait(20)
+
+    with pytest.warns(RuntimeWarning, match="the reader is still waiting for its source"):
+        new_model().online_train(hanging(), Listener(1, RunContext.request_stop), queue_size=1)
+    release.set()
+    time.sleep(0.1)
+
+
+def test_the_reader_waits_for_the_trainer() -> None:
+    read = 0
+    ahead: list[int] = []
+
+    def counted() -> Iterator[Batch]:
+        nonlocal read
+        for batch in batches(40):
+            read += 1
+            yield batch
+
+    class Slow(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            time.sleep(0.002)
+            state = run_context.original_args()
+            ahead.append(read - state.cur_step_num)
+            assert state.online["online.queue_depth"] <= 3
+
+    new_model().online_train(counted(), Slow(), queue_size=3)
+    assert max(ahead) <= 4  # the queue, and the one in the reader's hand
+    assert max(ahead) >= 2  # it did read ahead
+
+
+def test_the_wait_for_a_slow_source_is_measured() -> None:
+    waits: list[float] = []
+
+    def sleepy() -> Iterator[Batch]:
+        for batch in batches(3):
+            time.sleep(0.02)
+            yield batch
+
+    class Look(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            waits.append(run_context.original_args().online["online.wait_ms"])
+
+    new_model().online_train(sleepy(), Look())
+    assert len(waits) == 3
+    assert all(20 <= wait < 2000 for wait in waits)
+
+
+def test_training_goes_on_where_a_generator_was_left() -> None:
+    stream = batches(6)
+    model = new_model()
+    model.online_train(stream, Listener(2, RunContext.request_stop))
+    assert model.online_train(stream).n_steps == 4
+    assert model.boosted is not None
+    assert model.boosted.step_index == 6
+
+
+def test_an_epoch_of_a_model_is_what_it_was() -> None:
+    model = new_model()
+    model.train(2, list(batches(3)))
+    assert model.boosted is not None
+    assert model.boosted.step_index == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        pytest.param({"train_dataset": 3}, TypeError, "`train_dataset` must be an iterable", id="dataset"),
+        pytest.param({"train_dataset": RecModel}, TypeError, "`train_dataset` must be an iterable", id="class"),
+        pytest.param({"dataset_sink_mode": 1}, TypeError, "`dataset_sink_mode` must be a bool", id="sink mode"),
+        pytest.param({"sink_size": 0}, ValueError, "`sink_size` must be -1 or at least 1", id="sink size"),
+        pytest.param({"queue_size": -1}, ValueError, "`queue_size` must be a whole number", id="queue"),
+        pytest.param({"queue_size": 2.0}, ValueError, "`queue_size` must be a whole number", id="queue kind"),
+        pytest.param({"drift": object()}, ValueError, "give `prequential`, too", id="drift"),
+        pytest.param({"resume": True}, ValueError, "`resume` needs `checkpoints`", id="resume"),
+        pytest.param({"records": {}}, TypeError, "`records` must be RecordRules", id="records"),
+        pytest.param({"callbacks": "x"}, TypeError, "`callbacks`", id="callbacks"),
+        pytest.param({"train_dataset": lambda n: 3}, ValueError, "must return an iterable", id="opener"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        new_model().online_train(**{"train_dataset": batches(1), **arguments})
+
+
+def test_training_needs_an_optimizer() -> None:
+    with pytest.raises(ValueError, match="`optimizer` is None"):
+        RecModel(nn.Linear(3, 1), nn.MSELoss()).online_train(batches(1))
+
+
+def test_a_network_that_refuses_every_batch_is_at_fault() -> None:
+    wrong = [(torch.zeros(2, 5), torch.ones(2, 1))] * 10
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        new_model().online_train(iter(wrong))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        new_model().online_train(iter(wrong[:1]), records=None)
+
+
+def test_the_default_rules_hold_for_the_call_without_any() -> None:
+    poisoned = [(torch.full((2, 3), float("nan")), torch.ones(2, 1)), *batches(2)]
+    model = new_model()
+    summary = model.online_train(iter(poisoned))
+    assert (summary.n_steps, summary.n_rejected) == (2, 2)
+    assert RecordRules() == RecordRules()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.predict_network.parameters())

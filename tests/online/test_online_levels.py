@@ -1,0 +1,259 @@
+"""What a Model can do, RecModel can do on a stream: levels, loss scales, accumulation, sparse gradients; telemetry."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.online.recommender import Recommender, new_recommender, stream
+from workbench.embeddings import EvictingEmbedding
+from workbench.nn import DynamicLossScaleManager, Model
+from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
+from workbench.rec import RecModel
+from workbench.records import EventKind
+from workbench.tasks.digits import ResNet
+from workbench.telemetry import RunRecorder, column_info, read_run
+from workbench.training import BoostStep
+from workbench.training.callbacks import Callback, RunContext
+
+FREEZING: dict[str, Any] = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},
+    "grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 30},
+}
+ACCUMULATION: dict[str, Any] = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},
+    "grad_accumulation": {"grad_accumulation_step": 2},
+}
+
+
+def weights(model: Model) -> list[Tensor]:
+    return [parameter.detach() for parameter in model.predict_network.parameters()]
+
+
+def deep(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for i in range(15):
+        layers += [nn.Linear(3 if i == 0 else 6, 6, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(6, 1))
+
+
+def clicks(n: int) -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(4)
+    return [(x, (x.sum(1, keepdim=True) > 0).float()) for x in torch.randn(n, 8, 3, generator=draw)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({}, id="O0"),
+        pytest.param({"boost_level": "O1", "boost_config_dict": FREEZING}, id="O1 with freezing"),
+        pytest.param({"boost_config_dict": ACCUMULATION}, id="accumulation"),
+        pytest.param({"amp_level": "O2", "loss_scale_manager": DynamicLossScaleManager(1024, 2, 5)}, id="float16"),
+        pytest.param({"amp_level": "O3"}, id="O3"),
+    ],
+)
+def test_a_stream_has_the_bits_of_a_models_epoch(arguments: dict[str, Any]) -> None:
+    def new(kind: type[Model]) -> Any:
+        network = deep()
+        optimizer = torch.optim.SGD(network.parameters(), 0.3, 0.9, fused=True)
+        return kind(network, nn.BCEWithLogitsLoss(), optimizer, **arguments)
+
+    one, other = new(Model), new(RecModel)
+    one.train(1, clicks(24))
+    summary = other.online_train(iter(clicks(24)), prequential=Prequential(100, every=3), queue_size=2)
+    assert summary.n_steps == 24
+    assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(weights(one), deep().parameters(), strict=True))
+
+
+def test_level_o1_freezes_on_a_stream() -> None:
+    frozen: list[int] = []
+
+    class Look(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            outcome = run_context.original_args().outcome
+            assert outcome is not None
+            frozen.append(outcome.frozen_groups)
+
+    network = deep()
+    model = RecModel(
+        network,
+        nn.BCEWithLogitsLoss(),
+        torch.optim.SGD(network.parameters(), 0.3, fused=True),
+        boost_level="O1",
+        boost_config_dict=FREEZING,
+    )
+    model.online_train(iter(clicks(40)), Look())
+    assert len(frozen) == 40
+    assert 5 < sum(number > 0 for number in frozen) < 30
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_level_o1_with_less_bn_has_the_bits_of_a_models_epoch() -> None:
+    images = [(torch.randn(4, 1, 8, 8), torch.randint(10, (4,))) for _ in range(8)]
+    settings = {"grad_freeze": {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 8}}
+    trained: list[list[Tensor]] = []
+    for kind in (Model, RecModel):
+        torch.manual_seed(0)
+        network = ResNet()
+        optimizer = torch.optim.SGD(network.parameters(), 0.1, 0.9, fused=True)
+        model = kind(network, nn.CrossEntropyLoss(), optimizer, boost_level="O1", boost_config_dict=settings)
+        assert model.boosted is not None
+        assert model.boosted.plan is not None
+        assert {"less_bn", "grad_freeze"} <= set(model.boosted.plan.in_effect())
+        if isinstance(model, RecModel):
+            model.online_train(iter(images))
+        else:
+            model.train(1, images)
+        trained.append(weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense gradients", "sparse gradients"])
+def test_float16_with_a_dynamic_scale_skips_what_overflows(sparse: bool, tmp_path: Path) -> None:
+    manager = DynamicLossScaleManager(2.0**30, 2, 1000)
+    recorder = RunRecorder.create(tmp_path, {}, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # plain SGD on sparse gradients has no fused kernel
+        model = new_recommender(sparse, amp_level="O2", loss_scale_manager=manager)
+        outputs: list[BoostStep] = []
+
+        class Look(Callback):
+            def step_end(self, run_context: RunContext) -> None:
+                outputs.append(run_context.original_args().net_outputs)
+
+        model.online_train(stream(seed=1, start=0, n=40), Look(), recorder=recorder, record_gradients=True)
+    recorder.finish({})
+    steps = read_run(recorder.path).steps
+    assert steps["overflow"].iloc[0]
+    assert not steps["overflow"].iloc[-1]
+    assert steps["loss_scale"].iloc[-1] < 2.0**30
+    assert steps["grad_norm"].iloc[-1] > 0
+    assert [bool(output.overflow) for output in outputs] == steps["overflow"].tolist()
+    assert all(bool(weight.isfinite().all()) for weight in weights(model))
+
+
+def test_sparse_gradients_have_the_bits_of_a_loop_by_hand() -> None:
+    model = new_recommender(sparse=True)
+    twin = Recommender(sparse=True)
+    twin.load_state_dict(model.predict_network.state_dict())
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+    torch.manual_seed(8)
+    for inputs, label in stream(seed=1, start=0, n=20):
+        optimizer.zero_grad()
+        F.binary_cross_entropy_with_logits(twin(inputs), label).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    torch.manual_seed(8)
+    model.online_train(stream(seed=1, start=0, n=20))
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), twin.parameters(), strict=True))
+
+
+def test_a_run_directory_keeps_the_figures_and_the_drift(tmp_path: Path) -> None:
+    def drifting() -> Iterator[Any]:
+        for number, ((ids, numbers), labels) in enumerate(stream(seed=1, start=0, n=700)):
+            odds = 4 * (ids[:, 0] % 2) - 2.0
+            yield (ids, numbers), (odds > 0).float() if number < 350 else (odds < 0).float()
+            del labels
+
+    recorder = RunRecorder.create(tmp_path, {}, {})
+    model = new_recommender()
+    summary = model.online_train(
+        drifting(), prequential=Prequential(800, every=20), drift=PageHinkley(), recorder=recorder
+    )
+    recorder.finish({"metric": summary.auc})
+    run = read_run(recorder.path)
+    assert len(run.steps) == 700
+    aucs = run.steps.set_index("step")["online.auc"].dropna()
+    assert aucs.index.tolist() == list(range(19, 700, 20))
+    assert aucs[339] > 0.9
+    assert aucs[399] < 0.6
+    assert aucs[699] > 0.9
+    drift = run.events[run.events["kind"] == EventKind.DRIFT]
+    assert len(drift) == summary.n_drifts == 1
+    assert 350 <= drift["step"].iloc[0] < 370
+    assert "log loss of new records has risen" in drift["message"].iloc[0]
+    for name in [name for name in run.steps.columns if name.startswith("online.")]:
+        assert column_info(name).unit
+        assert name != "online.auc" or "predicted before" in column_info(name).description
+    assert {"online.log_loss", "online.rejected", "online.queue_depth", "online.wait_ms"} <= set(run.steps.columns)
+    assert run.steps["online.records_per_second"].dropna().gt(0).all()
+    assert model.boosted is not None
+    assert model.boosted.observer is None
+    assert model.boosted.events is None
+
+
+def test_an_exception_loses_no_step_of_the_record(tmp_path: Path) -> None:
+    class Fail(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            if run_context.original_args().cur_step_num == 7:
+                raise ZeroDivisionError
+
+    recorder = RunRecorder.create(tmp_path, {}, {})
+    with recorder, pytest.raises(ZeroDivisionError):
+        new_recommender().online_train(stream(seed=1, start=0), Fail(), recorder=recorder)
+    assert read_run(recorder.path).steps["step"].tolist() == list(range(7))
+
+
+def test_what_lies_behind_a_checkpoint_is_recorded_before_it(tmp_path: Path) -> None:
+    recorder = RunRecorder.create(tmp_path, {}, {}, run_id="run")
+    saved: list[int] = []
+
+    class Watched(OnlineCheckpoints):
+        def save(self, state: Any, n_steps: int, *, wait: bool = False) -> None:
+            assert recorder.n_steps == n_steps  # a kill from here on loses nothing that will not come again
+            saved.append(n_steps)
+            super().save(state, n_steps, wait=True)
+
+    new_recommender().online_train(
+        stream(seed=1, start=0, n=25), checkpoints=Watched(tmp_path / "c", every_steps=10), recorder=recorder
+    )
+    assert saved == [10, 20, 25]
+    recorder.close()
+
+
+def test_the_size_of_growing_tables_is_recorded() -> None:
+    network = nn.Sequential(EvictingEmbedding(48, 1), nn.Flatten(0))
+    seen: list[dict[str, float]] = []
+
+    class Look(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            seen.append(dict(run_context.original_args().online))
+
+    model = RecModel(network, nn.BCEWithLogitsLoss(), torch.optim.SGD(network.parameters(), 0.1))
+    batch = torch.arange(4), torch.ones(4)
+    model.online_train(iter([batch] * 101), Look())
+    assert "online.table_rows" not in seen[98]
+    assert seen[99]["online.table_rows"] == 4
+    assert seen[99]["online.table_evictions"] == 0
+
+
+@pytest.mark.slow
+def test_memory_stays_flat(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Weigh(Callback):
+        def step_end(self, run_context: RunContext) -> None:
+            if run_context.original_args().cur_step_num % 1000 == 0:
+                gc.collect()
+                sizes.append(psutil.Process().memory_info().rss)
+
+    recorder = RunRecorder.create(tmp_path, {}, {})
+    new_recommender().online_train(
+        stream(seed=1, start=0, n=5000),
+        Weigh(),
+        queue_size=2,
+        prequential=Prequential(),
+        drift=PageHinkley(),
+        recorder=recorder,
+    )
+    assert sizes[-1] - sizes[1] < 8 << 20

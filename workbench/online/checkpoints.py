@@ -1,0 +1,181 @@
+"""Checkpoints while training goes on: copied between two steps, written by a thread of their own.
+
+A step waits for the copy only. A checkpoint names the place in the stream that belongs to its weights, so a run that
+was killed and resumed trains on every record exactly once.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.atomic_file import replacing
+from workbench.online.background_writer import BackgroundWriter
+from workbench.training.checkpoint import read_checkpoint
+
+__all__ = ["OnlineCheckpoints", "Stateful", "copied_to_host"]
+
+_NAME = re.compile(r"checkpoint-(\d{12})\.pt")
+
+
+class Stateful(Protocol):
+    """Something with a state to be kept, such as a learning-rate scheduler."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Go on where ``state_dict`` was taken."""
+        ...
+
+
+class OnlineCheckpoints:
+    """A folder of checkpoints, the newest of which a resumed run continues.
+
+    Args:
+        folder: Made when it is missing. It should belong to one run.
+        every_steps: Steps between two checkpoints, at least 1; None for none by step.
+        every_seconds: Seconds between two checkpoints; None for none by time.
+        keep: How many of the newest are kept, at least 1.
+        also: Objects whose state is kept, too, by name: a learning-rate scheduler that a callback steps, for example.
+
+    Raises:
+        ValueError: When a number is out of range, or neither steps nor seconds are given.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        every_steps: int | None = 1000,
+        every_seconds: float | None = None,
+        keep: int = 3,
+        also: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        if every_steps is None and every_seconds is None:
+            raise ValueError("`every_steps` and `every_seconds` are both None; say when a checkpoint is due")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
+        if every_seconds is not None and not every_seconds > 0:
+            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        if keep < 1:
+            raise ValueError(f"`keep` must be at least 1, got {keep}")
+        self.folder = Path(folder)
+        self.every_steps = every_steps
+        self.every_seconds = every_seconds
+        self.keep = keep
+        self.also = dict(also or {})
+        self._writer = BackgroundWriter("a checkpoint")
+        self._saved_at = time.monotonic()
+        self._is_late = False
+
+    def newest(self) -> Path | None:
+        """Return the checkpoint of the most steps; None when there is none."""
+        found = self._files()
+        return found[-1] if found else None
+
+    def newest_step(self) -> int:
+        """Return the number of steps behind the newest checkpoint, 0 when there is none.
+
+        A run directory is continued with ``RunRecorder.reopen(path, next_step=checkpoints.newest_step())``.
+        """
+        newest = self.newest()
+        return 0 if newest is None else _step_of(newest)
+
+    def is_due(self, n_steps: int) -> bool:
+        """Return whether a checkpoint is to be written now and the last one is on the disk.
+
+        Args:
+            n_steps: Steps taken so far.
+        """
+        by_step = self.every_steps is not None and n_steps % self.every_steps == 0
+        by_time = self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds
+        self._is_late = self._is_late or by_step or by_time
+        return self._is_late and not self._writer.is_busy
+
+    def save(self, state: Mapping[str, Any], n_steps: int, *, wait: bool = False) -> None:
+        """Copy a state and write it, in the background unless told otherwise.
+
+        Args:
+            state: Living state; its tensors may change as soon as this returns.
+            n_steps: Steps behind it.
+            wait: Whether to return only when it is on the disk.
+
+        Raises:
+            OSError: When it cannot be written and was waited for.
+
+        Warns:
+            RuntimeWarning: When the checkpoint before could not be written.
+        """
+        self._writer.finish()
+        copy = copied_to_host(state)
+        path = self.folder / f"checkpoint-{n_steps:012d}.pt"
+        self._is_late, self._saved_at = False, time.monotonic()
+        if wait:
+            self._write(path, copy)
+            return
+        self._writer.start(lambda: self._write(path, copy))
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """Return the newest checkpoint; None when there is none.
+
+        Args:
+            device: Where its tensors go.
+
+        Raises:
+            ValueError: When the file is no checkpoint of this package.
+        """
+        self.close()
+        newest = self.newest()
+        return None if newest is None else read_checkpoint(newest, device)
+
+    def close(self) -> None:
+        """Wait until everything is on the disk.
+
+        Warns:
+            RuntimeWarning: When the last checkpoint could not be written.
+        """
+        self._writer.finish()
+
+    def _write(self, path: Path, state: Any) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            torch.save(state, temporary)
+        for old in self._files()[: -self.keep]:
+            old.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        if not self.folder.is_dir():
+            return []
+        return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of)
+
+
+def copied_to_host(value: Any) -> Any:
+    """Return a copy of a state with its own tensors, all of them in host memory.
+
+    Args:
+        value: Tensors in dictionaries, lists and tuples; anything else is taken for unchangeable.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, OrderedDict):  # a module's state carries versions in an attribute
+        copy = OrderedDict((key, copied_to_host(part)) for key, part in value.items())
+        copy.__dict__.update(value.__dict__)
+        return copy
+    if isinstance(value, Mapping):
+        return {key: copied_to_host(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied_to_host(part) for part in value)
+    return value
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1

@@ -1,0 +1,70 @@
+"""The trace of an online run: what every step records, and the figures of online training beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from workbench.records import Event, StepRecord
+from workbench.training.boosted import Boosted
+from workbench.training.outcome import StepOutcome
+from workbench.training.trace_buffer import TraceBuffer
+
+__all__ = ["OnlineTrace", "StepSink"]
+
+
+class StepSink(Protocol):
+    """What keeps a run, for example a ``workbench.telemetry.RunRecorder``."""
+
+    def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
+        """Keep a block of steps and the events among them."""
+        ...
+
+
+class OnlineTrace(TraceBuffer):
+    """A trace buffer whose rows carry the figures of online training.
+
+    Args:
+        boosted: What is trained.
+        sink: Where blocks go.
+        figures: Returns the figures after a step, by column.
+        gradients: Whether norm and maximum of the gradients are recorded; on a large table they cost as much as a step.
+    """
+
+    def __init__(
+        self,
+        boosted: Boosted,
+        sink: StepSink,
+        figures: Callable[[StepOutcome], Mapping[str, float]],
+        *,
+        gradients: bool,
+    ) -> None:
+        self._before = boosted.observer, boosted.graph_observer, boosted.events
+        super().__init__(boosted, gradients=gradients)
+        self._sink = sink
+        self._figures = figures
+
+    def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
+        """Add one step with its figures; no host synchronisation beyond that of the figures.
+
+        Args:
+            outcome: What the step gave back.
+            samples: Records in the batch.
+            columns: Times of its parts.
+        """
+        super().record(outcome, samples, {**(columns or {}), **self._figures(outcome)})
+
+    def write_if_due(self) -> None:
+        """Hand the rows to the sink when they are many or old enough."""
+        if self.due():
+            self.write()
+
+    def write(self) -> None:
+        """Hand all rows and events to the sink."""
+        records, events = self.drain()
+        if records or events:
+            self._sink.write(records, events)
+
+    def detach(self) -> None:
+        """Let the boosted pair be watched by whom it was watched before."""
+        self.boosted.observer, self.boosted.graph_observer, self.boosted.events = self._before

@@ -1,0 +1,123 @@
+"""Has the loss risen for good? The Page-Hinkley test, in units of the loss's own scatter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+__all__ = ["DriftDetector", "PageHinkley"]
+
+
+class DriftDetector(Protocol):
+    """Looks at one number after the other for a change."""
+
+    def update(self, value: float) -> bool:
+        """Take one number; return whether a change is seen."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next ``update`` depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        ...
+
+
+class PageHinkley:
+    """Sequential test for an increase of the mean.
+
+    With z_t the t-th number, less the mean so far and in units of the scatter so far, it sums ``S_t = S_(t-1) + z_t -
+    tolerance`` and sees a change when S exceeds its least value so far by more than ``threshold``. After a change it
+    starts over. Numbers that are not finite are passed over.
+
+    The original test works on the numbers themselves, and its two parameters have their unit. Here mean and scatter are
+    exponentially weighted, so that a loss which falls during the first hour is forgotten, and the parameters hold for
+    any loss.
+
+    Args:
+        threshold: Sum of excess that is a change, in standard deviations, above 0. For independent normal numbers the
+            mean time between false alarms is about ``exp(2 * tolerance * threshold) / (2 * tolerance ** 2)``.
+        tolerance: Excess per number that is allowed, in standard deviations, at least 0.
+        warm_up: Numbers after a start from which mean and scatter are learned before anything is summed, at least 2.
+        memory: Numbers after which a weight has fallen to 1/e, above 1.
+
+    Raises:
+        ValueError: When a parameter is out of range.
+
+    Reference:
+        Page, "Continuous inspection schemes", Biometrika 41, 1954; Hinkley, "Inference about the change-point from
+        cumulative sum tests", Biometrika 58, 1971; in streams: Gama et al., "A survey on concept drift adaptation",
+        ACM Computing Surveys 46(4), 2014, section 3.2.
+    """
+
+    def __init__(
+        self, threshold: float = 30.0, tolerance: float = 0.25, warm_up: int = 100, memory: float = 1000.0
+    ) -> None:
+        if not threshold > 0:
+            raise ValueError(f"`threshold` must be greater than 0, got {threshold}")
+        if not tolerance >= 0:
+            raise ValueError(f"`tolerance` must be at least 0, got {tolerance}")
+        if warm_up < 2:
+            raise ValueError(f"`warm_up` must be at least 2, got {warm_up}")
+        if not memory > 1:
+            raise ValueError(f"`memory` must be greater than 1, got {memory}")
+        self.threshold = threshold
+        self.tolerance = tolerance
+        self.warm_up = warm_up
+        self.memory = memory
+        self._n = 0
+        self._mean = 0.0
+        self._variance = 0.0
+        self._sum = 0.0
+        self._least = 0.0
+
+    def update(self, value: float) -> bool:
+        """Take one number.
+
+        Args:
+            value: For example the mean log loss of a batch.
+
+        Returns:
+            Whether a change is seen; the test has started over then.
+        """
+        if not math.isfinite(value):
+            return False
+        if self._n >= self.warm_up:
+            scatter = math.sqrt(self._variance)
+            z = (value - self._mean) / scatter if scatter > 0 else 0.0
+            self._sum += z - self.tolerance
+            self._least = min(self._least, self._sum)
+            if self._sum - self._least > self.threshold:
+                self._restart()
+                return True
+        self._learn(value)
+        return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``n``, ``mean``, ``variance``, ``sum`` and ``least``."""
+        return {
+            "n": self._n,
+            "mean": self._mean,
+            "variance": self._variance,
+            "sum": self._sum,
+            "least": self._least,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken."""
+        self._n, self._mean, self._variance = state["n"], state["mean"], state["variance"]
+        self._sum, self._least = state["sum"], state["least"]
+
+    def _learn(self, value: float) -> None:
+        self._n += 1
+        # Plain averages at first, exponentially weighted ones once they are the longer memory.
+        weight = max(1 / self._n, 1 / self.memory)
+        difference = value - self._mean
+        self._mean += weight * difference
+        self._variance = (1 - weight) * (self._variance + weight * difference * difference)
+
+    def _restart(self) -> None:
+        self._n = 0
+        self._mean = self._variance = 0.0
+        self._sum = self._least = 0.0

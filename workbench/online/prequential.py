@@ -1,0 +1,204 @@
+"""Test, then train: how good are the predictions that a step makes before it learns from their labels?
+
+A stream has no test set, and needs none: every record is new when it comes, so the forward pass of the training step is
+a test, and its figures over the last records say how good the model is now (Dawid, "Present Position and Potential
+Developments", JRSS A 147(2), 1984; Gama, Sebastião and Rodrigues, "On evaluating stream learning algorithms", Machine
+Learning 90, 2013).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from workbench.metrics import OutputKind
+from workbench.online.ranking import exact_auc
+
+__all__ = ["Prequential", "binary_log_losses", "click_scores"]
+
+_LARGEST_LOG = 100.0  # as torch's BCELoss: a probability of exactly 0 or 1 costs 100, not infinity
+
+
+class Prequential:
+    """Area under the ROC curve and log loss of the last records.
+
+    Predictions stay on the device for ``every`` steps and then come to the host together.
+
+    Args:
+        window: Records the figures are taken over, at least 2.
+        every: Steps between two looks, at least 1. One look at 10,000 records takes about a third of a
+            millisecond.
+
+    Attributes:
+        kind: What the network returns; set from the criterion when training begins.
+        n_seen: Records judged so far.
+        n_nonfinite: Records that are not among them because their prediction was NaN or infinite.
+
+    Raises:
+        ValueError: When a number is out of range.
+    """
+
+    def __init__(self, window: int = 10_000, every: int = 200) -> None:
+        if window < 2:
+            raise ValueError(f"`window` must be at least 2 records, got {window}")
+        if every < 1:
+            raise ValueError(f"`every` must be at least 1 step, got {every}")
+        self.window = window
+        self.every = every
+        self.kind: OutputKind = "logits"
+        self.n_seen = 0
+        self.n_nonfinite = 0
+        self._scores = np.zeros(window)
+        self._positive = np.zeros(window, dtype=np.bool_)
+        self._losses = np.zeros(window)
+        self._pending: list[tuple[Tensor, Tensor]] = []
+
+    def see(self, prediction: Tensor, label: Tensor) -> None:
+        """Keep what one forward pass predicted; no host synchronisation.
+
+        Args:
+            prediction: The network's output, shape ``[n]``, ``[n, 1]`` or ``[n, 2]``.
+            label: 0 or 1, or a probability, ``n`` elements.
+
+        Raises:
+            ValueError: When the shapes are others.
+        """
+        _check_shape(prediction)
+        n_labels = label.numel()
+        if len(prediction) != n_labels:
+            raise ValueError(
+                f"`prequential` needs one label per prediction, got {list(prediction.shape)} and {list(label.shape)}"
+            )
+        self._pending.append((prediction.detach(), label.detach()))
+
+    def take_in(self) -> list[float]:
+        """Bring what waits on the device into the window.
+
+        Returns:
+            Mean log loss of each forward pass seen since the last call, in order; NaN where no prediction was finite.
+        """
+        pending, self._pending = self._pending, []
+        if not pending:
+            return []
+        scores = torch.cat([click_scores(prediction, self.kind) for prediction, _ in pending]).double()
+        labels = torch.cat([label.reshape(-1) for _, label in pending]).to(scores)
+        scores_array, labels_array = torch.stack([scores, labels]).cpu().numpy()
+        losses = binary_log_losses(scores_array, labels_array, self.kind)
+        finite = np.isfinite(losses)
+        self._append(scores_array[finite], labels_array[finite], losses[finite])
+        self.n_nonfinite += len(finite) - int(np.count_nonzero(finite))
+        return _means(losses, finite, [len(prediction) for prediction, _ in pending])
+
+    def auc(self) -> float:
+        """Return the area under the ROC curve over the window, 0 to 1; NaN while only one class is in it."""
+        n = min(self.n_seen, self.window)
+        return exact_auc(self._scores[:n], self._positive[:n])
+
+    def log_loss(self) -> float:
+        """Return the mean log loss over the window, in nats per record; NaN while it is empty."""
+        n = min(self.n_seen, self.window)
+        return float(self._losses[:n].mean()) if n else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the window: ``n_seen``, ``n_nonfinite``, ``scores``, ``positive``, ``losses``.
+
+        Raises:
+            RuntimeError: When predictions wait, whose losses somebody should see.
+        """
+        if self._pending:
+            raise RuntimeError("predictions wait to be taken in; call take_in() before state_dict()")
+        return {
+            "n_seen": self.n_seen,
+            "n_nonfinite": self.n_nonfinite,
+            "scores": torch.from_numpy(self._scores.copy()),
+            "positive": torch.from_numpy(self._positive.copy()),
+            "losses": torch.from_numpy(self._losses.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken.
+
+        Raises:
+            ValueError: When that window was of another size.
+        """
+        if len(state["scores"]) != self.window:
+            raise ValueError(f"`window` must be {len(state['scores'])}, as in the checkpoint, got {self.window}")
+        self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
+        self._scores[:] = state["scores"].cpu().numpy()
+        self._positive[:] = state["positive"].cpu().numpy()
+        self._losses[:] = state["losses"].cpu().numpy()
+        self._pending = []
+
+    def _append(
+        self, scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], losses: npt.NDArray[np.float64]
+    ) -> None:
+        skipped = max(len(scores) - self.window, 0)  # what would be overwritten at once
+        self.n_seen += skipped
+        places = (self.n_seen + np.arange(len(scores) - skipped)) % self.window
+        self._scores[places] = scores[skipped:]
+        self._positive[places] = labels[skipped:] > 0.5
+        self._losses[places] = losses[skipped:]
+        self.n_seen += len(places)
+
+
+def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
+    """Return one number per record from what a network returned: a logit, or a probability where it returns those.
+
+    Args:
+        prediction: Shape ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
+        kind: What the numbers are.
+
+    Raises:
+        ValueError: When the shape is another.
+    """
+    _check_shape(prediction)
+    if prediction.ndim == 2 and prediction.shape[1] == 2:
+        prediction = prediction.float() if prediction.dtype in (torch.float16, torch.bfloat16) else prediction
+        return prediction[:, 1] if kind == "probabilities" else prediction[:, 1] - prediction[:, 0]
+    return prediction.reshape(-1)
+
+
+def binary_log_losses(
+    scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], kind: OutputKind
+) -> npt.NDArray[np.float64]:
+    """Return the log loss of each record, in nats; NaN where a score or label is not finite.
+
+    Args:
+        scores: What `click_scores` returned, shape ``[n]``.
+        labels: 0 or 1, or probabilities, shape ``[n]``.
+        kind: ``"probabilities"``, or anything else for logits.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        if kind == "probabilities":
+            hit = np.maximum(np.log(scores), -_LARGEST_LOG)
+            miss = np.maximum(np.log1p(-scores), -_LARGEST_LOG)
+            return np.asarray(-(labels * hit + (1 - labels) * miss))
+        losses = np.logaddexp(0.0, scores) - labels * scores
+    return np.asarray(np.where(np.isfinite(scores), losses, np.nan))
+
+
+def _check_shape(prediction: Tensor) -> None:
+    if prediction.ndim != 1 and (prediction.ndim != 2 or prediction.shape[1] not in (1, 2)):
+        raise ValueError(
+            f"`prequential` needs predictions of shape [n], [n, 1] or [n, 2], got {list(prediction.shape)}"
+        )
+
+
+def _means(losses: npt.NDArray[np.float64], finite: npt.NDArray[np.bool_], sizes: list[int]) -> list[float]:
+    """Return the mean over the finite losses of each of several neighbouring parts; NaN where there is none."""
+    # Each part is summed by itself, so that it does not matter which parts are looked at together.
+    means = [math.nan] * len(sizes)
+    filled = [index for index, size in enumerate(sizes) if size]
+    starts = np.cumsum([0, *sizes])[filled]
+    if not filled:
+        return means
+    sums = np.add.reduceat(np.where(finite, losses, 0.0), starts)
+    counts = np.add.reduceat(finite.astype(np.int64), starts)
+    for index, total, count in zip(filled, sums.tolist(), counts.tolist(), strict=True):
+        means[index] = total / count if count else math.nan
+    return means

@@ -1,0 +1,313 @@
+"""Snapshots for serving: a full one now and then, in between the rows that changed, and never half of either.
+
+A folder holds files that are never changed once written, and ``manifest.json``, which is replaced in one move and names
+the files that make up the newest version::
+
+    manifest.json                       version 7 = full-...5 + delta-...6 + delta-...7
+    full-000000000005.safetensors       every tensor of the model's state
+    delta-000000000006.safetensors      what differs from version 5
+    delta-000000000007.safetensors      what differs from version 6
+
+A delta holds, for a tensor with many rows, ``rows:<name>`` (numbers of the rows that changed, int64) and
+``values:<name>``; for any other that changed ``whole:<name>``. What changed is found by comparing bits with what was
+published before, so it holds for every optimizer, for sparse and dense gradients, and for rows that were evicted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from workbench.atomic_file import replacing, write_text_atomically
+from workbench.online.background_writer import BackgroundWriter
+
+__all__ = ["Published", "SnapshotPublisher", "apply_delta_", "changed_rows", "load_published"]
+
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+_ROWS, _VALUES, _WHOLE = "rows:", "values:", "whole:"
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+_CHUNK_ROWS = 1 << 16  # rows compared at a time: the mask of a whole table would be a quarter of its size
+_TRIES = 20
+
+
+@dataclass
+class Published:
+    """One version, as a reader sees it.
+
+    Args:
+        version: Grows by one with each that is published.
+        step: Training steps behind it.
+        tensors: The model's state, on the CPU.
+        base: File it was read from first.
+        deltas: Files applied to it.
+    """
+
+    version: int
+    step: int
+    tensors: dict[str, Tensor]
+    base: str
+    deltas: tuple[str, ...]
+
+
+class SnapshotPublisher:
+    """Publishes the state of a model in a folder.
+
+    It keeps a copy in host memory of what was published last, as large as the model.
+
+    Args:
+        folder: Made when it is missing. Versions go on growing where another publisher left off.
+        every_steps: Steps between two versions, at least 1; None for none by step.
+        every_seconds: Seconds between two versions; None for none by time.
+        full_every: Deltas after which the next version is a full one, at least 0.
+        delta_rows: Tensors with at least so many rows are published by row.
+
+    Raises:
+        ValueError: When a number is out of range, or neither steps nor seconds are given.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        every_steps: int | None = None,
+        every_seconds: float | None = 60.0,
+        full_every: int = 30,
+        delta_rows: int = 1024,
+    ) -> None:
+        if every_steps is None and every_seconds is None:
+            raise ValueError("`every_steps` and `every_seconds` are both None; say when to publish")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
+        if every_seconds is not None and not every_seconds > 0:
+            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        if full_every < 0:
+            raise ValueError(f"`full_every` must be at least 0, got {full_every}")
+        if delta_rows < 1:
+            raise ValueError(f"`delta_rows` must be at least 1, got {delta_rows}")
+        self.folder = Path(folder)
+        self.every_steps = every_steps
+        self.every_seconds = every_seconds
+        self.full_every = full_every
+        self.delta_rows = delta_rows
+        self._writer = BackgroundWriter("a snapshot")
+        self._last: dict[str, Tensor] = {}
+        self._base = ""
+        self._deltas: list[str] = []
+        self._version: int | None = None
+        self._published_at = time.monotonic()
+        self._is_late = False
+
+    def is_due(self, n_steps: int) -> bool:
+        """Return whether to publish now; while a version is being written, the next one waits.
+
+        Args:
+            n_steps: Steps taken so far.
+        """
+        by_step = self.every_steps is not None and n_steps % self.every_steps == 0
+        by_time = self.every_seconds is not None and time.monotonic() - self._published_at >= self.every_seconds
+        self._is_late = self._is_late or by_step or by_time
+        return self._is_late and not self._writer.is_busy
+
+    def publish(self, model: nn.Module, n_steps: int, *, wait: bool = False) -> int:
+        """Publish the state of a model, written in the background unless told otherwise.
+
+        Args:
+            model: Its state is compared, and what changed copied, before this returns.
+            n_steps: Steps behind it.
+            wait: Whether to return only when readers see it.
+
+        Returns:
+            The version.
+
+        Raises:
+            ValueError: When the state holds something else than tensors.
+
+        Warns:
+            RuntimeWarning: When the version before could not be written; this one is a full one then.
+        """
+        state = _tensors_of(model)
+        self._finish_writing()
+        if self._version is None:
+            self._version = _newest_version(self.folder)
+        self._version += 1
+        self._is_late, self._published_at = False, time.monotonic()
+        forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+        same = forms == {name: (tensor.shape, tensor.dtype) for name, tensor in self._last.items()}
+        if not same or len(self._deltas) >= self.full_every:
+            self._last = {
+                name: tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+                for name, tensor in state.items()
+            }
+            content = self._last
+            self._base, self._deltas = f"full-{self._version:012d}.safetensors", []
+            file = self._base
+        else:
+            content = self._difference(state)
+            file = f"delta-{self._version:012d}.safetensors"
+            self._deltas.append(file)
+        manifest = {
+            "format": _FORMAT,
+            "version": self._version,
+            "step": n_steps,
+            "base": self._base,
+            "deltas": list(self._deltas),
+        }
+        self._writer.start(lambda: self._write(file, content, manifest))
+        if wait:
+            self._finish_writing()
+        return self._version
+
+    def close(self) -> None:
+        """Wait until everything is on the disk.
+
+        Warns:
+            RuntimeWarning: When the last version could not be written.
+        """
+        self._finish_writing()
+
+    def _finish_writing(self) -> None:
+        if not self._writer.finish():
+            self._last = {}  # readers never saw what it says, so the next version cannot build on it
+
+    def _difference(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what changed since the last version, and remember it."""
+        content: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            now, last = tensor.to("cpu").contiguous(), self._last[name]
+            rows = changed_rows(now, last)
+            if not len(rows):
+                continue
+            if now.ndim and len(now) >= self.delta_rows:
+                values = now[rows]
+                last[rows] = values
+                content[_ROWS + name], content[_VALUES + name] = rows, values
+            else:
+                last.copy_(now)
+                content[_WHOLE + name] = now.clone()
+        return content
+
+    def _write(self, file: str, content: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = _read_manifest(self.folder)
+        with replacing(self.folder / file) as temporary:
+            save_file(dict(content), temporary)
+        write_text_atomically(self.folder / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
+        # A reader that has just read the manifest before finds its files; one that is slower reads the new manifest.
+        needed = {*_files_of(manifest), *_files_of(before or {})}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name.startswith(("full-", "delta-")) and path.name not in needed:
+                path.unlink(missing_ok=True)
+
+
+def load_published(folder: Path | str, since: Published | None = None) -> Published:
+    """Return the newest version in a folder, whole, whatever is being published meanwhile.
+
+    Args:
+        folder: Folder of a `SnapshotPublisher`.
+        since: What an earlier call returned: where the newest version builds on it, only new deltas are read and
+            applied to its tensors in place, and it is returned itself, brought up to date.
+
+    Returns:
+        The version; ``model.load_state_dict(published.tensors)`` takes it.
+
+    Raises:
+        FileNotFoundError: When nothing was published yet.
+        ValueError: When the manifest is not of this format.
+    """
+    folder = Path(folder)
+    for attempt in range(_TRIES):
+        manifest = _read_manifest(folder)
+        if manifest is None:
+            raise FileNotFoundError(f"{folder} holds no {_MANIFEST}: nothing was published there yet")
+        try:
+            return _load(folder, manifest, since)
+        except FileNotFoundError:
+            # The files of this manifest were cleared away after a newer one had come, which is there by now.
+            if attempt == _TRIES - 1 or _read_manifest(folder) == manifest:
+                raise
+    raise AssertionError("the loop returns or raises")
+
+
+def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) -> Published:
+    base, deltas = str(manifest["base"]), tuple(manifest["deltas"])
+    continues = since is not None and since.base == base and deltas[: len(since.deltas)] == since.deltas
+    done = len(since.deltas) if since is not None and continues else 0
+    # All files are read before anything is changed, so that a missing one leaves `since` as it is.
+    new = [load_file(folder / name) for name in deltas[done:]]
+    published = since if since is not None and continues else Published(0, 0, load_file(folder / base), base, ())
+    for delta in new:
+        apply_delta_(published.tensors, delta)
+    published.deltas = deltas
+    published.version, published.step = int(manifest["version"]), int(manifest["step"])
+    return published
+
+
+def apply_delta_(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
+    """Bring the state of a model from one version to the next, in place.
+
+    Args:
+        tensors: State of the version before.
+        delta: Content of a delta file.
+    """
+    for key, value in delta.items():
+        if key.startswith(_WHOLE):
+            tensors[key.removeprefix(_WHOLE)].copy_(value)
+        elif key.startswith(_ROWS):
+            name = key.removeprefix(_ROWS)
+            tensors[name][value] = delta[_VALUES + name]
+
+
+def changed_rows(now: Tensor, last: Tensor) -> Tensor:
+    """Return the numbers of the rows whose bits differ, int64, ascending.
+
+    Args:
+        now: Contiguous, on the CPU.
+        last: Of the same shape and dtype.
+    """
+    if now.numel() == 0:
+        return torch.empty(0, dtype=torch.int64)
+    rows = len(now) if now.ndim else 1
+    bits = _BITS[now.element_size()]
+    one, other = (tensor.reshape(rows, -1).view(bits) for tensor in (now, last))
+    found = [
+        (one[start : start + _CHUNK_ROWS] != other[start : start + _CHUNK_ROWS]).any(1).nonzero().reshape(-1) + start
+        for start in range(0, rows, _CHUNK_ROWS)
+    ]
+    return torch.cat(found)
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"a snapshot holds tensors only, and {name!r} of the model's state is a {type(value).__name__}"
+            )
+    return {name: value.detach() for name, value in state.items()}
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise ValueError(f"{folder / _MANIFEST}: not a manifest of format {_FORMAT}")
+    return manifest
+
+
+def _files_of(manifest: Mapping[str, Any]) -> list[str]:
+    return [name for name in (manifest.get("base"), *manifest.get("deltas", ())) if name]
+
+
+def _newest_version(folder: Path) -> int:
+    manifest = _read_manifest(folder)
+    return 0 if manifest is None else int(manifest["version"])

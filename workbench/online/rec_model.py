@@ -1,0 +1,276 @@
+"""RecModel: a Model that trains on a stream without end.
+
+Named and shaped after ``mindspore_rec.RecModel`` (mindspore_rec 0.3, MindSpore 2.7). Differences:
+
+* A stop that a callback requests ends training; there it is ignored.
+* ``on_train_end`` is called when training ends by a request, by Ctrl-C or with the stream; there it never is. An
+  exception ends training without it, there and here.
+* A generator, or any stream of unknown length, is trained on from its first batch; there training hangs.
+* Without a sink on the device, callbacks see every step whatever ``dataset_sink_mode`` says, there on a CPU only.
+* A batch that cannot be trained on is skipped and counted; there it ends training or spoils the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench import ranks
+from workbench.metrics import output_kind
+from workbench.online.checkpoints import OnlineCheckpoints
+from workbench.online.interrupts import Interrupts
+from workbench.online.online_trace import StepSink
+from workbench.online.page_hinkley import DriftDetector
+from workbench.online.prequential import Prequential
+from workbench.online.publishing import SnapshotPublisher
+from workbench.online.record_rules import RecordRules
+from workbench.online.session import OnlineSession, RefusedBatchError
+from workbench.online.stream import OpenStream, check_stream
+from workbench.training.batch_calls import called_with, checked_loss, data_and_label
+from workbench.training.boosted import Boosted
+from workbench.training.callbacks import CallbackList, CallbackParameters, RunContext
+from workbench.training.loop import training_loop
+from workbench.training.model import Callbacks, Model
+from workbench.training.model_arguments import check_kind, check_sink_size
+from workbench.training.outcome import StepOutcome
+
+__all__ = ["OnlineSummary", "RecModel"]
+
+_REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)  # what torch raises for a batch of the wrong form
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineSummary:
+    """What an online training did.
+
+    Args:
+        ended_by: ``"request"`` of a callback, ``"interrupt"`` by Ctrl-C, or ``"end of stream"``.
+        n_steps: Steps of this call.
+        n_records: Records that were trained on; those of resumed checkpoints are among them.
+        n_rejected: Records that were not.
+        n_drifts: Changes that the detector saw.
+        auc: Area under the ROC curve over the last window, NaN where it is unknown.
+        log_loss: Mean log loss over the last window, NaN where it is unknown.
+    """
+
+    ended_by: Literal["request", "interrupt", "end of stream"]
+    n_steps: int
+    n_records: int
+    n_rejected: int
+    n_drifts: int
+    auc: float
+    log_loss: float
+
+
+class RecModel(Model):
+    """A network that goes on learning from what comes in. Takes the same arguments as ``Model``.
+
+    Example:
+        >>> from torch import randn, manual_seed
+        >>> _ = manual_seed(0)
+        >>> network = nn.Linear(3, 1)
+        >>> model = RecModel(network, nn.BCEWithLogitsLoss(), torch.optim.SGD(network.parameters(), lr=0.5))
+        >>> def clicks():
+        ...     for x in randn(200, 32, 3):
+        ...         yield x, (x.sum(1, keepdim=True) > 0).float()
+        >>> summary = model.online_train(clicks(), prequential=Prequential(window=1000))
+        >>> summary.ended_by, summary.n_steps, summary.auc > 0.99
+        ('end of stream', 200, True)
+    """
+
+    _session: OnlineSession | None = None
+
+    def online_train(
+        self,
+        train_dataset: Iterable[Any] | OpenStream,
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = True,
+        sink_size: int = 1,
+        *,
+        queue_size: int = 0,
+        records: RecordRules | None = RecordRules(),  # noqa: B008  # a frozen value
+        prequential: Prequential | None = None,
+        drift: DriftDetector | None = None,
+        checkpoints: OnlineCheckpoints | None = None,
+        resume: bool = False,
+        publisher: SnapshotPublisher | None = None,
+        recorder: StepSink | None = None,
+        record_gradients: bool = False,
+    ) -> OnlineSummary:
+        """Train from the first batch on until asked to stop; called again, training goes on.
+
+        It ends when a callback calls ``run_context.request_stop()``, after Ctrl-C, and when a stream that can be read
+        only once is used up; callbacks are told by ``on_train_end``. Ctrl-C waits for the step under way; pressed
+        again it raises ``KeyboardInterrupt``. Data that can be iterated again is replayed for ever.
+
+        On several ranks all of them must be asked to stop at the same step; checkpoints and snapshots are each rank's
+        own.
+
+        Args:
+            train_dataset: Iterable of batches (list, generator, ``IterableDataset``, ``DataLoader``), or a callable
+                that opens a stream after a number of batches: ``lambda n: stream(seed, start=n)``. With a criterion a
+                batch is a pair ``(data, label)``; without one the network gets all its items and returns the loss, or
+                ``(loss, prediction, label)``.
+            callbacks: A callback or several; see ``workbench.training.callbacks``.
+            dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
+            sink_size: Has no effect; on an accelerator in sink mode it must be 1.
+            queue_size: Batches that a thread reads ahead, at most; 0 reads each when it is needed, in this thread. It
+                pays where the source waits for a disk or a network, and costs where it computes in Python, because
+                threads take turns there.
+            records: What is checked of records before they are trained on; None checks nothing.
+            prequential: Measures the predictions of each step before its update.
+            drift: Looks at the mean log loss of each step and tells of a change by an event; needs ``prequential``.
+            checkpoints: Where and when checkpoints are written; one is written at the end, too.
+            resume: Whether to continue the newest checkpoint, if there is one, where its stream stopped. Without an
+                opener the batches before that are read and dropped.
+            publisher: Where and when snapshots for serving are published; one is published at the end, too.
+            recorder: Keeps steps and events, for example ``workbench.telemetry.RunRecorder``.
+            record_gradients: Whether it also keeps norm and maximum of the gradients.
+
+        Returns:
+            What was done.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ValueError: Without an optimizer, when a number is out of range, arguments do not fit together, data that is
+                replayed holds no batch, or a checkpoint belongs to another setup.
+            RecordLimitError: When more records were rejected than ``records`` allows.
+        """
+        check_kind("dataset_sink_mode", dataset_sink_mode, bool)
+        check_sink_size(sink_size)
+        if dataset_sink_mode and sink_size != 1 and self._device.type != "cpu":
+            raise ValueError(f"`sink_size` must be 1 in sink mode on an accelerator, got {sink_size}")
+        check_stream(train_dataset)
+        check_kind("resume", resume, bool)
+        if isinstance(queue_size, bool) or not isinstance(queue_size, int) or queue_size < 0:
+            raise ValueError(f"`queue_size` must be a whole number of batches, at least 0, got {queue_size!r}")
+        if not isinstance(records, (RecordRules, type(None))):
+            raise TypeError(f"`records` must be RecordRules or None, got {type(records).__name__}")
+        if drift is not None and prequential is None:
+            raise ValueError("`drift` looks at the losses that `prequential` measures; give `prequential`, too")
+        if resume and checkpoints is None:
+            raise ValueError("`resume` needs `checkpoints`, which name the folder to resume from")
+        boosted = self._boosted
+        if boosted is None:
+            raise ValueError("`optimizer` is None, and training needs one; give RecModel a torch optimizer")
+        if prequential is not None:
+            prequential.kind = output_kind(self._loss_fn)
+        interrupts = Interrupts()
+        session = OnlineSession(
+            boosted,
+            interrupts,
+            rules=_fitted(records, self._loss_fn),
+            prequential=prequential,
+            drift=drift,
+            checkpoints=checkpoints,
+            publisher=publisher,
+            recorder=recorder,
+            record_gradients=record_gradients,
+        )
+        if resume and checkpoints is not None and (state := checkpoints.load(self._device)) is not None:
+            session.load_state_dict(state)
+        listeners = [*CallbackList(callbacks).callbacks, session]
+        first_step = boosted.step_index
+        self._session = session
+        try:
+            with interrupts, session.open(train_dataset, queue_size) as feed:
+                self._train(feed.passes(), None, feed, listeners, dataset_sink_mode, sink_size)
+        finally:
+            self._session = None
+        return OnlineSummary(
+            ended_by="interrupt" if interrupts.asked else "end of stream" if feed.is_over else "request",
+            n_steps=boosted.step_index - first_step,
+            n_records=session.sieve.accepted,
+            n_rejected=session.sieve.rejected,
+            n_drifts=session.n_drifts,
+            auc=prequential.auc() if prequential is not None else float("nan"),
+            log_loss=prequential.log_loss() if prequential is not None else float("nan"),
+        )
+
+    # What differs from a Model's training
+
+    def _state(
+        self,
+        mode: Literal["train", "eval", "fit"],
+        listeners: CallbackList,
+        *,
+        train_dataset: Any = None,
+        valid_dataset: Any = None,
+        epoch_num: int | None = None,
+    ) -> CallbackParameters:
+        session = self._session
+        shown = train_dataset if session is None else session.feed.dataset
+        state = super()._state(mode, listeners, train_dataset=shown, valid_dataset=valid_dataset, epoch_num=epoch_num)
+        if session is not None:
+            state.online = session.columns
+            state.cur_epoch_num, state.cur_step_num = session.numbers
+        return state
+
+    def _check_epoch(self, state: CallbackParameters) -> None:
+        if self._session is None:
+            super()._check_epoch(state)  # a stream decides for itself, see Feed.passes
+
+    def _is_an_ordinary_end(self, error: BaseException) -> bool:
+        session = self._session
+        if session is None or not isinstance(error, KeyboardInterrupt) or ranks.world_size() > 1:
+            return False
+        if session.interrupts.asked:
+            return False  # pressed twice: somebody is in a hurry
+        session.interrupts.asked = True
+        return True
+
+    def _steps(self, boosted: Boosted, batches: Iterator[Any], context: RunContext) -> Iterator[StepOutcome]:
+        session = self._session
+        if session is None:
+            yield from super()._steps(boosted, batches, context)
+            return
+        while True:
+            try:
+                for outcome in training_loop(boosted, self._loss_of, batches, trace=session.trace):
+                    session.end_step(outcome)
+                    yield outcome
+                return
+            except RefusedBatchError as error:
+                session.refuse(error, context.original_args())
+
+    def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
+        session = self._session
+        if session is None:
+            return super()._loss_of(network, batch)
+        if not session.begin_forward():  # DimReduce tries its step lengths on the same batch
+            return self._judged(network, batch)[0]
+        try:
+            loss, prediction, label = self._judged(network, batch)
+        except torch.OutOfMemoryError:
+            raise
+        except _REFUSALS as error:
+            raise RefusedBatchError from error
+        session.saw(prediction, label)
+        return loss
+
+    def _judged(self, network: nn.Module, batch: Any) -> tuple[Tensor, Any, Any]:
+        """Return the loss of a batch, and prediction and label where they are known."""
+        if self._loss_fn is not None:
+            data, label = data_and_label(batch)
+            prediction = network(data)
+            return checked_loss(self._loss_fn(prediction, label), "loss_fn"), prediction, label
+        outputs = called_with(network, batch)
+        if isinstance(outputs, tuple) and len(outputs) == 3:
+            return checked_loss(outputs[0], "network"), outputs[1], outputs[2]
+        return checked_loss(outputs, "network"), None, None
+
+
+def _fitted(rules: RecordRules | None, criterion: Any) -> RecordRules | None:
+    """Return the rules with the labels that a criterion takes, where they do not say."""
+    binary = isinstance(criterion, (nn.BCELoss, nn.BCEWithLogitsLoss)) or criterion in (
+        F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits,
+    )
+    if rules is None or rules.label_range is not None or not binary:
+        return rules
+    return replace(rules, label_range=(0.0, 1.0))

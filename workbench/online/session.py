@@ -1,0 +1,367 @@
+"""What goes on beside the steps of one online training: figures, drift, rejected records, checkpoints, publishing.
+
+It is the last callback of the run, so that a checkpoint holds what the user's callbacks did after the same step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from workbench.online.checkpoints import OnlineCheckpoints
+from workbench.online.feed import Feed
+from workbench.online.interrupts import Interrupts
+from workbench.online.online_trace import OnlineTrace, StepSink
+from workbench.online.page_hinkley import DriftDetector
+from workbench.online.prequential import Prequential
+from workbench.online.publishing import SnapshotPublisher
+from workbench.online.record_rules import RecordRules
+from workbench.online.record_sieve import RecordSieve
+from workbench.online.stream import OpenStream, StreamPosition
+from workbench.online.table_growth import table_figures
+from workbench.records import Event, EventKind
+from workbench.training.boosted import Boosted
+from workbench.training.callbacks import Callback, CallbackParameters, RunContext
+from workbench.training.checkpoint import checkpoint_state, restore_generators
+from workbench.training.outcome import StepOutcome
+from workbench.training.wrapped_model import unwrapped
+
+__all__ = ["OnlineSession", "RefusedBatchError"]
+
+_FIGURES_EVERY = 100  # steps between two looks at rates and table sizes where no Prequential says otherwise
+_REFUSED_IN_A_ROW = 3  # so many batches that the network cannot compute with are its fault and not theirs
+
+
+class RefusedBatchError(Exception):
+    """The network could not compute with a batch; the cause is what it raised."""
+
+
+class OnlineSession(Callback):
+    """State of one online training besides the model's.
+
+    Args:
+        boosted: What is trained.
+        interrupts: Who takes Ctrl-C.
+        rules: What is checked of records; None checks nothing.
+        prequential: Figures of the predictions; None for none.
+        drift: Looks at the log loss of each step; None for nobody.
+        checkpoints: Where checkpoints go; None for nowhere.
+        publisher: Where snapshots for serving go; None for nowhere.
+        recorder: What keeps steps and events; None for nothing.
+        record_gradients: Whether norm and maximum of the gradients are among what is kept.
+    """
+
+    def __init__(
+        self,
+        boosted: Boosted,
+        interrupts: Interrupts,
+        *,
+        rules: RecordRules | None,
+        prequential: Prequential | None,
+        drift: DriftDetector | None,
+        checkpoints: OnlineCheckpoints | None,
+        publisher: SnapshotPublisher | None,
+        recorder: StepSink | None,
+        record_gradients: bool,
+    ) -> None:
+        self.boosted = boosted
+        self.interrupts = interrupts
+        self.sieve = RecordSieve(rules or RecordRules(), self._tell_rejected)
+        self.prequential = prequential
+        self.n_drifts = 0
+        self.columns: dict[str, float] = {}
+        self._checks = rules is not None
+        self._drift = drift
+        self._checkpoints = checkpoints
+        self._publisher = publisher
+        self._recorder = recorder
+        self._record_gradients = record_gradients
+        self._trace: OnlineTrace | None = None
+        self._position = StreamPosition()
+        self._numbers = (0, 0)
+        self._generators: dict[str, Any] | None = None
+        self._context: RunContext | None = None
+        self._is_in_step = False
+        self._n_refused = 0
+        self._n_steps = 0
+        self._figured = (time.perf_counter(), self.sieve.accepted)
+        self._feed: Feed | None = None
+
+    # Feeding
+
+    @property
+    def feed(self) -> Feed:
+        """What the trainer is fed with."""
+        assert self._feed is not None, "open() comes first"
+        return self._feed
+
+    @property
+    def trace(self) -> OnlineTrace | None:
+        """Where steps are recorded."""
+        return self._trace
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Epoch and step that a resumed run continues."""
+        return self._numbers
+
+    def open(self, stream: Iterable[Any] | OpenStream, queue_size: int) -> Feed:
+        """Return the feed of a stream, at the place where this session is.
+
+        Args:
+            stream: Iterable of batches, or what opens one.
+            queue_size: Batches to read ahead.
+        """
+        self._feed = Feed(
+            stream,
+            self._position,
+            queue_size=queue_size,
+            sift=self.sieve.sift if self._checks else lambda batch: batch,
+            interrupts=self.interrupts,
+            stopped=lambda: self._context is not None and self._context.get_stop_requested(),
+            opened=self._restore_generators,
+        )
+        return self._feed
+
+    # In a step
+
+    def begin_forward(self) -> bool:
+        """Note that a forward pass begins; return whether it is the first of its step."""
+        is_first, self._is_in_step = not self._is_in_step, True
+        return is_first
+
+    def saw(self, prediction: Any, label: Any) -> None:
+        """Take what the first forward pass of a step predicted.
+
+        Args:
+            prediction: Output of the network.
+            label: What it should have been.
+
+        Raises:
+            ValueError: When they are to be measured and are no tensors that fit each other.
+        """
+        if self.prequential is None:
+            return
+        if not (isinstance(prediction, Tensor) and isinstance(label, Tensor)):
+            raise ValueError(
+                "`prequential` needs a prediction and a label, each a tensor; give `loss_fn`, or let the network "
+                "return (loss, prediction, label)"
+            )
+        self.prequential.see(prediction, label)
+
+    def refuse(self, error: RefusedBatchError, state: CallbackParameters) -> None:
+        """Skip the batch of this step, which the network could not compute with.
+
+        Args:
+            error: What it raised.
+            state: Its step is taken back.
+
+        Raises:
+            BaseException: The cause itself, when several in a row were refused, or records are not checked.
+        """
+        self._is_in_step = False
+        self._n_refused += 1
+        cause = error.__cause__ or error
+        if not self._checks or self._n_refused >= _REFUSED_IN_A_ROW:
+            raise cause
+        state.cur_step_num -= 1
+        state.cur_step_in_epoch -= 1
+        reason = f"the network raised {type(cause).__name__}"
+        self.sieve.refuse(state.train_dataset_element, reason, forget_form=self._n_steps == 0)
+
+    def end_step(self, outcome: StepOutcome) -> None:
+        """Note that a step is complete.
+
+        Args:
+            outcome: What it gave back.
+        """
+        self._is_in_step = False
+        self._n_refused = 0
+        self._n_steps += 1
+        if self._trace is None:
+            self.figures_after(outcome)
+
+    def figures_after(self, outcome: StepOutcome) -> Mapping[str, float]:
+        """Return the figures after a step, by column; those that are dear only now and then.
+
+        Args:
+            outcome: What the step gave back.
+        """
+        columns = {
+            "online.rejected": float(self.sieve.rejected),
+            "online.queue_depth": float(self.feed.depth),
+            "online.wait_ms": self.feed.wait_ms,
+        }
+        every = self.prequential.every if self.prequential is not None else _FIGURES_EVERY
+        if (outcome.step + 1) % every == 0:
+            columns.update(self._dear_figures(outcome.step))
+        self.columns.update(columns)
+        return columns
+
+    def _dear_figures(self, step: int) -> dict[str, float]:
+        columns = {}
+        if self.prequential is not None:
+            self._take_in(step)
+            columns["online.auc"] = self.prequential.auc()
+            columns["online.log_loss"] = self.prequential.log_loss()
+        now, accepted = time.perf_counter(), self.sieve.accepted
+        if self._checks:
+            columns["online.records_per_second"] = (accepted - self._figured[1]) / max(now - self._figured[0], 1e-9)
+        self._figured = now, accepted
+        columns.update(table_figures(unwrapped(self.boosted.model)))
+        return {name: value for name, value in columns.items() if not math.isnan(value)}
+
+    def _take_in(self, step: int) -> None:
+        """Bring predictions to the host and let the detector look at each of their steps."""
+        if self.prequential is None:
+            return
+        losses = self.prequential.take_in()
+        for index, loss in enumerate(losses):
+            if self._drift is not None and self._drift.update(loss):
+                self.n_drifts += 1
+                at = step - len(losses) + 1 + index
+                message = f"step {at}: the log loss of new records has risen (to {loss:.4g} in this step); drift"
+                self._emit(Event(at, EventKind.DRIFT, "online.log_loss", loss, message))
+
+    # As a callback
+
+    def __enter__(self) -> Self:
+        """Begin to record."""
+        if self._recorder is not None:
+            self._trace = OnlineTrace(
+                self.boosted, self._recorder, self.figures_after, gradients=self._record_gradients
+            )
+        return self
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Note whom to ask whether training is to stop."""
+        self._context = run_context
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Write what is due."""
+        state = run_context.original_args()
+        if self.interrupts.asked:
+            run_context.request_stop()
+        if self._trace is not None:
+            self._trace.write_if_due()
+        if self._checkpoints is not None and self._checkpoints.is_due(self.boosted.step_index):
+            self._save(state)
+        if self._publisher is not None and self._publisher.is_due(self.boosted.step_index):
+            self._publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Write what was reached, unless an interrupt tore the last step apart."""
+        if self._is_in_step:
+            return
+        self._take_in(self.boosted.step_index - 1)
+        if self._checkpoints is not None:
+            self._save(run_context.original_args(), wait=True)
+        if self._publisher is not None:
+            self._publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=True)
+
+    def _save(self, state: CallbackParameters, *, wait: bool = False) -> None:
+        """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
+        assert self._checkpoints is not None
+        content = self.state_dict(state)
+        if self._trace is not None:
+            self._trace.write()
+        self._checkpoints.save(content, self.boosted.step_index, wait=wait)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the threads and write what was recorded.
+
+        Args:
+            kind: Class of the exception; None without one.
+            error: The exception.
+            trace: Its traceback.
+        """
+        with contextlib.ExitStack() as endings:  # each of them, whatever becomes of the others; the last one first
+            if self._trace is not None:
+                endings.callback(self._trace.write)
+                endings.callback(self._trace.detach)
+            if self._publisher is not None:
+                endings.callback(self._publisher.close)
+            if self._checkpoints is not None:
+                endings.callback(self._checkpoints.close)
+            endings.callback(self.feed.close)
+
+    # Going on
+
+    def state_dict(self, state: CallbackParameters) -> dict[str, Any]:
+        """Return everything that the rest of this training depends on, the user's callbacks excepted.
+
+        Args:
+            state: For the numbers of epoch and step.
+        """
+        self._take_in(self.boosted.step_index - 1)
+        position = self.feed.position
+        return {
+            **checkpoint_state(self.boosted),
+            "online": {
+                "position": [position.epoch, position.offset],
+                "numbers": [state.cur_epoch_num, state.cur_step_num],
+                "sieve": self.sieve.state_dict(),
+                "n_drifts": self.n_drifts,
+                "prequential": None if self.prequential is None else self.prequential.state_dict(),
+                "drift": None if self._drift is None else self._drift.state_dict(),
+                "also": self._also_states(),
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken; the random generators follow when the stream is open.
+
+        Args:
+            state: Read from a checkpoint.
+
+        Raises:
+            ValueError: When this run has parts that the other had not.
+        """
+        if "online" not in state:
+            raise ValueError("the checkpoint was not written by online training; it names no place in a stream")
+        online = state["online"]
+        self.boosted.load_state_dict(state["boosted"])
+        self._generators = state
+        self._position = StreamPosition(*online["position"])
+        epoch, step = online["numbers"]
+        self._numbers = epoch, step
+        self.sieve.load_state_dict(online["sieve"])
+        self.n_drifts = online["n_drifts"]
+        parts = {"prequential": self.prequential, "drift": self._drift, **self._also()}
+        states = {"prequential": online["prequential"], "drift": online["drift"], **online["also"]}
+        for name, part in parts.items():
+            if part is not None:
+                if states.get(name) is None:
+                    raise ValueError(f"the checkpoint holds no state of `{name}`; the run that wrote it had none")
+                part.load_state_dict(states[name])
+        self._n_steps = self.boosted.step_index
+        self._figured = time.perf_counter(), self.sieve.accepted
+
+    def _restore_generators(self) -> None:
+        if self._generators is not None:
+            restore_generators(self._generators, self.boosted.device)
+            self._generators = None
+
+    def _also(self) -> dict[str, Any]:
+        return {} if self._checkpoints is None else self._checkpoints.also
+
+    def _also_states(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._also().items()}
+
+    # Telling
+
+    def _tell_rejected(self, reason: str, number: float, message: str) -> None:
+        step = self.boosted.step_index
+        self._emit(Event(step, EventKind.RECORD_REJECTED, reason, float(number), f"step {step}: {message}"))
+
+    def _emit(self, event: Event) -> None:
+        if self.boosted.events is not None:
+            self.boosted.events.emit(event)
