@@ -139,7 +139,10 @@ def test_another_process_finds_the_task_by_its_spec(folder: Path, tmp_path_facto
     ("spec", "words"),
     [
         ("digits-resnt", "unknown task 'digits-resnt'; did you mean 'digits-resnet'"),
-        ("nonsense", "unknown task 'nonsense'; built in are digits-lenet, digits-resnet, topics-gpt"),
+        (
+            "nonsense",
+            "unknown task 'nonsense'; built in are clicks, digits-autoencoder, digits-lenet, digits-resnet, topics-gpt",
+        ),
         ("", "a task must be named by text"),
         ("no_such_module_here:task", "task module no_such_module_here is not there"),
         ("workbench.no_such_part:task", "no module named 'workbench.no_such_part'"),

@@ -1,7 +1,9 @@
 """Tasks: what is trained, on what data, and how it is judged; built in, or the user's own.
 
-``Task`` is the definition, ``load_task`` finds one by name. Built in are ``digits-lenet``, ``digits-resnet`` and
-``topics-gpt``: real data that every machine with our dependencies already has.
+``Task`` is the definition, ``load_task`` finds one by name. Built in are ``digits-lenet``, ``digits-resnet``,
+``digits-autoencoder`` and ``topics-gpt``: real data that every machine with our dependencies already has; and
+``clicks``, an endless synthetic stream with drift. ``criteo:PATH`` reads a click log of yours,
+``cifar10:FOLDER`` the published python batches.
 """
 
 from __future__ import annotations

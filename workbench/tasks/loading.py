@@ -23,6 +23,8 @@ __all__ = ["BUILT_IN", "load_task"]
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
+        "clicks": "recommender on an endless synthetic click stream with drift",
+        "digits-autoencoder": "deep autoencoder of scikit-learn's handwritten digits",
         "digits-lenet": "LeNet on scikit-learn's handwritten digits",
         "digits-resnet": "ResNet-20 with BatchNorm on scikit-learn's handwritten digits",
         "topics-gpt": "byte-level transformer on the text of Python's help topics",
@@ -30,7 +32,15 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 )
 """Built-in tasks and what they are; reading this loads no data."""
 
-_BUILT_IN_MODULES = {"digits-lenet": "digits", "digits-resnet": "digits", "topics-gpt": "topics"}
+_BUILT_IN_MODULES = {
+    "clicks": "clicks",
+    "digits-autoencoder": "autoencoder",
+    "digits-lenet": "digits",
+    "digits-resnet": "digits",
+    "topics-gpt": "topics",
+}
+# Name -> module, and its function of the place of the data.
+_FOLDER_TASKS = {"cifar10": ("cifar10", "cifar10_task"), "criteo": ("criteo", "criteo_task")}
 _DEFAULT_ATTRIBUTE = "task"
 
 
@@ -38,7 +48,8 @@ def load_task(spec: str, folder: str | Path | None = None) -> Task:
     """Return the task that a name stands for.
 
     Args:
-        spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"package.module:attribute"``, ``"path/to/file.py:attribute"``
+        spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"criteo:path/to/data"`` (a click log, `workbench.tasks.criteo`),
+            ``"package.module:attribute"``, ``"path/to/file.py:attribute"``
             or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a function without arguments
             that returns one. Modules are looked for in the working directory too.
         folder: Second place to look for a relative path, after the working directory.
@@ -56,6 +67,9 @@ def load_task(spec: str, folder: str | Path | None = None) -> Task:
         module = importlib.import_module(f"workbench.tasks.{_BUILT_IN_MODULES[spec]}")
         task: Task = getattr(module, spec.replace("-", "_"))()
         return dataclasses.replace(task, spec=spec)
+    kind, colon, place = spec.partition(":")
+    if colon and kind in _FOLDER_TASKS:
+        return _task_of_data(kind, place, folder)
     place, colon, attribute = spec.rpartition(":")
     if spec.endswith(".py") or not colon:
         place, attribute = spec, ""
@@ -69,6 +83,21 @@ def load_task(spec: str, folder: str | Path | None = None) -> Task:
             f"unknown task {spec!r}; {hint} (or name your own as 'package.module:attribute' or 'file.py:attribute')"
         )
     return _task_of(_load_module(place), attribute, place)
+
+
+def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
+    """Return the task of a kind on data of the user's, looked for here and then in ``folder``."""
+    tried = Path(place).expanduser()
+    if not place:
+        raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
+    if folder is not None and not tried.exists() and (Path(folder) / tried).exists():
+        tried = Path(folder) / tried
+    found = tried.resolve() if tried.exists() else tried
+    module, function = _FOLDER_TASKS[kind]
+    task: Task = getattr(importlib.import_module(f"workbench.tasks.{module}"), function)(
+        place if place == "-" else str(found)
+    )
+    return dataclasses.replace(task, spec=f"{kind}:{found}")
 
 
 def _found_file(place: str, folder: str | Path | None) -> Path:

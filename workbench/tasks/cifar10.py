@@ -1,0 +1,180 @@
+"""``cifar10:FOLDER``: the published python batches of CIFAR-10, read from a folder and never downloaded.
+
+60 000 colour images of 32 x 32 pixels in ten classes: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny
+Images", 2009. The python version holds five training files ``data_batch_1`` to ``data_batch_5`` and ``test_batch``,
+each a pickled dictionary of ``data`` (uint8 ``[n, 3072]``: red, green, blue planes row by row) and ``labels`` (n whole
+numbers).
+
+A pickle can run any code. The files are read with an unpickler that builds numpy arrays and plain values and refuses
+everything else by name.
+
+Images are centred and scaled per channel, float32 ``[n, 3, 32, 32]``, targets int64 ``[n]``. Training images are
+shifted by up to four pixels and mirrored, as in He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
+section 4.2, whose ResNet-20 is trained here; evaluation is on the published test images, whatever the seed.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
+from workbench.tasks.digits import ResNet
+from workbench.tasks.errors import TaskError
+from workbench.tasks.schedules import warmup_cosine
+from workbench.tasks.task import Task
+
+__all__ = ["cifar10_task", "read_batch"]
+
+BATCH_SIZE = 128
+EVALUATION_BATCH_SIZE = 500
+N_CLASSES = 10
+_TRAINING_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
+_EVALUATION_FILE = "test_batch"
+_MEAN, _SPREAD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, per channel
+_SHIFT = 4
+
+_ALLOWED = {
+    (module, name)
+    for module in ("numpy.core.multiarray", "numpy._core.multiarray")
+    for name in ("_reconstruct", "scalar")
+} | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+
+
+def cifar10_task(place: str) -> Task:
+    """Return the task of a ResNet-20 on CIFAR-10: SGD with momentum, warm-up and cosine.
+
+    Args:
+        place: Folder that holds the six files, or holds ``cifar-10-batches-py`` with them.
+
+    Raises:
+        TaskError: When a file is missing or is not what it should be.
+    """
+    folder = _folder_of(Path(place).expanduser())
+    parts = [read_batch(folder / name) for name in _TRAINING_FILES]
+    images, targets = (torch.cat(column) for column in zip(*parts, strict=True))
+    test_images, test_targets = read_batch(folder / _EVALUATION_FILE)
+    return Task(
+        name="cifar10",
+        model=_resnet20,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=_sgd,
+        train=partial(_training_batches, images, targets),
+        evaluate=_EvaluationImages(test_images, test_targets),
+        metric="accuracy",
+        scheduler=partial(warmup_cosine, warmup_share=0.1),
+        data_hash=f"cifar-10-batches-py sha256:{digest_of_tensors(images, targets, test_images, test_targets)}",
+        description="ResNet-20 with BatchNorm on CIFAR-10",
+    )
+
+
+def read_batch(path: Path) -> tuple[Tensor, Tensor]:
+    """Read one published file.
+
+    Args:
+        path: File.
+
+    Returns:
+        Images, uint8 ``[n, 3, 32, 32]``, and classes, int64 ``[n]``.
+
+    Raises:
+        TaskError: When it is no such file, or asks for anything but arrays and plain values.
+    """
+    try:
+        with path.open("rb") as file:
+            found = _RestrictedUnpickler(file).load()
+    except OSError as error:
+        raise TaskError(f"{path} cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # a damaged pickle fails in any way it likes
+        raise TaskError(f"{path} is no python batch of CIFAR-10: {error}") from error
+    data, labels = (found.get(key) for key in (b"data", b"labels")) if isinstance(found, dict) else (None, None)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+        raise TaskError(f"{path} is no python batch of CIFAR-10: `data` must be uint8 [n, 3072]")
+    whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < N_CLASSES for label in labels)
+    if not isinstance(labels, list) or not whole or len(labels) != len(data):
+        raise TaskError(f"{path} is no python batch of CIFAR-10: `labels` must be {len(data)} numbers from 0 to 9")
+    return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+
+
+class _RestrictedUnpickler(pickle.Unpickler):
+    """Builds arrays and plain values only; texts of Python 2 come as bytes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+class _EvaluationImages:
+    """Images in order, centred and scaled."""
+
+    def __init__(self, images: Tensor, targets: Tensor) -> None:
+        self._images, self._targets = images, targets
+
+    def __len__(self) -> int:
+        return math.ceil(len(self._targets) / EVALUATION_BATCH_SIZE)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for images, targets in zip(
+            torch.split(self._images, EVALUATION_BATCH_SIZE),
+            torch.split(self._targets, EVALUATION_BATCH_SIZE),
+            strict=True,
+        ):
+            yield _scaled(images), targets
+
+
+def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBatches:
+    padded = F.pad(images, (_SHIFT,) * 4)
+
+    def gather(indices: Tensor) -> tuple[Tensor, Tensor]:
+        # Drawn from what is gathered, so that any position of the stream can be reached without those before it.
+        generator = torch.Generator().manual_seed(mixed_seed(seed, *indices[:4].tolist()))
+        down, right = torch.randint(0, 2 * _SHIFT + 1, (2, len(indices), 1), generator=generator)
+        mirrored = torch.rand(len(indices), 1, generator=generator) < 0.5
+        rows, columns = down + torch.arange(32), right + torch.arange(32)
+        columns = torch.where(mirrored, columns.flip(1), columns)
+        chosen = padded[
+            indices.view(-1, 1, 1, 1),
+            torch.arange(3).view(1, 3, 1, 1),
+            rows[:, None, :, None],
+            columns[:, None, None, :],
+        ]
+        return _scaled(chosen), targets[indices]
+
+    return ShuffledBatches(len(targets), BATCH_SIZE, seed, gather)
+
+
+def _scaled(images: Tensor) -> Tensor:
+    mean, spread = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _SPREAD))
+    return (images.to(torch.float32) / 255 - mean) / spread
+
+
+def _folder_of(place: Path) -> Path:
+    for folder in (place, place / "cifar-10-batches-py"):
+        if (folder / _EVALUATION_FILE).is_file():
+            return folder
+    raise TaskError(f"a folder of CIFAR-10 must hold {_EVALUATION_FILE} and {_TRAINING_FILES[0]} to _5, got {place}")
+
+
+def _resnet20() -> nn.Module:
+    model = ResNet()
+    model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+    return torch.optim.SGD(named_parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)

@@ -1,0 +1,348 @@
+"""``criteo:PATH``: click logs in the form Criteo published, read line by line without an end in sight.
+
+Criteo's Display Advertising Challenge (Kaggle 2014) and Terabyte logs: one record per line, 40 columns between tabs, a
+label (0 or 1), 13 whole numbers and 26 categories of up to 8 hexadecimal digits. Any number or category may be
+empty. Nothing is downloaded: PATH is a file, a folder of files (read in the order of their names; ``.gz`` is
+unpacked), or ``-`` for standard input.
+
+A batch is ``((ids, numbers), labels)`` as that of ``clicks``: ids are int64 ``[n, 26]`` with the column's number in
+the bits from 40 up (so that equal digits in two columns are two ids, and an empty category is an id of its own),
+numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down to about -3; empty is
+0), labels float32 ``[n]``.
+
+A line that is none of this is rejected: counted, with its number and the reason, never fatal by itself. Only when more
+than ``limit`` lines were rejected does reading stop, since the file then is something else.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from workbench.tasks.batches import digest_of_batches
+from workbench.tasks.click_law import FIELD_SHIFT
+from workbench.tasks.clicks import ClickBatch, ClickModel, row_wise_adam
+from workbench.tasks.errors import TaskError
+from workbench.tasks.task import Task
+
+__all__ = ["N_CATEGORIES", "N_NUMBERS", "CriteoReader", "RejectedLine", "criteo_task", "parse_lines"]
+
+N_NUMBERS, N_CATEGORIES = 13, 26
+N_COLUMNS = 1 + N_NUMBERS + N_CATEGORIES
+EMPTY_CATEGORY = 1 << 32
+"""What stands for an empty category: one more than eight hexadecimal digits can say."""
+
+BATCH_SIZE = 64
+N_EVALUATION_LINES = 16_384
+EVALUATION_BATCH_SIZE = 1024
+_BLOCK_LINES = 4096
+_LONGEST_LINE = 4096  # bytes; a real one has up to 400, and without a bound one line could be the whole of a file
+_HEXADECIMAL = b"0123456789abcdefABCDEF"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedLine:
+    """A line that is no record.
+
+    Args:
+        number: Number of the line in the stream, from 0 and over all files.
+        reason: What is wrong with it.
+    """
+
+    number: int
+    reason: str
+
+
+class CriteoReader:
+    """Reads batches from Criteo's files, any number of times unless they are standard input.
+
+    It remembers what it rejected: ``n_rejected``, ``reasons`` (by kind), ``rejected`` (the last hundred lines).
+
+    Args:
+        source: File, folder of files, ``"-"`` for standard input, or an open binary file, which is read once.
+        batch_size: Records per batch, >= 1. The last one may be shorter.
+        limit: Rejected lines that are too many, >= 0; None for no limit.
+        tell: Called with each rejected line.
+
+    Raises:
+        TaskError: When there is nothing to read, or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | IO[bytes],
+        batch_size: int = BATCH_SIZE,
+        *,
+        limit: int | None = 1000,
+        tell: Callable[[RejectedLine], None] = lambda line: None,
+    ) -> None:
+        if batch_size < 1:
+            raise TaskError(f"`batch_size` must be at least 1, got {batch_size}")
+        if limit is not None and limit < 0:
+            raise TaskError(f"`limit` must be at least 0, got {limit}")
+        self.batch_size, self.limit = batch_size, limit
+        self.n_rejected = 0
+        self.reasons: Counter[str] = Counter()
+        self.rejected: list[RejectedLine] = []
+        self._tell = tell
+        self._opened: IO[bytes] | None = None
+        self._files: list[Path] = []
+        if isinstance(source, str | Path) and str(source) != "-":
+            self._files = _files_of(Path(source).expanduser())
+        else:
+            self._opened = sys.stdin.buffer if isinstance(source, str | Path) else source
+
+    def __iter__(self) -> Iterator[ClickBatch]:
+        """Yield all batches, from the first line."""
+        return self.batches()
+
+    def batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[ClickBatch]:
+        """Yield the batches of the lines ``start_line`` up to, not including, ``stop_line``.
+
+        Args:
+            start_line: Lines to pass over, rejected ones included, >= 0.
+            stop_line: None to read to the end.
+
+        Raises:
+            TaskError: When a file cannot be read or too many lines were rejected.
+        """
+        for _, batch in self.numbered_batches(start_line, stop_line):
+            yield batch
+
+    def numbered_batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[tuple[int, ClickBatch]]:
+        """Yield pairs (lines read up to the end of the batch, batch): where to begin again after the batch.
+
+        Args:
+            start_line: As in :meth:`batches`.
+            stop_line: As in :meth:`batches`.
+        """
+        if start_line < 0:
+            raise TaskError(f"`start_line` must be at least 0, got {start_line}")
+        lines = islice(self._lines(), start_line, stop_line)
+        number = start_line
+        kept_numbers: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        kept: list[Tensor] = []
+        while block := list(islice(lines, _BLOCK_LINES if self._opened is None else self.batch_size)):
+            ids, values, labels, bad = parse_lines(block)
+            for index in sorted(bad):
+                self._reject(RejectedLine(number + index, bad[index]))
+            good = np.setdiff1d(np.arange(len(block)), np.fromiter(bad, dtype=np.int64, count=len(bad)))
+            kept_numbers = np.concatenate([kept_numbers, number + good])
+            parts = [torch.from_numpy(array[good]) for array in (ids, values, labels)]
+            kept = parts if not kept else [torch.cat(pair) for pair in zip(kept, parts, strict=True)]
+            number += len(block)
+            n_whole = len(kept_numbers) // self.batch_size * self.batch_size
+            yield from _cut(kept, kept_numbers, n_whole, self.batch_size)
+            kept, kept_numbers = [part[n_whole:] for part in kept], kept_numbers[n_whole:]
+        if len(kept_numbers):
+            yield from _cut(kept, kept_numbers, len(kept_numbers), self.batch_size)
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the lines of all files; one that is too long comes cut off, as one line."""
+        if self._opened is not None:
+            yield from _bounded_lines(self._opened)
+        for path in self._files:
+            try:
+                with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                    yield from _bounded_lines(file)
+            except (OSError, EOFError) as error:
+                raise TaskError(f"{path} cannot be read: {error}") from error
+
+    def _reject(self, line: RejectedLine) -> None:
+        self.n_rejected += 1
+        self.reasons[line.reason.partition(",")[0]] += 1
+        self.rejected = [*self.rejected[-99:], line]
+        self._tell(line)
+        if self.limit is not None and self.n_rejected > self.limit:
+            raise TaskError(
+                f"more than {self.limit} lines are no records of Criteo's form, the last one line {line.number}: "
+                f"{line.reason}; raise `limit` if the rest is worth reading"
+            )
+
+
+def parse_lines(
+    lines: list[bytes],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], dict[int, str]]:
+    """Turn lines into arrays.
+
+    Args:
+        lines: Lines with or without their line end.
+
+    Returns:
+        Ids, int64 ``[n, 26]``; numbers, float32 ``[n, 13]``; labels, float32 ``[n]``; and for each line that is no
+        record its reason by index. The rows of those lines hold nothing of use.
+    """
+    n = len(lines)
+    bad: dict[int, str] = {}
+    cells: list[list[bytes]] = []
+    for index, line in enumerate(lines):
+        columns = line.rstrip(b"\r\n").split(b"\t")
+        if len(columns) != N_COLUMNS:
+            too_long = len(line) > _LONGEST_LINE
+            bad[index] = (
+                f"longer than {_LONGEST_LINE} bytes" if too_long else f"not {N_COLUMNS} columns, got {len(columns)}"
+            )
+            columns = _NOTHING
+        cells.append(columns)
+    labels = _read_cells([row[0] for row in cells], _is_label, _label, 1, bad, "a label that is neither 0 nor 1")
+    counts = _read_cells(
+        [cell for row in cells for cell in row[1 : 1 + N_NUMBERS]], _is_count, _count, N_NUMBERS, bad, "no whole number"
+    )
+    digits = _read_cells(
+        [cell for row in cells for cell in row[1 + N_NUMBERS :]],
+        *(_is_category, _category, N_CATEGORIES, bad, "no category of up to 8 hexadecimal digits"),
+    )
+    wide = counts.reshape(n, N_NUMBERS).astype(np.float64)
+    numbers = np.where(wide > 0, np.log1p(np.maximum(wide, 0.0)), wide).astype(np.float32)
+    ids = digits.reshape(n, N_CATEGORIES) | (np.arange(N_CATEGORIES, dtype=np.int64) << FIELD_SHIFT)
+    return ids, numbers, labels.astype(np.float32), bad
+
+
+def criteo_task(place: str) -> Task:
+    """Return the task of a log in Criteo's form: the recommender of ``clicks``, larger, judged by its ROC curve.
+
+    The first lines are kept for evaluation, training reads the others in their order, again and again.
+
+    Args:
+        place: File or folder; standard input can be read only once and is for ``CriteoReader``.
+
+    Raises:
+        TaskError: When there is nothing to read, or no line of it is a record.
+    """
+    if place == "-":
+        raise TaskError(
+            "the task `criteo:` needs a file or a folder; standard input cannot be read again for evaluation"
+        )
+    reader = CriteoReader(place, EVALUATION_BATCH_SIZE)
+    n_kept, first = _kept_lines(reader)
+    return Task(
+        name=f"criteo-{Path(place).expanduser().resolve().stem}",
+        model=_criteo_model,
+        loss=nn.BCEWithLogitsLoss(),
+        optimizer=row_wise_adam,
+        train=_CriteoLines(place, BATCH_SIZE, n_kept, None),
+        evaluate=_CriteoLines(place, EVALUATION_BATCH_SIZE, 0, n_kept),
+        metric="auroc",
+        data_hash=f"first {n_kept} lines sha256:{digest_of_batches(first, 64)}",
+        description="recommender on a click log in Criteo's form",
+    )
+
+
+class _CriteoLines:
+    """A part of the lines, re-iterable.
+
+    Args:
+        place: File or folder.
+        batch_size: Records per batch.
+        start: First line.
+        stop: Line after the last; None for all.
+    """
+
+    def __init__(self, place: str, batch_size: int, start: int, stop: int | None) -> None:
+        self._place, self._batch_size, self._start, self._stop = place, batch_size, start, stop
+
+    def __iter__(self) -> Iterator[ClickBatch]:
+        return CriteoReader(self._place, self._batch_size).batches(self._start, self._stop)
+
+
+def _kept_lines(reader: CriteoReader) -> tuple[int, list[ClickBatch]]:
+    """Return how many lines are for evaluation (a fifth of a short log), and their batches."""
+    read = list(reader.numbered_batches(0, 5 * N_EVALUATION_LINES))
+    if not read:
+        raise TaskError("a click log must hold at least one record of Criteo's form, got none")
+    n_lines = read[-1][0]
+    n_kept = max(n_lines // 5, 1)
+    if n_lines < 2:
+        raise TaskError("a click log must hold at least two records, one for training and one for evaluation, got 1")
+    return n_kept, list(reader.batches(0, n_kept))
+
+
+def _criteo_model() -> nn.Module:
+    return ClickModel(N_CATEGORIES, N_NUMBERS, n_rows=1 << 20)
+
+
+def _cut(parts: list[Tensor], numbers: npt.NDArray[np.int64], n: int, size: int) -> Iterator[tuple[int, ClickBatch]]:
+    """Yield the first n records as batches, each with the line after its last."""
+    for first in range(0, n, size):
+        behind = min(first + size, n)
+        ids, values, labels = (part[first:behind] for part in parts)
+        yield int(numbers[behind - 1]) + 1, ((ids, values), labels)
+
+
+def _files_of(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise TaskError(f"a click log must be a file, a folder of files or '-', and {place} is not there")
+    files = sorted(path for path in place.iterdir() if path.is_file() and not path.name.startswith("."))
+    if not files:
+        raise TaskError(f"a folder of click logs must hold at least one file, got the empty {place}")
+    return files
+
+
+def _bounded_lines(file: IO[bytes] | gzip.GzipFile | BufferedReader) -> Iterator[bytes]:
+    """Yield lines; of one that is too long its beginning, the rest being read in pieces and dropped."""
+    while line := file.readline(_LONGEST_LINE + 1):
+        piece = line
+        while len(piece) > _LONGEST_LINE and not piece.endswith(b"\n"):
+            piece = file.readline(_LONGEST_LINE + 1)
+        yield line
+
+
+_NOTHING = [b"0", *[b""] * (N_NUMBERS + N_CATEGORIES)]  # stands in for a line that has no columns
+
+
+def _is_label(cell: bytes) -> bool:
+    return cell in {b"0", b"1"}
+
+
+def _label(cell: bytes) -> int:
+    return cell == b"1"
+
+
+def _is_count(cell: bytes) -> bool:
+    # int() alone would take blanks, underscores and numbers that no int64 holds.
+    return not cell or (cell.removeprefix(b"-").isdigit() and len(cell) <= 18)
+
+
+def _count(cell: bytes) -> int:
+    return int(cell) if cell else 0
+
+
+def _is_category(cell: bytes) -> bool:
+    return len(cell) <= 8 and not cell.translate(None, _HEXADECIMAL)
+
+
+def _category(cell: bytes) -> int:
+    return int(cell, 16) if cell else EMPTY_CATEGORY
+
+
+def _read_cells(
+    cells: list[bytes],
+    is_valid: Callable[[bytes], bool],
+    value_of: Callable[[bytes], int],
+    width: int,
+    bad: dict[int, str],
+    what: str,
+) -> npt.NDArray[np.int64]:
+    """Return the values of cells, ``width`` per line; note lines with a wrong cell that have no reason yet."""
+    values = dict.fromkeys(cells)  # a block repeats itself: each text is judged once
+    wrong = {cell for cell in values if not is_valid(cell)}
+    known = {cell: 0 if cell in wrong else value_of(cell) for cell in values}
+    if wrong:
+        for index, cell in enumerate(cells):
+            if cell in wrong:
+                bad.setdefault(index // width, f"{what}, got {cell[:40]!r}")
+    return np.fromiter(map(known.__getitem__, cells), dtype=np.int64, count=len(cells))
