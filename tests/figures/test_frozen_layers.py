@@ -79,6 +79,17 @@ def test_too_few_timed_steps_say_nothing() -> None:
     assert time_saved_in_run([]) is None
 
 
+def test_a_kind_that_was_seldom_timed_counts_as_the_next_one_that_freezes_less() -> None:
+    seldom = time_saved_in_run(_timed([0, *([0] * 20), *([1] * 16), *([2] * 4)]), 3)
+    often = time_saved_in_run(_timed([0, *([0] * 20), *([1] * 20)]), 3)
+    assert seldom is not None
+    assert often is not None
+    assert seldom.share == pytest.approx(often.share)
+    first = time_saved_in_run(_timed([0, *([0] * 20), *([1] * 4), *([2] * 16)]), 3)
+    assert first is not None
+    assert first.share == pytest.approx(16 / 40 * 0.4)  # the four count as saving nothing
+
+
 def test_single_long_steps_do_not_count() -> None:
     frame = _timed([0, *([0] * 20), *([1] * 20)])
     frame.loc[30, "step_ms"] = 1e5  # an evaluation, a pause

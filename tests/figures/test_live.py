@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -317,3 +319,16 @@ def test_widgets_are_imported_only_here() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "True False"]
+
+
+@pytest.mark.browser
+def test_a_saved_notebook_carries_a_picture_when_plotly_is_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kaleido", reason="kaleido is not installed; pip install boost-workbench[pictures]")
+    if shutil.which("chromium") is None:
+        pytest.skip("Chromium is not installed; apt-get install chromium")
+    monkeypatch.setattr("plotly.io.renderers.default", "plotly_mimetype+png")
+    live = LiveFigure(go.Figure(go.Scatter(y=[1.0, 3.0, 2.0])))
+    picture = base64.b64decode(live._repr_mimebundle_()["image/png"])
+    live.close()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 5000

@@ -55,6 +55,18 @@ def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: 
     assert point.metric_bound == pytest.approx(bound)
 
 
+def test_a_speed_up_whose_interval_holds_one_is_not_claimed() -> None:
+    unclear = _candidate(Verdict.CONFIRMED, label="trial 0", speedup=1.06, speedup_low=0.6, speedup_high=1.37)
+    title = unmarked(speed_accuracy_figure(TRIALS, [unclear], metric=ACCURACY).layout.title.text)
+    assert title == "Trial 0 stays within its allowed drop; its speed is not clearly different from O0's"
+
+
+def test_an_undecided_candidate_speaks_before_a_single_trial() -> None:
+    undecided = _candidate(Verdict.UNDECIDED, label="trial 1")
+    title = unmarked(speed_accuracy_figure(TRIALS, [undecided], metric=ACCURACY).layout.title.text)
+    assert title == "Trial 1 is 1.40 × as fast as O0; whether it stays within its drop is open"
+
+
 def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
     candidates = [_candidate(v, label=f"trial {i}") for i, v in enumerate(Verdict)]
     figure = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05})

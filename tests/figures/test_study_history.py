@@ -37,6 +37,12 @@ def test_history_says_who_leads_and_marks_penalties_at_the_edge() -> None:
     assert len(study_history_figure([_trial(0, math.nan)]).data) == 0
 
 
+def test_ticks_of_few_trials_are_whole_numbers() -> None:
+    assert study_history_figure([_trial(0)]).layout.xaxis.dtick == 1
+    assert study_history_figure([_trial(0), _trial(2)]).layout.xaxis.dtick == 1
+    assert study_history_figure([_trial(number) for number in range(40)]).layout.xaxis.dtick is None
+
+
 def test_every_point_carries_its_trial() -> None:
     trials = [_trial(0, 1.0), _trial(7, 0.9, feasible=True), _trial(8, 1e6)]
     figure = study_history_figure(trials)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 
-from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_template, new_figure, translucent
+from workbench.figures.live import LiveFigure
+from workbench.figures.theme import (
+    FIGURE_CONFIG,
+    Theme,
+    empty_figure,
+    figure_template,
+    new_figure,
+    template_json,
+    translucent,
+)
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
@@ -62,3 +72,17 @@ def test_a_long_reason_is_broken_into_lines() -> None:
     notes = empty_figure("Why?", "A sentence that is long enough to be broken once, " * 2).layout.annotations
     assert len(notes) == 3
     assert notes[0].yshift - notes[1].yshift == 20
+
+
+def test_the_shared_template_stays_as_it_is_whoever_takes_it() -> None:
+    before = json.dumps(template_json("dark"), sort_keys=True)
+    figure = new_figure("What?", theme="dark")
+    figure.update_layout(template_layout_font_color="#123456", font_size=40)
+    figure.layout.template.layout.xaxis.gridcolor = "red"
+    live = LiveFigure(figure, theme="dark")
+    live.widget.layout.template.layout.colorway = ["#000000"]
+    live.set_theme("light")
+    live.set_theme("dark")
+    assert live.widget.layout.template.to_plotly_json() == template_json("dark")
+    live.close()
+    assert json.dumps(template_json("dark"), sort_keys=True) == before

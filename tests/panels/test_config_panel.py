@@ -51,6 +51,24 @@ def test_presets_stand_first_then_switches_then_everything_else_folded(panel: Co
     )
 
 
+def test_the_optimizer_that_is_chosen_decides_which_of_its_parameters_can_be_set(panel: ConfigPanel) -> None:
+    name, damping, eps = (panel.control(f"optimizer.{name}") for name in ("name", "damping", "eps"))
+    assert not damping.disabled
+    assert "only thor has it: choose it as optimizer" in text_in(damping.widget)
+    box(panel, "optimizer.name").value = "AdamW"
+    assert name.value == "AdamW"
+    assert damping.disabled
+    assert "not in effect: AdamW has no such parameter; only thor has it" in text_in(damping.widget)
+    assert not eps.disabled
+    box(panel, "optimizer.name").value = "thor"
+    assert not damping.disabled
+    assert "only thor has it" not in text_in(damping.widget)
+    assert eps.disabled
+    assert "steps" in text_in(panel.control("optimizer.frequency").widget), "its unit stands beside it"
+    box(panel, "optimizer.damping").value = "-1"
+    assert "optimizer.damping must be greater than 0, got -1" in text_in(damping.widget)
+
+
 def test_a_preset_sets_the_level_and_leaves_the_switches_to_it(panel: ConfigPanel) -> None:
     assert panel.preset.buttons.value == "O1"
     assert "LessBN + freezing (frozen steps: 30 %)" in text_in(panel)

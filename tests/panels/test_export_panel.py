@@ -168,6 +168,19 @@ def test_a_study_that_exported_nothing_says_what_to_do(tmp_path: Path) -> None:
         assert panel.config == BoostConfig()
 
 
+def test_an_offered_study_waits_beside_the_configuration_on_show(study: Path, tmp_path: Path) -> None:
+    with ExportPanel(folder=tmp_path / "out") as made:
+        made.offer(tmp_path / "nothing exported")
+        assert made.study.value == ""
+        made.offer(study)
+        assert made.study.value == str(study)
+        assert made.choice.options == ("this configuration", "o1", "o2")
+        assert made.choice.value == "this configuration"
+        made.choice.value = "o2"
+        made.offer(tmp_path)  # the study that is named stays, and what was chosen of it
+        assert (made.study.value, made.choice.value) == (str(study), "o2")
+
+
 def test_a_damaged_export_is_a_sentence_and_the_other_one_is_shown(study: Path) -> None:
     (study / "result" / "boost_config.o1.json").write_text('{"boost": {"grad_freez": true}}')
     with ExportPanel(study) as panel:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from workbench.config import SWITCHES, BoostConfig, ConfigError, describe_parameters
-from workbench.panels.idle_reasons import idle_reason, switch_refusals, with_switch
+from workbench.panels.idle_reasons import idle_reason, owner_note, switch_refusals, with_switch
 
 PARAMETERS = describe_parameters()
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -107,6 +107,32 @@ def test_the_parameter_that_a_switch_waits_for_can_be_set_while_the_switch_is_of
 def test_the_reason_names_what_is_off(path: str, reason: str) -> None:
     config = BoostConfig()
     assert idle_reason(config.resolve("O0"), path, switch_refusals(config, "O0")) == reason
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "path", "reason"),
+    [
+        ("AdamW", "optimizer.damping", "AdamW has no such parameter; only thor has it"),
+        ("thor", "optimizer.eps", "thor has no such parameter; Adam, AdamW, RMSprop, Adagrad and adam_offload have it"),
+        ("Adam", "optimizer.momentum", "Adam has no such parameter; SGD, RMSprop and thor have it"),
+        ("thor", "optimizer.damping", ""),
+    ],
+)
+def test_what_the_named_optimizer_lacks_says_who_has_it(optimizer: str, path: str, reason: str) -> None:
+    config = BoostConfig.from_dict({"optimizer": {"name": optimizer}})
+    assert idle_reason(config.resolve("O0"), path, switch_refusals(config, "O0")) == reason
+    assert owner_note(config.resolve("O0"), path) == ""
+
+
+@pytest.mark.parametrize("values", [{}, {"optimizer": {"lr": 0.1}}], ids=["no section", "no name"])
+def test_without_a_name_thors_own_parameters_say_whose_they_are(values: dict[str, Any]) -> None:
+    plan = BoostConfig.from_dict(values).resolve("O0")
+    said = {path for path in PARAMETERS if owner_note(plan, path)}
+    own = ("damping", "damping_decay", "frequency", "factor_decay", "trace_threshold", "kl_clip")
+    assert said == {f"optimizer.{name}" for name in own}
+    assert owner_note(plan, "optimizer.damping") == (
+        "only thor has it: choose it as optimizer, unless the task has it by itself"
+    )
 
 
 def test_turning_a_switch_keeps_what_the_level_asks_for() -> None:

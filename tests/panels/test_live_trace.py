@@ -23,6 +23,26 @@ def test_blocks_become_one_table_in_order() -> None:
     assert trace.steps is table, "looking again joins nothing"
 
 
+def test_a_long_run_in_small_blocks_keeps_every_step_and_earlier_tables_stay_as_they_were() -> None:
+    trace = LiveTrace()
+    for begin in range(0, 900, 9):
+        trace.add([record(step) for step in range(begin, begin + 9)], [])
+        if begin == 90:
+            early = trace.steps
+    assert trace.steps["step"].tolist() == list(range(900))
+    assert trace.steps["loss"].tolist() == [1.0 / (step + 1) for step in range(900)]
+    assert early["step"].tolist() == list(range(99))
+
+
+def test_a_time_that_is_known_now_and_then_is_missing_elsewhere() -> None:
+    trace = LiveTrace()
+    trace.add([record(0, **{"time.data": 1.0}), record(1)], [])
+    trace.add([record(2)], [])
+    trace.add([record(3, **{"time.update": 2.0})], [])
+    assert trace.steps["time.data"].fillna(-1.0).tolist() == [1.0, -1.0, -1.0, -1.0]
+    assert trace.steps["time.update"].fillna(-1.0).tolist() == [-1.0, -1.0, -1.0, 2.0]
+
+
 def test_evaluations_are_told_apart_from_what_happened_to_the_scale() -> None:
     trace = LiveTrace()
     assert trace.steps.empty

@@ -88,6 +88,18 @@ def test_errors_in_a_handler_are_shown() -> None:
         assert "KeyError" in shown(panel)
 
 
+def test_a_handler_that_the_kernel_interrupts_says_so_and_the_panel_stays_usable() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with Panel("Train") as panel:
+        panel.guarded(interrupted)()
+        assert "interrupted; start again when you like" in shown(panel)
+        clicks: list[int] = []
+        panel.guarded(lambda: clicks.append(1))()
+        assert clicks == [1]
+
+
 def test_a_closed_panel_ignores_late_clicks_and_moves() -> None:
     panel, clicks = Panel("Train"), []
     handler = panel.guarded(lambda: clicks.append(1))

@@ -168,10 +168,32 @@ def test_opening_a_study_shows_its_state_and_trains_nothing(made: Callable[..., 
     assert sorted(path for path in finished.rglob("*") if "runs" in path.parts) == before
 
 
+def _unfold_more(panel: StudyPanel) -> None:
+    (sections,) = [each for each in everything(panel.controls) if isinstance(each, widgets.Accordion)]
+    sections.selected_index = list(sections.titles).index("More")
+
+
+def test_controls_of_a_folded_section_are_made_when_it_is_unfolded(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task(Loss()))
+    panel.entries["confirm.seeds_max"].set(7)
+    panel.entries["sampler.name"].lock(True)
+    assert "Confirmation seeds, most" not in text_in(panel)
+    _unfold_more(panel)
+    assert "Confirmation seeds, most" in text_in(panel)
+    shown = panel.entries["confirm.seeds_max"].widget
+    assert shown in everything(panel.controls)
+    assert [w.value for w in everything(shown) if isinstance(w, widgets.Text)] == ["7"]
+    (sampler,) = [w for w in everything(panel.entries["sampler.name"].widget) if isinstance(w, widgets.Dropdown)]
+    assert sampler.disabled
+    panel.close()
+    assert shown.comm is None
+
+
 def test_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Callable[..., StudyPanel]) -> None:
     loss = Loss()
     loss.hold_at = 9
     panel = made(tiny_task(loss))
+    _unfold_more(panel)
     panel.start_button.click()
     assert loss.reached.wait(LONG)
     assert panel.state.busy

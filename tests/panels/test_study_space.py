@@ -52,6 +52,26 @@ def test_bounds_are_typed_as_people_write_them(space: SearchSpace) -> None:
     assert row.value == {"low": 4, "high": 12, "step": 2}  # what has no control is kept
 
 
+def test_the_parameters_of_an_optimizer_can_be_searched_and_show_their_units(space: SearchSpace) -> None:
+    for name in ("name", "lr", "damping", "frequency", "trace_threshold"):
+        space.add(f"optimizer.{name}")
+    boxes = space.rows["optimizer.name"].boxes
+    assert {"thor", "adam_offload", "SGD"} <= set(boxes)
+    for choice, box in boxes.items():
+        box.value = choice in ("thor", "SGD")
+    row = space.rows["optimizer.frequency"]
+    row.high.value = "50"
+    assert space.value["optimizer.name"] == ["SGD", "thor"]
+    assert space.value["optimizer.frequency"] == {"low": 2, "high": 50, "log": True}
+    units = {
+        path: " ".join(w.value for w in everything(one.widget) if isinstance(w, widgets.HTML))
+        for path, one in space.rows.items()
+    }
+    assert ">steps<" in units["optimizer.frequency"]
+    assert ">steps<" not in units["optimizer.damping"]
+    read_space(space.value)
+
+
 def test_numbers_without_an_upper_bound_are_a_list(space: SearchSpace) -> None:
     row = space.rows["grad_freeze.param_groups"]
     row.low.value, row.high.value = "2, 4, 8", ""

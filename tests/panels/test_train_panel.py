@@ -104,6 +104,36 @@ def test_the_figure_shows_what_was_trained(made: Callable[..., TrainPanel]) -> N
     assert [bar.name for bar in panel.live.widget.data] == ["data", "forward", "backward", "update", "other"]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "view", "axis"),
+    [
+        pytest.param({"name": "thor", "frequency": 5}, "Second order", "Layers", id="thor"),
+        pytest.param({"name": "adam_offload"}, "Offload", "Time per step (ms)", id="adam_offload"),
+    ],
+)
+def test_a_view_is_offered_while_a_run_tells_its_columns(
+    made: Callable[..., TrainPanel], optimizer: dict[str, Any], view: str, axis: str
+) -> None:
+    always = ("Loss and metric", "Loss scale", "Step time")
+    shared = SharedConfig(BoostConfig.from_dict({"optimizer": optimizer}), "O0")
+    panel = made(small_task(), shared=shared)
+    panel.choice.value = "Loss scale"
+    assert panel.choice.options == always
+    panel.start()
+    assert panel.wait(LONG)
+    assert panel.choice.options == (*always, view)
+    assert panel.choice.value == "Loss scale", "what was looked at stays"
+    panel.choice.value = view
+    assert panel.live.widget.layout.yaxis.title.text == axis
+
+    shared.set(BoostConfig())
+    panel.start()
+    assert panel.wait(LONG)
+    assert panel.choice.options == always
+    assert panel.choice.value == "Loss and metric", "a run without the view leaves it"
+    assert panel.live.widget.layout.yaxis.title.text == "Training loss (nats)"
+
+
 def test_the_run_is_recorded_with_the_shared_configuration(made: Callable[..., TrainPanel], tmp_path: Path) -> None:
     config = BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "init": 8.0}})
     panel = made(small_task(), shared=SharedConfig(config, "O0"), out=tmp_path)

@@ -63,6 +63,19 @@ def test_a_run_goes_on_while_another_tab_is_looked_at(bench: Workbench) -> None:
     assert "4 steps in" in bench.static_html()
 
 
+def test_export_offers_what_the_study_of_the_tune_tab_has_found(bench: Workbench) -> None:
+    folder = Path(bench.panel("Tune").folder.value)
+    bench.tabs.selected_index = 5
+    assert bench.panel("Export").choice.options == ("this configuration",)
+    (folder / "result").mkdir(parents=True)
+    BoostConfig().save(folder / "result" / "boost_config.o1.json")
+    bench.tabs.selected_index = 0
+    bench.tabs.selected_index = 5
+    export = bench.panel("Export")
+    assert export.choice.options == ("this configuration", "o1")
+    assert export.choice.value == "this configuration"
+
+
 def test_closing_the_workbench_closes_every_tab(tmp_path: Path) -> None:
     made = Workbench(small_task(), out=tmp_path, studies=tmp_path)
     panels = [made.panel(title) for title in TITLES]

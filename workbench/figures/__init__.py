@@ -25,6 +25,9 @@ from workbench.figures.importance import ImportanceNumbers, importance_figure, i
 from workbench.figures.labels import MetricScale
 from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
 from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
+from workbench.figures.offload import OffloadNumbers, offload_figure, offload_numbers
+from workbench.figures.online_quality import OnlineQualityNumbers, online_quality_figure, online_quality_numbers
+from workbench.figures.online_stream import OnlineStreamNumbers, online_stream_figure, online_stream_numbers
 from workbench.figures.parallel_coordinates import (
     ParallelCoordinatesNumbers,
     parallel_coordinates_figure,
@@ -36,6 +39,7 @@ from workbench.figures.replay_policies import (
     replay_policies_figure,
     replay_policies_numbers,
 )
+from workbench.figures.second_order import SecondOrderNumbers, second_order_figure, second_order_numbers
 from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
 from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
@@ -51,9 +55,13 @@ __all__ = [
     "LossCurveNumbers",
     "LossScaleNumbers",
     "MetricScale",
+    "OffloadNumbers",
+    "OnlineQualityNumbers",
+    "OnlineStreamNumbers",
     "ParallelCoordinatesNumbers",
     "ReplayPoliciesNumbers",
     "RunCurve",
+    "SecondOrderNumbers",
     "SpeedAccuracyNumbers",
     "StepTimeNumbers",
     "StudyHistoryNumbers",
@@ -76,11 +84,19 @@ __all__ = [
     "loss_curves_figure",
     "loss_scale_figure",
     "loss_scale_numbers",
+    "offload_figure",
+    "offload_numbers",
+    "online_quality_figure",
+    "online_quality_numbers",
+    "online_stream_figure",
+    "online_stream_numbers",
     "parallel_coordinates_figure",
     "parallel_coordinates_numbers",
     "policy_names",
     "replay_policies_figure",
     "replay_policies_numbers",
+    "second_order_figure",
+    "second_order_numbers",
     "speed_accuracy_figure",
     "speed_accuracy_numbers",
     "step_time_figure",

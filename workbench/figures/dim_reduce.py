@@ -19,8 +19,8 @@ from workbench.figures.theme import (
     ORANGE,
     VERMILLION,
     Theme,
+    bare_figure,
     empty_figure,
-    figure_template,
     set_title,
     translucent,
 )
@@ -164,13 +164,19 @@ def dim_reduce_figure(
     numbers = [one for one in numbers if one.n_steps or one.x.size]
     if not numbers:
         return empty_figure(_QUESTION, "No run in a subspace has been recorded yet.", theme=theme)
-    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, row_heights=[0.52, 0.22, 0.26], vertical_spacing=0.05)
+    figure = make_subplots(
+        rows=3,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[0.52, 0.22, 0.26],
+        vertical_spacing=0.05,
+        figure=bare_figure(theme),
+    )
     for index, one in reversed(list(enumerate(numbers))):  # the first one on top
         _add_losses(figure, one, is_first=index == 0)
     _add_search(figure, numbers[0])
     label = plain(numbers[0].label)
     figure.update_layout(
-        template=figure_template(theme),
         height=height,
         showlegend=True,
         margin={"b": 96},

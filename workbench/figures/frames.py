@@ -44,7 +44,10 @@ def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> npt
     """Return one numeric column as float64 ``[n]``, or the default repeated when the run does not have it."""
     if name not in frame.columns:
         return np.full(len(frame), default)
-    return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    values = frame[name]
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind in "fiub":  # nothing is missing that has to be replaced
+        return values.to_numpy().astype(np.float64)
+    return values.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
 def flags(frame: pd.DataFrame, name: str) -> npt.NDArray[np.bool_]:

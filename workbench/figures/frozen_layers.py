@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
-from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, empty_figure, figure_template, set_title, translucent
+from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, bare_figure, empty_figure, set_title, translucent
 from workbench.figures.thinning import bin_edges
 from workbench.records import StepRecord
 
@@ -117,7 +117,8 @@ def time_saved_in_run(
     """Read from a run itself what freezing saved: its steps against those of them that froze nothing.
 
     A step's time is judged by the median of its kind (so many groups frozen), because a pause or an evaluation makes
-    single steps long; the interval comes from resampling within kinds.
+    single steps long; the interval comes from resampling within kinds. A kind that was timed less than ten times counts
+    as the next one that freezes less, so that it claims too little rather than too much.
 
     Args:
         steps: Step table or records of a run that freezes.
@@ -126,18 +127,27 @@ def time_saved_in_run(
         seed: Seed of the resampling.
 
     Returns:
-        The time saved; None when no two kinds of step have been timed ten times each.
+        The time saved; None when steps that freeze nothing, or those of every kind that freezes something, were timed
+        less than ten times.
     """
     frame = steps_frame(steps).iloc[1:]  # the first step allocates
     frozen = np.nan_to_num(column(frame, "frozen_groups", 0.0)).astype(np.int64)
     times = column(frame, "step_ms")
-    kinds = [times[(frozen == kind) & np.isfinite(times)] for kind in np.unique(frozen)]
     full = times[(frozen == 0) & np.isfinite(times)]
-    if full.size < _FEWEST_TIMES or len(kinds) < 2 or min(kind.size for kind in kinds[1:]) < _FEWEST_TIMES:
+    if full.size < _FEWEST_TIMES:
+        return None
+    kinds, counts = [full], [full.size]
+    for kind in np.unique(frozen[frozen > 0]):
+        timed = times[(frozen == kind) & np.isfinite(times)]
+        if timed.size >= _FEWEST_TIMES:
+            kinds.append(timed)
+            counts.append(timed.size)
+        else:
+            counts[-1] += timed.size
+    if len(kinds) < 2:
         return None
     rng = np.random.default_rng(seed)
-    counts = np.array([kind.size for kind in kinds], dtype=np.float64)
-    weights = counts / counts.sum()
+    weights = np.array(counts) / sum(counts)
     middles = np.stack([_resampled_medians(kind, rng) for kind in kinds])  # [kinds, repetitions]
     saved = 1 - weights @ middles / middles[0]
     share = 1 - float(weights @ [np.median(kind) for kind in kinds] / np.median(full))
@@ -171,7 +181,7 @@ def frozen_layers_figure(
     numbers = frozen_layers_numbers(schedule, n_groups, work=work)
     if numbers.n_steps == 0:
         return empty_figure(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
-    figure = _panes(height, saved is not None)
+    figure = _panes(height, saved is not None, theme)
     groups = np.arange(1, numbers.n_groups + 1)
     figure.add_heatmap(
         x=numbers.steps,
@@ -207,7 +217,6 @@ def frozen_layers_figure(
         _add_time(figure, saved)
         title += f", which {_effect(saved)}"
     figure.update_layout(
-        template=figure_template(theme),
         height=height + (_TIME_HEIGHT if saved is not None else 0),
         showlegend=False,
     )
@@ -230,8 +239,14 @@ def frozen_layers_figure(
     return figure
 
 
-def _panes(height: int, with_time: bool) -> go.Figure:
-    columns = {"cols": 2, "column_widths": [0.76, 0.24], "shared_yaxes": True, "horizontal_spacing": 0.03}
+def _panes(height: int, with_time: bool, theme: Theme) -> go.Figure:
+    columns: dict[str, Any] = {
+        "figure": bare_figure(theme),
+        "cols": 2,
+        "column_widths": [0.76, 0.24],
+        "shared_yaxes": True,
+        "horizontal_spacing": 0.03,
+    }
     if not with_time:
         return make_subplots(rows=1, **columns)
     return make_subplots(

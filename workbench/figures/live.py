@@ -10,6 +10,7 @@ a hidden trace or a chosen menu entry survives the next update.
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -21,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import plotly
 import plotly.graph_objects as go
+import plotly.io as pio
 from plotly.graph_objects import FigureWidget
 
-from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_template, figure_text
+from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_text, template_json
 
 __all__ = ["LiveFigure", "static_mimebundle"]
 
@@ -66,8 +68,10 @@ class LiveFigure:
         self._last_sent = -np.inf
         self._closed = False
         first = figure if figure is not None else empty_figure("", "Nothing to show yet.", theme=theme)
-        self.widget = _Widget(first.data, deepcopy(first.layout))
-        self.widget.layout.template = figure_template(theme)
+        template = template_json(theme)
+        self.widget = _Widget(first.data, first.layout)  # plotly copies what it takes
+        if self.widget.layout.template.to_plotly_json() != template:
+            self.widget.layout.template = template
         # A copy with lists of its own: plotly changes the dictionary it is given.
         self.widget._config = deepcopy(FIGURE_CONFIG)
         self._traces = [_leaves(trace.to_plotly_json()) for trace in first.data]
@@ -149,11 +153,11 @@ class LiveFigure:
         Raises:
             ValueError: When there is no such theme.
         """
-        template = figure_template(theme)
+        template = template_json(theme)
         with self._lock:
             self._theme = theme
             if not self._closed:
-                self._layout["template"] = template.to_plotly_json()
+                self._layout["template"] = template
                 self.widget.layout.template = template
 
     def static(self) -> go.Figure:
@@ -221,7 +225,7 @@ class LiveFigure:
 
     def _layout_leaves(self, figure: go.Figure) -> Leaves:
         leaves = _leaves(figure.layout.to_plotly_json())
-        leaves["template"] = figure_template(self._theme).to_plotly_json()
+        leaves["template"] = template_json(self._theme)
         return leaves
 
     def _is_readers_own(self, path: str) -> bool:
@@ -314,10 +318,11 @@ class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
         state: dict[str, Any] = super().get_state(key, drop_defaults)
         if not hasattr(self, "_layout_obj"):  # asked for while it is being made
             return state
-        for name, now in (("_widget_data", self._data), ("_widget_layout", self._layout_obj.to_plotly_json())):
-            if name in state:
-                to_json = self.trait_metadata(name, "to_json", self._trait_to_json)
-                state[name] = to_json(deepcopy(now), self)
+        # Asked of every message, most of which hold neither of the two.
+        now = {"_widget_data": lambda: deepcopy(self._data), "_widget_layout": self._layout_obj.to_plotly_json}
+        for name in now.keys() & state.keys():
+            to_json = self.trait_metadata(name, "to_json", self._trait_to_json)
+            state[name] = to_json(now[name](), self)
         return state
 
     def trait_metadata(self, traitname: str, key: str, default: Any = None) -> Any:
@@ -339,11 +344,16 @@ def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
         figure: Any figure.
 
     Returns:
-        ``text/plain`` and plotly's own type, which JupyterLab, VS Code and nbviewer draw.
+        ``text/plain`` and plotly's own type, which JupyterLab, VS Code and nbviewer draw. GitHub draws neither, only
+        pictures: when ``plotly.io.renderers.default`` names ``png`` (``"plotly_mimetype+png"``), ``image/png`` (base64)
+        is there, too, which needs Kaleido and a Chromium.
     """
     shown = json.loads(figure.to_json())  # the notebook's own encoder knows no arrays
     content = {"data": shown["data"], "layout": shown["layout"], "config": deepcopy(FIGURE_CONFIG)}
-    return {"text/plain": figure_text(figure), _PLOTLY_MIME: content}
+    bundle: dict[str, Any] = {"text/plain": figure_text(figure), _PLOTLY_MIME: content}
+    if "png" in str(pio.renderers.default).split("+"):
+        bundle["image/png"] = base64.b64encode(go.Figure(shown).to_image(format="png", scale=2)).decode("ascii")
+    return bundle
 
 
 def _sendable(value: Any) -> Any:

@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from workbench.figures.frames import StepTable, column, flags, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
-from workbench.figures.theme import COLORWAY, VERMILLION, Theme, empty_figure, figure_template, set_title
+from workbench.figures.theme import COLORWAY, VERMILLION, Theme, bare_figure, empty_figure, set_title
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
 
 __all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_figure"]
@@ -140,13 +140,12 @@ def loss_curves_figure(
     trained, evaluated = any(curve.x.size for curve in curves), any(curve.metric.size for curve in curves)
     metric_row = 1 + trained
     n_rows = trained + evaluated
-    figure = make_subplots(rows=n_rows, cols=1, shared_xaxes=True, vertical_spacing=0.06)
+    figure = make_subplots(rows=n_rows, cols=1, shared_xaxes=True, vertical_spacing=0.06, figure=bare_figure(theme))
     for index, curve in enumerate(curves):
         _add_curve(figure, curve, index, x, shown, metric_row)
     windows = {curve.window for curve in curves if curve.x.size} or {1}
     smoothing = f"; the loss is a running mean over {counted(max(windows), 'step')}" if max(windows) > 1 else ""
     figure.update_layout(
-        template=figure_template(theme),
         height=height if n_rows == 2 else height * 2 // 3,
         showlegend=True,
         hovermode="x unified" if len(curves) > 1 else "closest",

@@ -224,7 +224,15 @@ def _answer(numbers: SpeedAccuracyNumbers) -> str:
     confirmed = [c for c in numbers.candidates if c.verdict is Verdict.CONFIRMED]
     if confirmed:
         best = max(confirmed, key=lambda c: c.speedup)
+        if best.speedup_low <= 1.0 <= best.speedup_high:
+            return f"{_capital(best.label)} stays within its allowed drop; its speed is not clearly different from O0's"
         return f"{_capital(best.label)} is {best.speedup:.2f} × as fast as O0, confirmed within its allowed drop"
+    undecided = [c for c in numbers.candidates if c.verdict is Verdict.UNDECIDED]
+    if undecided:  # measured more often than a trial
+        best = max(undecided, key=lambda c: c.speedup)
+        if best.speedup_low <= 1.0 <= best.speedup_high:
+            return f"{_capital(best.label)}: neither its speed nor its metric is clearly different from O0's yet"
+        return f"{_capital(best.label)} is {best.speedup:.2f} × as fast as O0; whether it stays within its drop is open"
     within = [t for t in numbers.trials if t.kind == "within the allowed drop"]
     if within:
         best_trial = max(within, key=lambda t: t.speedup)
@@ -332,5 +340,5 @@ def _metric_range(numbers: SpeedAccuracyNumbers) -> tuple[float, float]:
     values += [v for c in numbers.candidates for v in (c.metric, c.metric_bound)]
     values += [*numbers.bounds.values(), numbers.baseline]
     finite = [v for v in values if math.isfinite(v)]
-    margin = 0.12 * (max(finite) - min(finite)) or max(abs(finite[0]) * 0.01, 1e-6)
+    margin = 0.16 * (max(finite) - min(finite)) or max(abs(finite[0]) * 0.01, 1e-6)
     return min(finite) - margin, max(finite) + margin

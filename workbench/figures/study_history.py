@@ -116,11 +116,14 @@ def study_history_figure(
         hovertemplate="Up to trial %{x} the best score was %{y:.4g}.<extra></extra>",
     )
     figure.update_xaxes(title_text="Trial number", tickformat="d")
+    if max(numbers.numbers) - min(numbers.numbers) < _FEWEST_NUMBERS:
+        figure.update_xaxes(dtick=1)  # plotly would choose halves, and their labels would repeat each other
     figure.update_yaxes(title_text=objective)
     figure.update_layout(showlegend=True, margin={"b": 92})
     return figure
 
 
+_FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 _STYLES: dict[str, tuple[str, str, str]] = {
     "baseline": ("star", ORANGE, "O0, the baseline"),
     "feasible": ("circle", BLUE, "within the allowed drop"),

@@ -10,6 +10,7 @@ Reference:
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Final, Literal, TypeAlias
 
 import plotly.graph_objects as go
@@ -29,11 +30,13 @@ __all__ = [
     "SKY",
     "VERMILLION",
     "Theme",
+    "bare_figure",
     "empty_figure",
     "figure_template",
     "figure_text",
     "new_figure",
     "set_title",
+    "template_json",
     "translucent",
 ]
 
@@ -112,6 +115,22 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
     Raises:
         ValueError: When the theme is not one of the three.
     """
+    return go.layout.Template(template_json(theme))
+
+
+@functools.cache
+def template_json(theme: Theme = "auto") -> dict[str, Any]:
+    """Return the template of every figure as plain properties; plotly takes milliseconds to make one of its own.
+
+    Args:
+        theme: See ``figure_template``.
+
+    Returns:
+        The properties, the same object each time: to be read, not to be changed.
+
+    Raises:
+        ValueError: When the theme is not one of the three.
+    """
     if theme not in _INK:
         raise ValueError(f'`theme` must be "auto", "light" or "dark", got {theme!r}')
     ink, muted, grid = _INK[theme], _MUTED[theme], _GRID[theme]
@@ -128,7 +147,7 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
         "title": {"standoff": 10, "font": {"size": 13, "color": muted}},
         "tickfont": {"size": 12, "color": muted},
     }
-    return go.layout.Template(
+    template = go.layout.Template(
         layout={
             "colorway": COLORWAY,
             "font": {"family": FONT_FAMILY, "size": 13, "color": ink},
@@ -168,6 +187,19 @@ def figure_template(theme: Theme = "auto") -> go.layout.Template:
             "yaxis": axis,
         }
     )
+    properties: dict[str, Any] = template.to_plotly_json()
+    return properties
+
+
+def bare_figure(theme: Theme = "auto") -> go.Figure:
+    """Return a figure with the common look and nothing else, for ``make_subplots`` to divide.
+
+    Without a template of its own a figure first gets plotly's default one, which takes longer than everything else.
+
+    Args:
+        theme: See ``figure_template``.
+    """
+    return go.Figure(layout={"template": template_json(theme)})
 
 
 def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height: int = 420) -> go.Figure:
@@ -180,7 +212,7 @@ def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height:
         height: Height, pixels; the width follows the page.
     """
     # All at once: plotly takes longer to check the same properties one after the other.
-    common = {"template": figure_template(theme), "height": height}
+    common = {"template": template_json(theme), "height": height}
     return go.Figure(layout=common | _title_layout(title, subtitle))
 
 
@@ -219,10 +251,9 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
         theme: See ``figure_template``.
         height: Height, pixels.
     """
-    figure = new_figure("", theme=theme, height=height)
+    figure = new_figure(title, theme=theme, height=height)
     lines = wrapped(reason, _REASON_WIDTH)
     figure.update_layout(
-        title={"text": title, "font": {"size": 15}},
         xaxis={"visible": False},
         yaxis={"visible": False},
         annotations=[

@@ -28,7 +28,7 @@ from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.copy_button import copy_button
-from workbench.panels.idle_reasons import idle_reason, switch_refusals, with_switch
+from workbench.panels.idle_reasons import idle_reason, owner_note, switch_refusals, with_switch
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig
@@ -245,6 +245,7 @@ class ConfigPanel(Panel):
 
     def _accept(self, config: BoostConfig) -> None:
         """Take a whole configuration; what was being mended in a field is given up for it."""
+        self._file_note.value = ""  # what it says of a file that was refused is over, too
         with self._lock:
             self._shown.clear()
         self.shared.set(config)
@@ -310,10 +311,14 @@ class ConfigPanel(Panel):
                 control.set(_as_shown(leaves[path]))
             reason = idle_reason(plan, path, self._refusals) if plan is not None else ""
             control.disable(f"not in effect: {reason}" if reason else "")
-        if "grad_freeze.freeze_p" in self._controls:
-            share = 100 * self.shared.config.grad_freeze.frozen_share()
-            self._controls["grad_freeze.freeze_p"].note(f"frozen steps: {share:.3g} %")
+            control.note(self._note_of(plan, path))
         self._shown = leaves
+
+    def _note_of(self, plan: Plan | None, path: str) -> str:
+        """Return the line beneath a control; mostly none."""
+        if path == "grad_freeze.freeze_p":
+            return f"frozen steps: {100 * self.shared.config.grad_freeze.frozen_share():.3g} %"
+        return owner_note(plan, path) if plan is not None else ""
 
 
 @functools.cache

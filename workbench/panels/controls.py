@@ -19,7 +19,7 @@ import ipywidgets as widgets
 
 from workbench.config import ParameterInfo
 from workbench.config.errors import shown
-from workbench.panels.panel import text_of
+from workbench.panels.panel import close_recursively, text_of
 from workbench.panels.style import error_html, faint
 
 __all__ = ["ParameterControl", "control_for", "number_text", "parsed"]
@@ -31,13 +31,14 @@ _UNSET: Final = "unset"
 class ParameterControl(ABC):
     """A control for one parameter.
 
+    Its widgets are made when somebody asks for them: a control in a section that nobody unfolds costs nothing.
+
     Args:
         info: The parameter.
         value: First value; the default one if None.
 
     Attributes:
         info: The parameter.
-        widget: What to show.
     """
 
     def __init__(self, info: ParameterInfo, value: Any = None) -> None:
@@ -48,21 +49,35 @@ class ParameterControl(ABC):
         self._lock = threading.RLock()
         self.reason = ""
         self._locked = False
-        self._inputs = self._make_inputs()
-        self._label = text_of(_label_html(info), grow=True)
-        self._unit = text_of(faint(info.unit))
-        self._reset = widgets.Button(
-            description="Reset",
-            tooltip=f"Set {info.title} back to {self.text_of_value(info.default)}",
-            layout=widgets.Layout(width="auto", height="24px", visibility="hidden"),
-        )
-        self._reset.on_click(lambda _: self._take(info.default))
-        self._below = text_of("")
         self._note = ""
         self._problem = ""
-        head = widgets.HBox([self._label, self._unit, self._reset], layout=_TIGHT_ROW)
-        self.widget = widgets.VBox([head, *self._rows(), self._below], layout=_FIELD)
-        self._show(self._value)
+        self._widget: widgets.VBox | None = None
+
+    @property
+    def widget(self) -> widgets.VBox:
+        """What to show."""
+        with self._lock:
+            if self._widget is None:
+                self._inputs = self._make_inputs()
+                self._label = text_of(_label_html(self.info), grow=True)
+                self._reset = widgets.Button(
+                    description="Reset",
+                    tooltip=f"Set {self.info.title} back to {self.text_of_value(self.info.default)}",
+                    layout=widgets.Layout(width="auto", height="24px", visibility="hidden"),
+                )
+                self._reset.on_click(lambda _: self._take(self.info.default))
+                self._below = text_of("")
+                unit = (text_of(faint(self.info.unit)),) if self.info.unit else ()
+                head = widgets.HBox([self._label, *unit, self._reset], layout=_TIGHT_ROW)
+                self._widget = widgets.VBox([head, *self._rows(), self._below], layout=_FIELD)
+                self._show(self._value)
+                self._set_disabled()
+            return self._widget
+
+    def close(self) -> None:
+        """Close what was shown; may be called twice, and by whom the control stands in, too."""
+        if self._widget is not None:
+            close_recursively(self._widget)
 
     @property
     def value(self) -> Any:
@@ -149,6 +164,8 @@ class ParameterControl(ABC):
     # -- for the kinds of controls -------------------------------------------------------------------------------------
 
     def _set_disabled(self) -> None:
+        if self._widget is None:
+            return
         for entry in (*self._inputs, self._reset):
             entry.disabled = self.disabled
 
@@ -182,6 +199,8 @@ class ParameterControl(ABC):
 
     def _show(self, value: Any) -> None:
         with self._lock:
+            if self._widget is None:
+                return
             self._setting_thread = threading.get_ident()
             try:
                 self._show_in_inputs(value)
@@ -192,6 +211,8 @@ class ParameterControl(ABC):
             self._tell()
 
     def _tell(self) -> None:
+        if self._widget is None:
+            return
         lines = [error_html(self._problem)] if self._problem else []
         if self.reason:
             lines.append(faint(self.reason))

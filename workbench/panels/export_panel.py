@@ -117,6 +117,19 @@ class ExportPanel(Panel):
         """The configuration on show."""
         return self._chosen().config
 
+    def offer(self, study: str | Path) -> None:
+        """Name a study beside the configuration on show, unless the user named one or it has exported nothing yet.
+
+        What is chosen stays chosen: a study that ended in another tab does not take the place of a configuration.
+
+        Args:
+            study: Folder of a study.
+        """
+        if not self.study.value.strip() and exported_files(study):
+            with self.showing():
+                self.study.value = str(study)
+            self._read_study(_SHARED)
+
     def save(self) -> Path | None:
         """Save what is on show where the controls say, and read it back; None when it could not be."""
         if not self.machine.try_to(PanelState.RUNNING):
@@ -244,7 +257,7 @@ class ExportPanel(Panel):
 
     # -- what the user does --------------------------------------------------------------------------------------------
 
-    def _read_study(self) -> None:
+    def _read_study(self, preferred: str | None = None) -> None:
         self.clear_error()
         study = self.study.value.strip()
         self._found, problem = {}, ""
@@ -257,10 +270,11 @@ class ExportPanel(Panel):
         if study and not files:
             problem = _nothing_exported(Path(study).expanduser())
         self._study_note.value = error_html(problem) if problem else ""
-        before = self.choice.value
+        before = preferred or self.choice.value
         with self.showing():
             self.choice.options = [_SHARED, *self._found]
-            self.choice.value = before if before in self._found else next(iter(self._found), _SHARED)
+            stays = before in self._found or preferred is not None
+            self.choice.value = before if stays else next(iter(self._found), _SHARED)
         self._choose()
         self.state_changed(self.state)
 

@@ -9,9 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError, Plan, describe_parameters, requested_switches
+from workbench.config import (
+    HYPER_PARAMETERS,
+    SWITCHES,
+    BoostConfig,
+    ConfigError,
+    Plan,
+    describe_parameters,
+    requested_switches,
+)
 
-__all__ = ["idle_reason", "switch_refusals", "with_switch"]
+__all__ = ["idle_reason", "owner_note", "switch_refusals", "with_switch"]
 
 
 def with_switch(config: BoostConfig, level: str, name: str, *, on: bool) -> BoostConfig:
@@ -76,10 +84,37 @@ def idle_reason(plan: Plan, path: str, refusals: Mapping[str, str]) -> str:
             optimizer = plan.config.optimizer
             if plan.dim_reduce or optimizer is None:
                 return "DimReduce makes its own steps"
-            return f"{optimizer.name} has no such parameter"
+            return f"{optimizer.name} has no such parameter; {_listed(_owners(name))}"
         case "snapshots":
             return "no snapshots are kept (snapshots.count is 0)"
     return "what it changes is not in effect"
+
+
+def owner_note(plan: Plan, path: str) -> str:
+    """Say of a parameter that a single optimizer has which one that is, while the optimizer is the task's own.
+
+    It may have a say all the same, where the task's own optimizer is of that kind, so it is not disabled.
+
+    Args:
+        plan: What is in effect.
+        path: The parameter.
+
+    Returns:
+        A sentence, or nothing when an optimizer is named, when several have the parameter, or when none has a say.
+    """
+    section, _, name = path.partition(".")
+    optimizer, owners = plan.config.optimizer, _owners(name)
+    if section != "optimizer" or len(owners) != 1 or plan.dim_reduce or (optimizer and optimizer.name):
+        return ""
+    return f"{_listed(owners)}: choose it as optimizer, unless the task has it by itself"
+
+
+def _owners(hyper_parameter: str) -> list[str]:
+    return [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
+
+
+def _listed(owners: list[str]) -> str:
+    return f"only {owners[0]} has it" if len(owners) == 1 else f"{', '.join(owners[:-1])} and {owners[-1]} have it"
 
 
 def _refusal(config: BoostConfig, level: str, name: str, world_size: int) -> str:

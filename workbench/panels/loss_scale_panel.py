@@ -214,17 +214,14 @@ class LossScalePanel(Panel):
         theme = self.theme
         nothing = "Choose a recorded run on the left."
         self.trace = LiveFigure(_waiting("Which loss scale did training settle on?", nothing, theme), theme=theme)
-        self.scatter = LiveFigure(
-            replay_policies_figure(_no_policies(), theme=theme), theme=theme, on_pick=self.guarded(self.choose)
-        )
+        policies = replay_policies_figure(_no_policies(), theme=theme).update_layout(height=_HEIGHT)
+        self.scatter = LiveFigure(policies, theme=theme, on_pick=self.guarded(self.choose))
         self.exponents = LiveFigure(
             _waiting("Do the gradients fit into float16 at this loss scale?", nothing, theme), theme=theme
         )
-        self.groups = LiveFigure(_waiting("Does every group find its own loss scale?", nothing, theme), theme=theme)
-        for figure in (self.trace, self.scatter, self.exponents, self.groups):
-            figure.widget.layout.height = _HEIGHT
+        for figure in (self.trace, self.scatter, self.exponents):
             self.cleaned_up_by(figure.close)
-        self.cleaned_up_by(self.groups.widget.close)  # it stands in the panel only while there are groups
+        self.groups: LiveFigure | None = None  # made for the first run that has group scales
         self._assumption = text_of("")
 
     def _make_run_controls(self) -> None:
@@ -417,8 +414,6 @@ class LossScalePanel(Panel):
         return f"read {counted(len(run.steps), 'step')} of {run.name}; " + self._judge(opened, policies, control)
 
     def _judge(self, opened: _Opened, policies: list[ScalePolicy], control: RunControl) -> str:
-        from workbench import facade
-
         replayed = opened.replayed
         if replayed is None:
             return ""
@@ -428,14 +423,12 @@ class LossScalePanel(Panel):
         table = replayed.judge(policies)
         control.send(functools.partial(self._show_judged, opened, policies, table))
         if replayed.n_windows <= _WITH_RANGES and not control.stop_requested():
-            ranged = facade.replay(opened.run, policies).table
+            ranged = replayed.ranges(policies).table
             table = table.assign(**{name: ranged[name] for name in ("overflows_low", "overflows_high")})
             control.send(functools.partial(self._show_judged, opened, policies, table))
         return f"{counted(len(policies), 'policy', 'policies')} judged"
 
     def _answer(self, control: RunControl) -> None:
-        from workbench import facade
-
         while True:
             with self._lock:
                 policy, self._wanted = self._wanted, None
@@ -449,7 +442,7 @@ class LossScalePanel(Panel):
             with self._lock:
                 superseded = self._wanted is not None
             if not superseded:  # the range takes a dozen times as long
-                ranged = facade.replay(opened.run, [policy])
+                ranged = opened.replayed.ranges([policy])
                 limits = {name: ranged.table[name] for name in ("overflows_low", "overflows_high")}
                 control.send(functools.partial(self._show_answer, opened, policy, table.assign(**limits), None))
                 control.send(functools.partial(self._show_assumption, opened, ranged.assumption))
@@ -502,15 +495,27 @@ class LossScalePanel(Panel):
         self._prediction.value = self._assumption.value = self._use_note.value = ""
         self.note("")
 
+    def _show_groups(self, figure: Any) -> None:
+        if self.groups is None and figure is not None:
+            self.groups = LiveFigure(
+                _waiting("Does every group find its own loss scale?", "Nothing is known yet.", self.theme),
+                theme=self.theme,
+            )
+            self.cleaned_up_by(self.groups.close)
+            self.cleaned_up_by(self.groups.widget.close)  # it stands in the panel only while there are groups
+        if self.groups is None:
+            return
+        shown = [child for child in self.plots.children if child is not self.groups.widget]
+        # A figure that is drawn while it is hidden does not know its width.
+        self.plots.children = (*shown, *([] if figure is None else [self.groups.widget]))
+        if figure is not None:
+            _show(self.groups, figure)
+
     def _show_opened(self, opened: _Opened, exponents: Any, groups: Any) -> None:
         with self._lock:
             self._opened = opened
         _show(self.exponents, exponents)
-        shown = [child for child in self.plots.children if child is not self.groups.widget]
-        # A figure that is drawn while it is hidden does not know its width.
-        self.plots.children = (*shown, *([] if groups is None else [self.groups.widget]))
-        if groups is not None:
-            _show(self.groups, groups)
+        self._show_groups(groups)
         if opened.problem:
             self._prediction.value = note_html(opened.problem)
             _show(self.scatter, _waiting(_SCATTER_QUESTION, opened.problem, self.theme))
@@ -621,7 +626,7 @@ def _run_all(messages: list[Callable[[], None]]) -> None:
 
 
 def _waiting(question: str, sentence: str, theme: Theme) -> Any:
-    return empty_figure(question, sentence, theme=theme)
+    return empty_figure(question, sentence, theme=theme, height=_HEIGHT)
 
 
 def _show(live: LiveFigure, figure: Any) -> None:

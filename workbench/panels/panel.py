@@ -66,14 +66,14 @@ class Panel:
         self._log = text_of("")
         heading = text_of(f'{STYLE}{FITTING}<span class="wb-title">{words(title)}</span>')
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
-        # Side by side from 700 px on: that is a page of 900 px with JupyterLab's margins.
-        self.controls = column(width="300px")
+        # Side by side from 674 px on: that is a page of 900 px less JupyterLab's margins and scroll bar, in a tab.
+        self.controls = column(width="284px")
         # It may shrink below the width of its figures, or the page would scroll sideways.
         self.plots = widgets.VBox(layout=widgets.Layout(flex="1 1 376px", min_width="0"))
         self.footer = column(self._error, self._log)
         self.footer.add_class("wb-footer")
         body = widgets.HBox(
-            [self.controls, self.plots], layout=widgets.Layout(flex_flow="row wrap", grid_gap="8px 20px")
+            [self.controls, self.plots], layout=widgets.Layout(flex_flow="row wrap", grid_gap="8px 14px")
         )
         self.widget = widgets.VBox([self.header, body, self.footer])
         self.widget.add_class("wb-panel")
@@ -135,7 +135,8 @@ class Panel:
                 return
             try:
                 handler(*arguments)
-            except Exception as error:
+            # The kernel's interrupt, too: on its way up nobody else would tell the person who asked for it.
+            except (Exception, KeyboardInterrupt) as error:
                 self.report_error(error)
 
         return run

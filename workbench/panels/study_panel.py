@@ -186,7 +186,6 @@ class StudyPanel(Panel):
         self._ordered: StudyOrder | None = None
         self._asks_anew = False
         self._wanted: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
-        self._show_read: Callable[[Any], None] = lambda _: None
         self.worker = self.new_worker(self._take, self._end)
         self.reader = self.new_worker(lambda _: None, self._read_ended)
         task, folder = self._understood(task_or_study_dir, Path(studies))
@@ -231,15 +230,16 @@ class StudyPanel(Panel):
         self.fresh_button.on_click(self.guarded(lambda _: self.start_over()))
         self.bar = widgets.FloatProgress(min=0.0, max=1.0, layout={"width": "100%", "margin": "0", "height": "14px"})
         self._told = text_of(faint("not started"))
-        more = widgets.Accordion(
-            children=(
-                column(self.space.widget, self._baseline),
-                column(*(self.entries[info.path].widget for info in MORE_FIELDS), self.jobs.widget),
-            ),
+        self._more = column()  # filled when it is unfolded
+        self._sections = widgets.Accordion(
+            children=(column(self.space.widget, self._baseline), self._more),
             titles=("What is searched", "More"),
             selected_index=0,
             layout=widgets.Layout(width="100%", margin="0"),
         )
+        self.on_change(self._sections, self._unfold, "selected_index")
+        for control in (*self.entries.values(), self.jobs):
+            self.cleaned_up_by(control.close)
         self.controls.children = (
             text_of("Folder of the study"),
             self.folder,
@@ -247,7 +247,7 @@ class StudyPanel(Panel):
             row(self.start_button, self.stop_button, self.fresh_button),
             self.bar,
             self._told,
-            more,
+            self._sections,
         )
 
     def _make_plots(self, theme: Theme) -> None:
@@ -290,6 +290,11 @@ class StudyPanel(Panel):
             self._trial_text,
             self._trial_stage,
         )
+
+    def _unfold(self, index: int | None) -> None:
+        if index == 1 and not self._more.children:
+            fields = (*(self.entries[info.path] for info in MORE_FIELDS), self.jobs)
+            self._more.children = tuple(control.widget for control in fields)
 
     # -- what the user does --------------------------------------------------------------------------------------------
 
@@ -410,6 +415,7 @@ class StudyPanel(Panel):
         jobs = self.jobs.value
         if not (isinstance(jobs, int) and jobs >= 1):
             self.jobs.refuse(f"`jobs` must {JOBS.rule}, got {jobs!r}")
+            self._sections.selected_index = 1  # where the sentence stands
             return None
         folder, text, options = Path(self.folder.value).expanduser(), self._wanted_text(), {}
         if self._file is not None and self._begun(folder):
@@ -506,7 +512,9 @@ class StudyPanel(Panel):
             self.study = outcome.result
             self.bar.value, self.bar.bar_style = 1.0, "success"
             took = duration_text(outcome.seconds)
-            self._told.value = note_html(f"{counted(self._n_ended(), 'trial')} in {took}")
+            repeats = sum(one.state in {"complete", "pruned"} and one.seconds == 0 for one in self._trials())
+            skipped = f"; {repeats} more drew an equal plan and were not run" if repeats else ""
+            self._told.value = note_html(f"{counted(self._n_ended(), 'trial')} in {took}{skipped}")
             for sentence in outcome.result.messages:
                 self.log(sentence)
         if outcome.display_error is not None:
@@ -531,16 +539,16 @@ class StudyPanel(Panel):
         with self._lock:
             if self._wanted is None or self.closed:
                 return
-            (what, self._show_read), self._wanted = self._wanted, None
-            self.reader.start(lambda _: what())
+            (what, show), self._wanted = self._wanted, None
+            self.reader.start(lambda _: (show, what()))  # together: the next wish may be under way when this is shown
 
     def _read_ended(self, outcome: Outcome) -> None:
-        show = self._show_read
         if outcome.error is not None:
             self.report_error(outcome.error)
             self._told.value = note_html("the study cannot be read")
         else:
-            self.guarded(show)(outcome.result)
+            show, found = outcome.result
+            self.guarded(show)(found)
         with self._lock:
             if not self.reader.alive:
                 self._read_next()

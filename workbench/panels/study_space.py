@@ -13,7 +13,7 @@ from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parame
 from workbench.config.errors import did_you_mean
 from workbench.panels.controls import number_text, parsed
 from workbench.panels.panel import Panel, close_recursively, column, row, text_of
-from workbench.panels.style import error_html
+from workbench.panels.style import error_html, faint
 
 __all__ = ["SearchSpace", "SpaceRow"]
 
@@ -51,6 +51,7 @@ class SpaceRow:
     def __init__(self, info: ParameterInfo, value: Any, remove: Callable[[SpaceRow], None]) -> None:
         self.info = info
         self._given = value
+        self._inputs: tuple[widgets.Widget, ...] = ()
         label = text_of(
             f'<span class="wb-label" title="{html.escape(f"{info.title}: {info.description}", quote=True)}">'
             f"{html.escape(info.path)}</span>",
@@ -61,15 +62,9 @@ class SpaceRow:
         )
         self._remove.on_click(lambda _: remove(self))
         self.boxes: dict[Any, widgets.Checkbox] = {}
-        self.low = widgets.Text(continuous_update=False, layout=_SHORT, tooltip="Smallest value; or values: 2, 4, 8")
-        self.high = widgets.Text(continuous_update=False, layout=_SHORT, tooltip="Largest value; empty for a list")
-        self.log = widgets.Checkbox(
-            description="log", indent=False, tooltip="Walk in factors", layout={"width": "auto", "margin": "0"}
-        )
-        self.values = widgets.Text(
-            continuous_update=False, layout={"width": "100%", "margin": "0"}, tooltip="Values to try, as a JSON list"
-        )
-        self.widget = column(widgets.HBox([label, self._remove], layout={"align_items": "center"}), self._entries())
+        unit = (text_of(faint(info.unit)),) if info.unit else ()
+        head = widgets.HBox([label, *unit, self._remove], layout={"align_items": "center", "grid_gap": "6px"})
+        self.widget = column(head, self._entries())
         self._show(value)
         self._shown = self._read()
 
@@ -90,15 +85,15 @@ class SpaceRow:
         Args:
             on: Whether the user may change them.
         """
-        for entry in (*self.boxes.values(), self.low, self.high, self.log, self.values, self._remove):
+        for entry in (*self._inputs, self._remove):
             entry.disabled = not on
 
     def close(self) -> None:
-        """Close what it shows, and the entries that this kind of parameter does not need."""
-        for entry in (self.widget, self.low, self.high, self.log, self.values):
-            close_recursively(entry)
+        """Close what it shows."""
+        close_recursively(self.widget)
 
     def _entries(self) -> widgets.Widget:
+        """Return the entries that this kind of parameter needs."""
         if self.info.kind in ("bool", "choice"):
             for choice in self.info.choices:
                 self.boxes[choice] = widgets.Checkbox(
@@ -106,9 +101,22 @@ class SpaceRow:
                     indent=False,
                     layout={"width": "auto", "margin": "0 10px 0 0"},
                 )
-            return row(*self.boxes.values())
+            self._inputs = tuple(self.boxes.values())
+            return row(*self._inputs)
         if self.info.kind in ("int", "float"):
+            self.low = widgets.Text(
+                continuous_update=False, layout=_SHORT, tooltip="Smallest value; or values: 2, 4, 8"
+            )
+            self.high = widgets.Text(continuous_update=False, layout=_SHORT, tooltip="Largest value; empty for a list")
+            self.log = widgets.Checkbox(
+                description="log", indent=False, tooltip="Walk in factors", layout={"width": "auto", "margin": "0"}
+            )
+            self._inputs = self.low, self.high, self.log
             return row(self.low, text_of("to"), self.high, self.log)
+        self.values = widgets.Text(
+            continuous_update=False, layout={"width": "100%", "margin": "0"}, tooltip="Values to try, as a JSON list"
+        )
+        self._inputs = (self.values,)
         return self.values
 
     def _show(self, value: Any) -> None:

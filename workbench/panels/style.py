@@ -2,6 +2,9 @@
 
 Colours come from JupyterLab's variables, with fallbacks for hosts that have none, so a panel follows the theme of its
 page. A panel with a theme of its own sets those variables for itself. No meaning is carried by a colour alone.
+
+Two things the page knows and the kernel does not: the ink of a figure's words, which plotly has as a grey for both
+themes, and the arrow of a list, which ipywidgets has as a black picture.
 """
 
 from __future__ import annotations
@@ -108,6 +111,15 @@ STYLE: Final = (
  color:var(--jp-ui-font-color1,#24292f);background:var(--jp-layout-color2,#eee)}
 .wb-panel .wb-plain-button:hover{background:var(--jp-layout-color3,#ddd)}
 .wb-panel .wb-plain-button:focus-visible{outline:2px solid var(--jp-brand-color1,#0067a8)}
+.wb-panel .widget-tab>.widget-tab-contents{padding:6px 4px}
+.wb-panel .wb-panel{padding:4px 2px}
+.wb-panel .widget-dropdown>select{background-repeat:no-repeat;background-size:5px 5px;padding-right:22px;
+ background-image:linear-gradient(45deg,transparent 50%,currentColor 50%),
+  linear-gradient(135deg,currentColor 50%,transparent 50%);
+ background-position:right 12px center,right 7px center}
+.wb-panel .main-svg :is(.gtitle-subtitle,[class*=tick]>text,.legendtext,.infolayer [class$=title]){
+ fill:var(--jp-ui-font-color2,#57606a)!important}
+.wb-panel .main-svg .infolayer text.gtitle{fill:var(--jp-ui-font-color1,#24292f)!important}
 </style>"""
 )
 

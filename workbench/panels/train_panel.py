@@ -20,7 +20,15 @@ import numpy as np
 
 from workbench.config import BoostConfig, ConfigError, ParameterInfo
 from workbench.config.errors import shown
-from workbench.figures import MetricScale, RunCurve, loss_curves_figure, loss_scale_figure, step_time_figure
+from workbench.figures import (
+    MetricScale,
+    RunCurve,
+    loss_curves_figure,
+    loss_scale_figure,
+    offload_figure,
+    second_order_figure,
+    step_time_figure,
+)
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curve_numbers
@@ -45,11 +53,16 @@ __all__ = ["RunOrder", "TrainPanel", "train_and_measure"]
 
 _DRAIN_SECONDS: Final = 0.2
 _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
-# Of the time, for drawing whole figures, and 1.4 times as much for the lines in between: training waits meanwhile.
-_LARGEST_SHARE: Final = 0.01
+# Figures that are offered once a run has told the column they need.
+_FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms": "Offload"}
+# Of the time, for drawing whole figures, and for the lines that grow in between. Training and drawing share one
+# interpreter, so at worst training waits while a picture is made: both together, and the tenth of a millisecond that
+# a message takes, stay below the 2 % that a live panel may cost.
+_WHOLE_SHARE: Final = 0.004
+_LINE_SHARE: Final = 0.006
 _UPDATES: Final = 4.5  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
-_LONGEST_WAIT: Final = 3.0  # seconds between two pictures of a run that goes on
+_LONGEST_WAIT: Final = 5.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,7 @@ class TrainPanel(Panel):
         result: Result of the last run that ended by itself or by Stop; None before.
         speed: The last measurement of step times; None before.
         trace: What the present or last run has told.
+        display_seconds: Processor time that showing the last run took while it went on, seconds.
     """
 
     def __init__(
@@ -186,9 +200,11 @@ class TrainPanel(Panel):
         self.result: RunResult | None = None
         self.speed: SpeedRatio | None = None
         self.trace = LiveTrace()
+        self.display_seconds = 0.0
         self._task = None if isinstance(task, str) else task
         self._metric = MetricScale("metric")
         self._progress: RunProgress | None = None
+        self._columns: set[str] = set()
         self._draw_after = self._extend_after = 0.0
         self.worker = self.new_worker(self._take, self._end, hz=_UPDATES)
         self._make_controls(task if isinstance(task, str) else task.name, steps, seed, device, evaluate_every, out)
@@ -240,18 +256,13 @@ class TrainPanel(Panel):
         self.measure_button.on_click(self.guarded(lambda _: self.measure_speed()))
         self.bar = widgets.IntProgress(min=0, max=steps, layout={"width": "100%", "margin": "0", "height": "14px"})
         self._told = text_of(faint("not started"))
-        more = widgets.Accordion(
-            children=(
-                column(
-                    self.seed.widget,
-                    self.evaluate_every.widget,
-                    text_of("Folder of run directories"),
-                    self.out,
-                ),
-            ),
-            titles=("More",),
-            layout=widgets.Layout(width="auto", margin="4px 0"),
+        self._more = column(text_of("Folder of run directories"), self.out)
+        self._sections = widgets.Accordion(
+            children=(self._more,), titles=("More",), layout=widgets.Layout(width="auto", margin="4px 0")
         )
+        self.on_change(self._sections, self._unfold, "selected_index")
+        for control in (self.seed, self.evaluate_every):  # made when they are unfolded
+            self.cleaned_up_by(control.close)
         self.controls.children = (
             text_of("Task"),
             self.task,
@@ -260,7 +271,7 @@ class TrainPanel(Panel):
             self.steps.widget,
             text_of("Device"),
             self.device,
-            more,
+            self._sections,
             row(self.start_button, self.pause_button, self.stop_button),
             self.bar,
             self._told,
@@ -268,11 +279,17 @@ class TrainPanel(Panel):
             row(self.measure_button),
         )
 
+    def _unfold(self, index: int | None) -> None:
+        if index == 0 and self.seed.widget not in self._more.children:
+            self._more.children = (self.seed.widget, self.evaluate_every.widget, *self._more.children)
+
     def _make_plots(self, theme: Theme) -> None:
         self._draw: dict[str, Callable[[], Any]] = {
             "Loss and metric": self._loss_figure,
             "Loss scale": lambda: loss_scale_figure(self.trace.steps, self.trace.events, theme=theme),
             "Step time": lambda: step_time_figure({self._label(): self.trace.steps}, theme=theme),
+            "Second order": lambda: second_order_figure(self.trace.steps, self.trace.events, theme=theme),
+            "Offload": lambda: offload_figure(self.trace.steps, theme=theme),
         }
         self.choice = widgets.ToggleButtons(
             options=list(_FIGURES), style={"button_width": "auto"}, layout={"width": "auto", "margin": "0"}
@@ -293,6 +310,7 @@ class TrainPanel(Panel):
         if order is None or not self.machine.try_to(PanelState.RUNNING):
             return
         self.trace, self._progress, self.result = LiveTrace(), None, None
+        self._columns.clear()
         self.bar.max, self.bar.value = order.steps, 0
         self._begin(order)
 
@@ -352,6 +370,8 @@ class TrainPanel(Panel):
         counts = [_usable(control) for control in (self.steps, self.seed, self.evaluate_every)]
         config, level = self.shared.both()
         if not all(counts):
+            if not all(counts[1:]):
+                self._sections.selected_index = 0  # where the sentence stands
             return None
         return RunOrder(
             task=self._task if self._task is not None else self.task.value,
@@ -389,12 +409,14 @@ class TrainPanel(Panel):
                 self._show_progress(message)
         if records or events:
             self.trace.add(records, events)
+            self._offer_figures(records)
             for event in events:
                 if event.kind in ("diverged", "scale_collapse", "scale_floor"):
                     self.log(event.message)
             self._draw_if_due()
 
     def _end(self, outcome: Outcome) -> None:
+        self.display_seconds = outcome.display_seconds
         if outcome.error is not None:
             self.report_error(outcome.error, outcome.traceback if outcome.error.__cause__ is not None else "")
             self._told.value = note_html("failed; mend it and start again")
@@ -446,9 +468,9 @@ class TrainPanel(Panel):
         began = time.thread_time()
         if time.monotonic() >= self._draw_after:
             self._redraw()
-            self._draw_after = time.monotonic() + min(_LONGEST_WAIT, _spacing(began))
+            self._draw_after = time.monotonic() + _spacing(began, _WHOLE_SHARE)
         elif time.monotonic() >= self._extend_after and self._extend():
-            self._extend_after = time.monotonic() + min(_LONGEST_WAIT, 0.7 * _spacing(began))
+            self._extend_after = time.monotonic() + _spacing(began, _LINE_SHARE)
 
     def _extend(self) -> bool:
         """Let the line of the figure that is looked at grow; return whether it has one."""
@@ -462,6 +484,19 @@ class TrainPanel(Panel):
                 log2 = scale.line_log2
                 return self.live.update_arrays(RECORDED_SCALE, x=scale.line_steps, y=log2, customdata=np.exp2(log2))
         return False
+
+    def _offer_figures(self, records: Sequence[StepRecord]) -> None:
+        """Offer the figures that the columns of the present run allow; what is looked at stays while it is offered."""
+        self._columns.update(*(record.columns for record in records))
+        offered = (*_FIGURES, *(figure for name, figure in _FIGURES_BY_COLUMN.items() if name in self._columns))
+        if offered == tuple(self.choice.options):
+            return
+        chosen = self.choice.value
+        with self.showing():  # a new list of buttons presses its first one
+            self.choice.options = offered
+            self.choice.value = chosen if chosen in offered else offered[0]
+        if self.choice.value != chosen:
+            self._redraw()
 
     def _redraw(self) -> None:
         self.live.update(self._draw[self.choice.value]())
@@ -546,9 +581,9 @@ def _usable(control: ParameterControl) -> bool:
     return False
 
 
-def _spacing(began: float) -> float:
+def _spacing(began: float, share: float) -> float:
     """Return the time until the next drawing, for what the last one cost since then, seconds."""
-    return (time.thread_time() - began) / _LARGEST_SHARE
+    return min(_LONGEST_WAIT, (time.thread_time() - began) / share)
 
 
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 from workbench.panels.panel import Panel, Theme, close_recursively, text_of
+from workbench.panels.preload import Preload
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
 
@@ -87,7 +88,9 @@ class Workbench(Panel):
         self.widget.children = (self.header, self.tabs, self.footer)
         close_recursively(body)
         self.on_change(self.tabs, self._open, "selected_index")
-        self._open(self.tabs.selected_index or 0)
+        self.panel("Configure")
+        self._preload = Preload()
+        self.cleaned_up_by(self._preload.wait)
 
     def panel(self, title: str) -> Any:
         """Return a tab's panel; it is made if it was not opened yet.
@@ -101,6 +104,8 @@ class Workbench(Panel):
         if title not in self._makers:
             raise KeyError(f"no tab is called {title!r}; there are {', '.join(self._makers)}")
         if title not in self._panels:
+            if self._panels:  # the first one needs nothing of what is loaded beside it
+                self._preload.wait()
             made = self._panels[title] = self._makers[title]()
             self.cleaned_up_by(made.close)
             (notice,) = self._places[title].children
@@ -113,8 +118,12 @@ class Workbench(Panel):
         return super().static_html() + "".join(f"<div>{panel.static_html()}</div>" for panel in self._panels.values())
 
     def _open(self, index: int | None) -> None:
-        if index is not None:
-            self.panel(list(self._makers)[index])
+        if index is None:
+            return
+        title = list(self._makers)[index]
+        panel = self.panel(title)
+        if title == "Export" and "Tune" in self._panels:  # its study may have found something meanwhile
+            panel.offer(self.panel("Tune").folder.value)
 
     def _configure(self) -> Panel:
         from workbench.panels.config_panel import ConfigPanel

@@ -36,12 +36,14 @@ class Outcome:
         error: What it raised, with its traceback; None when it returned.
         seconds: How long it took, pauses included, seconds.
         display_error: What a callback of the display raised on the way, if anything; the work is not to blame.
+        display_seconds: Processor time that telling took while the work went on, seconds.
     """
 
     result: Any = None
     error: BaseException | None = None
     seconds: float = 0.0
     display_error: Exception | None = None
+    display_seconds: float = 0.0
 
     @property
     def traceback(self) -> str:
@@ -220,6 +222,7 @@ class Worker:
 
     def _pump(self, run: _Run) -> None:
         failure: Exception | None = None
+        display_seconds = 0.0
         period = self._period
         # The usual cost, not the mean: a display that now and then draws more sees to that itself.
         costs: collections.deque[float] = collections.deque(maxlen=5)
@@ -233,13 +236,14 @@ class Worker:
                 except Exception as error:  # a display that fails must not take the work with it
                     failure = failure or error
                 costs.append(time.thread_time() - began)
+                display_seconds += costs[-1]
                 usual = statistics.median_low(costs)
                 period = min(max(self._period, usual / _LARGEST_SHARE), max(1.0, self._period))
             if finished:
                 break
         run.told = True
         if not self._closed:
-            self._on_end(Outcome(run.result, run.error, run.seconds, failure))
+            self._on_end(Outcome(run.result, run.error, run.seconds, failure, display_seconds))
 
 
 _listener: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar("listener", default=None)
