@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -48,6 +49,21 @@ class View:
     page: Page
     complaints: list[str] = field(default_factory=list)
 
+    def listen_to(self, page: Page) -> None:
+        """Take down what this page complains of from now on, besides what others did."""
+        page.on("console", self.hear)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def reopened(self) -> Page:
+        """Close the page as one closes a tab of the browser, and return an empty new one, watched like the first."""
+        browser, size = self.page.context.browser, self.page.viewport_size
+        assert browser is not None
+        self.page.close()
+        self.page = browser.new_page(viewport=size)
+        self.page.set_default_timeout(60_000)
+        self.listen_to(self.page)
+        return self.page
+
     def hear(self, message: ConsoleMessage) -> None:
         """Keep an error that is not JupyterLab's own."""
         if message.type == "error" and not any(re.search(known, message.text) for known in OF_JUPYTERLAB):
@@ -90,14 +106,26 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert left == [], "kernels outlived JupyterLab"
 
 
-@pytest.fixture
-def view(chromium: Browser) -> Iterator[View]:
-    """Return a page at 1300 pixels; the test fails when its console had an error."""
+@contextlib.contextmanager
+def watched_page(chromium: Browser) -> Iterator[View]:
+    """Open a page at 1300 pixels, and close it; an error on its console fails whoever looked at it.
+
+    Raises:
+        AssertionError: At the end, when the console had an error or a script of the page failed.
+    """
     page = chromium.new_page(viewport={"width": 1300, "height": 1000})
     page.set_default_timeout(60_000)
     seen = View(page)
-    page.on("console", seen.hear)
-    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-    yield seen
-    page.close()
+    seen.listen_to(page)
+    try:
+        yield seen
+    finally:
+        seen.page.close()
     assert seen.complaints == []
+
+
+@pytest.fixture
+def view(chromium: Browser) -> Iterator[View]:
+    """Return a page at 1300 pixels; the test fails when its console had an error."""
+    with watched_page(chromium) as seen:
+        yield seen

@@ -1,0 +1,81 @@
+"""Knobs: a moved slider is in the JSON, what is excluded says why, a replayed policy goes into the configuration."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Lab, View
+from tests.browser.notebook_page import (
+    control,
+    document_of,
+    open_section,
+    opened,
+    run_all,
+    task_of_the_readme,
+    write_notebook,
+)
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+# In float16, from a scale far too large, growing soon: it overflows, which is what a replay needs.
+OVERFLOWING = """\
+from workbench import Workbench, train
+
+config = {"amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"init": 2.0**24, "window": 20}}
+train(task, config, level="O0", steps=120, out="overflowing", exponents_every=2)
+app = Workbench(task, out="overflowing")
+app"""
+
+
+def test_a_moved_slider_is_in_the_json_and_an_excluded_one_says_why(lab: Lab, view: View) -> None:
+    write_notebook(lab, "configure", "from workbench import Workbench\n\nWorkbench('digits-lenet')")
+    configure = opened(run_all(view.page, lab, "configure"), "Configure")
+    open_section(configure, "Gradient freezing")
+    share = control(configure, "Share of full steps")
+    assert document_of(configure)["grad_freeze"]["freeze_p"] == 0.7
+    slider = share.get_by_role("slider")
+    for chosen in ("0.69", "0.68", "0.67"):
+        slider.press("ArrowLeft")
+        expect(share.get_by_role("textbox")).to_have_value(chosen)
+    expect(configure.locator(".wb-json textarea")).to_have_value(re.compile('"freeze_p": 0.67'))
+    expect(share.get_by_text("frozen steps: 33 %")).to_be_visible()
+    expect(configure.locator(".wb-table").get_by_text("grad_freeze.freeze_p")).to_be_visible()
+
+    expect(configure.get_by_role("checkbox", name="AdaSum")).to_be_disabled()
+    expect(configure.get_by_text("grad_freeze is on; switch grad_freeze off to use it")).to_be_visible()
+    configure.get_by_role("button", name="O0", exact=True).click()
+    expect(share.locator(".noUi-target")).to_have_attribute("disabled", "true")
+    expect(share.get_by_role("textbox")).to_be_disabled()
+    expect(share.get_by_text("not in effect: Gradient freezing is off")).to_be_visible()
+    configure.get_by_role("button", name="O1", exact=True).click()
+    expect(share.get_by_role("textbox")).to_be_enabled()
+    assert document_of(configure)["grad_freeze"]["freeze_p"] == 0.67, "switched off is not forgotten"
+
+
+def test_replay_answers_the_sliders_and_its_policy_goes_into_the_configuration(lab: Lab, view: View) -> None:
+    write_notebook(lab, "replay", task_of_the_readme(), OVERFLOWING)
+    workbench = run_all(view.page, lab, "replay")
+    scale = opened(workbench, "Loss scale")
+    runs = scale.get_by_title("Recorded run")
+    expect(runs.locator("option")).to_have_count(2)
+    runs.select_option(index=1)
+    expect(scale.locator(".wb-badge")).to_contain_text("done")
+    prediction = scale.get_by_text(re.compile(r"overflows? in 120 updates .*The recorded run had \d+ overflow"))
+    expect(prediction).to_be_visible()
+    recorded = prediction.inner_text()
+
+    initial = control(scale, "Initial scale")
+    for _ in range(8):
+        initial.get_by_role("slider").press("ArrowLeft")
+    expect(initial.get_by_role("textbox")).to_have_value("65536")
+    expect(prediction).to_contain_text("2¹⁶")
+    assert prediction.inner_text() != recorded
+    expect(scale.locator(".js-plotly-plot").first.locator(".scatterlayer .trace")).not_to_have_count(1)
+
+    scale.get_by_role("button", name="Use this policy", exact=True).click()
+    expect(scale.get_by_text("The configuration has it now").first).to_be_visible()
+    document = document_of(opened(workbench, "Configure"))
+    assert (document["loss_scale"]["init"], document["loss_scale"]["window"]) == (2.0**16, 20)
