@@ -13,6 +13,10 @@ from hypothesis import settings
 
 from tests.golden_files import GOLDEN_DIR
 
+# Before torch is imported, and inherited by the commands that tests start: on tensors this small a second thread has
+# nothing to do but to wait, and on a busy machine everybody waits for it (a test of 3 s took 87 s).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
@@ -20,6 +24,16 @@ if TYPE_CHECKING:
 # the change and not the draw; elsewhere new ones are tried, and a failure prints what reproduces it.
 settings.register_profile("workbench", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("workbench")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of a module that reads golden files, so that ``-m golden`` and ``-k golden`` leave none out."""
+    reads: dict[Path, bool] = {}
+    for item in items:
+        if item.path not in reads:
+            reads[item.path] = "golden" in item.path.read_text(encoding="utf-8")
+        if reads[item.path]:
+            item.add_marker("golden")
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from workbench import templates
-from workbench.templates import copy_templates, template_files
+from workbench.cli.failures import sentence_of
+from workbench.templates import MissingTemplatesError, copy_templates, template_files
 from workbench.tuning import read_study
 
 
@@ -66,8 +67,11 @@ def test_the_wheel_is_told_to_carry_what_init_writes() -> None:
 
 def test_an_installation_without_templates_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(templates, "_CHECKOUT", tmp_path)
-    with pytest.raises(FileNotFoundError, match="carries no templates"):
+    with pytest.raises(MissingTemplatesError, match="carries no notebooks and studies; install") as caught:
         copy_templates(tmp_path / "out")
+    with pytest.raises(MissingTemplatesError, match="carries no notebooks; install"):
+        copy_templates(tmp_path / "out", folder="notebooks")
+    assert sentence_of(caught.value) == str(caught.value)  # no "unexpected error"
     assert not (tmp_path / "out").exists()
 
 

@@ -1,5 +1,7 @@
 """The names of ``mindspore.nn`` that this package translates; everything is defined elsewhere."""
 
+from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optimizers.thor import thor
 from workbench.scaling import (
     DynamicLossScaleManager,
     DynamicLossScaleUpdateCell,
@@ -8,8 +10,11 @@ from workbench.scaling import (
 )
 from workbench.training import TrainOneStepCell, TrainOneStepWithLossScaleCell, WithLossCell
 from workbench.training.model import Model
+from workbench.training.thor_model import ConvertModelUtils
 
 __all__ = [
+    "AdamOffload",
+    "ConvertModelUtils",
     "DynamicLossScaleManager",
     "DynamicLossScaleUpdateCell",
     "FixedLossScaleManager",
@@ -18,4 +23,5 @@ __all__ = [
     "TrainOneStepCell",
     "TrainOneStepWithLossScaleCell",
     "WithLossCell",
+    "thor",
 ]

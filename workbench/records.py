@@ -38,6 +38,7 @@ class EventKind(StrEnum):
     DIVERGED = "diverged"
     EVALUATION = "evaluation"
     RECORD_REJECTED = "record_rejected"
+    DRIFT = "drift"
     STOPPED = "stopped"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from workbench.atomic_file import write_bytes_atomically
 
-__all__ = ["copy_templates", "template_files"]
+__all__ = ["MissingTemplatesError", "copy_templates", "template_files"]
 
 _PACKAGED = Path(__file__).parent / "packaged_templates"
 _CHECKOUT = Path(__file__).parent.parent
@@ -22,6 +22,10 @@ _PATTERNS = (
     "notebooks/*.ipynb",
 )
 _ANSWERS = "result"  # of a study: they belong to the machine that found them
+
+
+class MissingTemplatesError(RuntimeError):
+    """The package was installed without its notebooks and studies; nobody who runs it can help that."""
 
 
 def template_files() -> Iterator[tuple[Path, Path]]:
@@ -44,12 +48,14 @@ def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], li
         Files written and files kept.
 
     Raises:
-        FileNotFoundError: When this installation has no templates.
+        MissingTemplatesError: When this installation has no templates.
         NotADirectoryError: When ``directory`` is a file.
     """
     files = [(path, relative) for path, relative in template_files() if folder in {"", relative.parts[0]}]
     if not files:
-        raise FileNotFoundError("this installation carries no templates; install boost-workbench again")
+        raise MissingTemplatesError(
+            f"this installation carries no {folder or 'notebooks and studies'}; install boost-workbench again"
+        )
     if directory.exists() and not directory.is_dir():
         raise NotADirectoryError(20, "not a folder; name a folder to write into", str(directory))
     written, kept = [], []

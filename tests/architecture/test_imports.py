@@ -26,12 +26,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{name: set() for name in GROUND},
     # Pure PyTorch beside each other.
     "algorithms": set(),
+    "embeddings": set(),
     "optimizers": set(),
     "scaling": set(),
     # One step and one loop; what is trained; what is kept. They meet in experiments.
     "training": METHODS,
-    "tasks": {"optimizers"},
+    "tasks": {"embeddings", "optimizers"},
     "telemetry": set(),
+    # Around the loop of a Model: what a stream without end needs.
+    "online": {"training"},
     "experiments": METHODS | STEP,
     # Siblings that never meet: a study runs without a display, a figure is drawn from plain records without a study.
     "tuning": METHODS | STEP | {"experiments"},
@@ -49,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The reference's names, defined elsewhere.
     "boost": {"algorithms", "scaling", "training"},
     "nn": {"optimizers", "scaling", "training"},
-    "rec": {"training"},
+    "rec": {"online"},
     "__main__": {"cli"},
     "": {"facade", "tasks", "training", "panels"},  # workbench/__init__.py
 }
@@ -85,9 +88,22 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},
-    "torch": {"batch", "devices", "metrics", "ranks", *METHODS, "training", "tasks", "experiments", "doctor", "bench"},
+    "torch": {
+        "batch",
+        "devices",
+        "embeddings",
+        "metrics",
+        "ranks",
+        *METHODS,
+        "training",
+        "online",
+        "tasks",
+        "experiments",
+        "doctor",
+        "bench",
+    },
     "torchmetrics": {"metrics"},
-    "safetensors": {"training", "experiments", "algorithms"},
+    "safetensors": {"training", "online", "experiments", "algorithms"},
     "sklearn": {"tasks", "tuning"},
     "scipy": {"experiments"},
     "pydantic": {"config", "tuning"},

@@ -36,7 +36,7 @@ def our_threads() -> list[str]:
 
 
 def test_live_panel_trains_with_and_without_a_panel() -> None:
-    check(measure_live_panel(2, task="digits-lenet", steps=6), "xx", 2)
+    check(measure_live_panel(2, task="digits-lenet", steps=6), "xxx", 2)
     assert our_threads() == []
 
 

@@ -18,7 +18,8 @@ from workbench.config import BoostConfig
 from workbench.experiments import replay as experiments_replay
 from workbench.experiments.replay import estimate_thresholds, replay
 from workbench.experiments.run import run_task
-from workbench.scaling import ScalePolicy, simulate
+from workbench.records import ExponentCounts
+from workbench.scaling import ScalePolicy, exponent_table, simulate
 from workbench.tasks import Task
 from workbench.telemetry import Run, read_run
 
@@ -160,6 +161,26 @@ def test_underflow_follows_the_scale_of_each_policy() -> None:
     # 2**3, 2**4, 2**5, then 2**6 in the last ten steps: two of eight histograms are saved.
     assert share[3] == pytest.approx(6 / 8)
     assert math.isnan(replay(recorded(np.full(9, 4.0), policies[0]), policies[:1]).table["underflow_share"][0])
+
+
+def test_recorded_histograms_make_the_same_table_as_one_by_one() -> None:
+    rng = np.random.default_rng(4)
+    histograms: list[Any] = [
+        [
+            {"group": str(group), "lowest": int(rng.integers(-50, 9)), "counts": rng.integers(0, 2**40, size).tolist()}
+            for group, size in enumerate(rng.integers(0, 30, rng.integers(0, 4)))
+        ]
+        for _ in range(60)
+    ]
+    run = recorded(np.full(60, 4.0), ScalePolicy(init=1.0, kind="fixed"), histograms=histograms)
+    at, table = experiments_replay.recorded_exponents(run, estimate_thresholds(run))
+    expected = exponent_table([[ExponentCounts(**one) for one in cell] for cell in histograms if cell])
+    assert at.tolist() == [step for step, cell in enumerate(histograms) if cell]
+    assert table.lowest == expected.lowest
+    np.testing.assert_array_equal(table.counts, expected.counts)
+    some, fewer = experiments_replay.recorded_exponents(run, estimate_thresholds(run), most=5)
+    assert some.tolist() == at[np.linspace(0, len(at) - 1, 5).astype(int)].tolist()
+    assert fewer.counts.sum() == table.counts[np.isin(at, some)].sum()
 
 
 def test_underflow_is_the_mean_over_steps_whatever_is_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

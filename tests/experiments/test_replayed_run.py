@@ -21,6 +21,14 @@ def test_a_run_opened_for_replay_says_what_replay_says(tmp_path: Path) -> None:
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)
 
 
+def test_ranges_of_a_run_opened_for_replay_are_those_of_replay(tmp_path: Path) -> None:
+    run = read_run(recorded_run(tmp_path))
+    policies = policy_grid([2.0**10, 2.0**20], [2.0, 4.0], [5, 50])
+    here, there = ReplayedRun(run).ranges(policies), facade.replay(run, policies)
+    pd.testing.assert_frame_equal(here.table, there.table, check_exact=True)
+    assert here.assumption == there.assumption
+
+
 def test_the_recorded_policy_replayed_is_the_recorded_scale(tmp_path: Path) -> None:
     run = read_run(recorded_run(tmp_path))
     replayed = ReplayedRun(run)

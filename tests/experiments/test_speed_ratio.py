@@ -18,6 +18,7 @@ from workbench.config import BoostConfig
 from workbench.experiments import speed_ratio
 from workbench.experiments.setup import prepare
 from workbench.experiments.speed_ratio import SpeedRatio, bootstrap_median_interval, measure_speed_ratio
+from workbench.optimizers.preconditioner import Preconditioner
 from workbench.tasks import Task
 from workbench.training import Boosted
 
@@ -229,3 +230,21 @@ def test_the_trials_of_a_line_search_are_part_of_a_step(clock: FakeClock, tmp_pa
         }
     )
     assert 2.0 <= measure(task, PLAIN, reducing).ratio <= 5.0
+
+
+@pytest.mark.parametrize("frequency", [2, 5, 100])
+@pytest.mark.parametrize("config", [PLAIN, freezing(param_groups=3)], ids=["plain", "freezing"])
+def test_a_dear_step_counts_as_often_as_it_comes(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch, frequency: int, config: BoostConfig
+) -> None:
+    refresh = Preconditioner.refresh
+
+    def dear(self: Preconditioner, *arguments: Any, **options: Any) -> None:
+        clock.now += 5.0
+        refresh(self, *arguments, **options)
+
+    monkeypatch.setattr(Preconditioner, "refresh", dear)
+    config = config.with_values({"optimizer.name": "thor", "optimizer.frequency": frequency})
+    task = timed_task(clock, lambda trained: 1.0)
+    measured = measure(task, PLAIN, config, steps_per_block=20)
+    assert measured.ratio == pytest.approx(1.0 + 5.0 / frequency)

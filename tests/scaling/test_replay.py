@@ -89,7 +89,8 @@ def test_replay_equals_the_naive_loop(way: str, monkeypatch: pytest.MonkeyPatch)
     law()
 
 
-def test_both_ways_are_taken_by_cost_and_agree_on_a_longer_run() -> None:
+def test_both_ways_are_taken_by_cost_and_agree_on_a_longer_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_ROW_COST", 1.0)  # else it takes hundreds of policies, and the naive loop is slow
     rng = np.random.default_rng(3)
     threshold = 2.0 ** np.round(rng.normal(12.0, 2.0, 3000))
     threshold[1000:1400] = 0.0  # a long run on the floor
@@ -123,6 +124,31 @@ def test_a_run_cut_into_parts_gives_the_same_to_the_last_bit(
     check(noisy(3001), chosen)
 
 
+@pytest.mark.parametrize("factor", [2.0, 1.5])
+def test_scales_that_are_asked_often_are_looked_up_and_give_the_same(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+
+    def next_steps(overflows: NDArray[np.bool_]) -> memoryview:
+        looked_up.append(len(overflows))
+        return original(overflows)
+
+    original = replay._next_steps
+    monkeypatch.setattr(replay, "_next_steps", next_steps)
+    monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set())
+    chosen = [ScalePolicy(init=2.0**16, factor=factor, window=window) for window in (1, 2, 7, 40, 10**12)]
+    chosen += [ScalePolicy(init=3.0, factor=factor, window=3, maximum=2.0**13, minimum=2.5)]
+    check(noisy(4001), chosen)
+    assert looked_up
+    found = simulate(noisy(4001), chosen)
+    n_tables = len(looked_up)
+    monkeypatch.setattr(replay, "_SEARCHES_PER_TABLE", 10**12)
+    searched = simulate(noisy(4001), chosen)
+    assert len(looked_up) == n_tables  # none was made
+    np.testing.assert_array_equal(searched.mean_log2_scale, found.mean_log2_scale)
+
+
 @pytest.mark.parametrize("window", [1, 2, 9])
 def test_parts_that_meet_are_marched_once_and_half(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_into_parts(monkeypatch, 20)
@@ -140,11 +166,11 @@ def test_parts_that_meet_are_marched_once_and_half(window: int, monkeypatch: pyt
     assert result.final_scale[0] == naive(threshold, result.policies[0])[2]
 
 
-def test_logarithms_of_tiny_scales_do_not_underflow() -> None:
+def test_logarithms_of_tiny_scales_do_not_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
     threshold = np.zeros(6000)
     policy = ScalePolicy(init=1.0, factor=4.0, window=1, minimum=2.0**-600)
+    monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: {0})
     result = simulate(threshold, [policy])
-    assert 0 in replay._short_windows([policy], 6000)
     assert result.mean_log2_scale[0] == pytest.approx(np.log2(naive(threshold, policy)[0]).mean())
 
 

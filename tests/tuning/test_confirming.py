@@ -14,7 +14,7 @@ from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls
 from workbench.config import BoostConfig
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.confirming import Confirmation, Contender, confirmation_seeds
-from workbench.tuning.experimenter import Trained
+from workbench.tuning.experimenter import SpeedMeasured, Trained
 from workbench.tuning.study_file import parse_study
 from workbench.tuning.warm_up import WarmUps
 
@@ -66,6 +66,14 @@ def test_a_clear_case_stops_at_the_first_look(tmp_path: Path) -> None:
     assert record.n_seeds == 3
     assert len(record.metrics) == 3
     assert record.speedup == pytest.approx(1.0 / 0.75, rel=0.2)
+
+
+def test_a_speed_up_whose_interval_holds_one_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = SpeedMeasured(ratio=0.94, low=0.73, high=1.6)
+    monkeypatch.setattr(Scripted, "speed", lambda self, *sides, **options: wide)
+    (record,) = judge(Scripted(tmp_path, {0.5: 0.001}), [contender(1, 0.5)])
+    assert "A step is not clearly faster or slower than O0's: 1.06 x" in record.sentence
+    assert "95 % interval of the speed-up 0.62 to 1.37" in record.sentence
 
 
 def test_an_open_case_takes_all_seeds_and_says_how_many_more(tmp_path: Path) -> None:

@@ -17,18 +17,20 @@ float16 autocast, 80 steps, confirm it: each of five policies predicted from eac
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from workbench.records import ExponentCounts
 from workbench.scaling import ExponentTable, ScalePolicy, SimulationResult, exponent_table, simulate, underflow_share
 from workbench.telemetry import Run
 
-__all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "replay"]
+__all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "recorded_exponents", "replay"]
 
 _FLOAT16_MAX = 65504.0
 _FLOAT16_AMAX = "amp.float16_grad_amax"
@@ -136,12 +138,13 @@ def _noise(log_threshold: np.ndarray) -> float:
     return float(np.median(np.abs(np.diff(log_threshold))))
 
 
-def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
+def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
     """Predict what loss-scale policies would have done to a recorded run.
 
     Args:
         run: The recorded run.
         policies: Policies to judge; hundreds cost seconds.
+        thresholds: What ``estimate_thresholds`` said of this run; None asks it.
 
     Returns:
         One row per policy, with the range that the calibration error gives.
@@ -151,9 +154,9 @@ def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
     """
     if not policies:
         raise ValueError("`policies` is empty; name at least one loss-scale policy to replay")
-    thresholds = estimate_thresholds(run)
-    histograms = _recorded_histograms(run, thresholds)
-    central = simulate(thresholds.scale, policies, at=[row for row, _ in histograms])
+    thresholds = estimate_thresholds(run) if thresholds is None else thresholds
+    at, exponents = recorded_exponents(run, thresholds)
+    central = simulate(thresholds.scale, policies, at=at)
     counts = _plausible_counts(thresholds, policies, central)
     # Each overflow shifts when the next may come, which no repetition on the recorded trajectory shows.
     slack = np.ceil(_SLACK * central.overflows).astype(np.int64)
@@ -169,7 +172,7 @@ def replay(run: Run, policies: Sequence[ScalePolicy]) -> ReplayResult:
             "overflows_low": np.maximum(counts.min(axis=0) - slack, 0),
             "overflows_high": counts.max(axis=0) + slack,
             "wasted_share": central.wasted_share,
-            "underflow_share": _underflow([found for _, found in histograms], central.scale_at),
+            "underflow_share": _underflow(exponents, central.scale_at),
             "final_scale": central.final_scale,
             "mean_log2_scale": central.mean_log2_scale,
         }
@@ -213,33 +216,63 @@ def _calibrate(excess: np.ndarray, overflow: np.ndarray) -> tuple[float, float, 
     return headroom, min(max(high - headroom, headroom - low), 1.0), float(wrong.min()) / len(excess)
 
 
-def _recorded_histograms(run: Run, thresholds: Thresholds) -> list[tuple[int, list[ExponentCounts]]]:
-    """Return which windows have exponent histograms, by their position in the thresholds, and these histograms."""
-    recorded = run.steps[run.steps["grad_exponents"].map(len) > 0]
-    rows = np.searchsorted(thresholds.steps, recorded["step"].to_numpy())
-    return [
-        (int(row), [ExponentCounts(**histogram) for histogram in found])
-        for row, found in zip(rows, recorded["grad_exponents"], strict=True)
-        if row < len(thresholds.steps)
-    ]
+def recorded_exponents(
+    run: Run, thresholds: Thresholds, most: int | None = None
+) -> tuple[NDArray[np.int64], ExponentTable]:
+    """Return the exponent histograms of a run, those of a window's groups added up.
+
+    Args:
+        run: The recorded run.
+        thresholds: Those of the run.
+        most: Most windows, an even choice; None takes all.
+
+    Returns:
+        Positions in the thresholds of the windows that have histograms, shape ``[n]``; their table, ``n`` rows.
+    """
+    filled = np.flatnonzero(run.steps["grad_exponents"].map(len).to_numpy() > 0)
+    if most is not None and filled.size > most:
+        filled = filled[np.linspace(0, filled.size - 1, most).astype(np.int64)]
+    at = np.searchsorted(thresholds.steps, run.steps["step"].to_numpy()[filled])
+    known = at < len(thresholds.steps)
+    cells = run.steps["grad_exponents"].iloc[filled[known]]
+    return at[known], _table(cells.tolist())
 
 
-def _underflow(histograms: Sequence[Sequence[ExponentCounts]], scales: np.ndarray) -> np.ndarray:
+def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
+    """Lay recorded histograms over common bins: what ``exponent_table`` does, for hundreds of thousands at once."""
+    row = np.repeat(np.arange(len(cells)), [len(cell) for cell in cells])
+    found = [histogram for cell in cells for histogram in cell]
+    sizes = np.array([len(histogram["counts"]) for histogram in found], dtype=np.int64)
+    if not sizes.any():
+        return exponent_table([()] * len(cells))
+    first = np.array([histogram["lowest"] for histogram in found], dtype=np.int64)
+    lowest = int(first[sizes > 0].min())
+    n_bins = int((first + sizes)[sizes > 0].max()) - lowest
+    counts = np.fromiter(
+        itertools.chain.from_iterable(histogram["counts"] for histogram in found), np.float64, int(sizes.sum())
+    )
+    begins = np.cumsum(sizes) - sizes
+    # The place of a histogram's first bin in the flat table, and how far each of its bins lies behind it.
+    place = np.repeat(row * n_bins + first - lowest - begins, sizes) + np.arange(len(counts))
+    flat = np.bincount(place, weights=counts, minlength=len(cells) * n_bins)  # whole numbers: any order gives the same
+    return ExponentTable(lowest, np.asarray(flat, dtype=np.float64).reshape(len(cells), n_bins))
+
+
+def _underflow(exponents: ExponentTable, scales: np.ndarray) -> np.ndarray:
     """Return per policy the mean share of gradient elements below float16's smallest number; NaN without histograms.
 
     Args:
-        histograms: Those of each step that has some, ``n_at`` of them.
-        scales: Scale of each policy at these steps, shape ``[n_policies, n_at]``.
+        exponents: Histograms of the windows that have some, ``n_at`` of them.
+        scales: Scale of each policy at these windows, shape ``[n_policies, n_at]``.
 
     Returns:
-        Shape ``[n_policies]``; steps whose gradients are all zero do not count.
+        Shape ``[n_policies]``; windows whose gradients are all zero do not count.
     """
-    table = exponent_table(histograms)
     total, counted = np.zeros(len(scales)), 0
     at_once = max(1, _TABLE_CELLS // len(scales))  # a long run has millions of cells
-    for first in range(0, len(histograms), at_once):
-        some = slice(first, first + at_once)
-        lost = underflow_share(ExponentTable(table.lowest, table.counts[some]), scales[:, some]).lost
+    for begin in range(0, len(exponents.counts), at_once):
+        some = slice(begin, begin + at_once)
+        lost = underflow_share(ExponentTable(exponents.lowest, exponents.counts[some]), scales[:, some]).lost
         total += np.nansum(lost, axis=1)
         counted += int((~np.isnan(lost[0])).sum())
     return total / counted if counted else np.full(len(scales), math.nan)

@@ -13,9 +13,8 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import BoostConfig, ConfigError
-from workbench.experiments.replay import estimate_thresholds
-from workbench.records import ExponentCounts
-from workbench.scaling import ScalePolicy, exponent_table, simulate, underflow_share
+from workbench.experiments.replay import ReplayResult, estimate_thresholds, recorded_exponents, replay
+from workbench.scaling import ScalePolicy, simulate, underflow_share
 from workbench.telemetry import Run
 
 __all__ = ["ReplayedRun", "policy_grid", "recorded_policy", "usual_windows"]
@@ -45,14 +44,7 @@ class ReplayedRun:
         self.thresholds = estimate_thresholds(run)
         self.recorded = recorded_policy(run)
         steps = self.thresholds.steps
-        filled = np.flatnonzero(run.steps["grad_exponents"].map(len).to_numpy() > 0)
-        if filled.size > _HISTOGRAMS:
-            filled = filled[np.linspace(0, filled.size - 1, _HISTOGRAMS).astype(np.int64)]
-        windows = np.searchsorted(steps, run.steps["step"].to_numpy()[filled])
-        known = windows < len(steps)
-        self._windows = windows[known]
-        cells = run.steps["grad_exponents"].iloc[filled[known]]
-        self._exponents = exponent_table([[ExponentCounts(**histogram) for histogram in cell] for cell in cells])
+        self._windows, self._exponents = recorded_exponents(run, self.thresholds, _HISTOGRAMS)
         window_of_step = np.searchsorted(steps, run.steps["step"].to_numpy())
         self._window_of_step = np.minimum(window_of_step, len(steps) - 1)
 
@@ -90,6 +82,14 @@ class ReplayedRun:
                 "recorded": [p == self.recorded for p in policies],
             }
         )
+
+    def ranges(self, policies: list[ScalePolicy]) -> ReplayResult:
+        """Say what policies would have done, with a range, as ``experiments.replay.replay`` does.
+
+        Args:
+            policies: Policies; each takes some simulations.
+        """
+        return replay(self.run, policies, thresholds=self.thresholds)
 
     def scales(self, policy: ScalePolicy) -> np.ndarray:
         """Return the scale that a policy would have used at every recorded step, shape ``[n_steps]``.

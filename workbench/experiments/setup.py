@@ -53,7 +53,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     model = task.new_model().to(device)
     model.train()
     if config.optimizer is not None and config.optimizer.name is not None:
-        optimizer = build_optimizer(config.optimizer, model.named_parameters())
+        optimizer = build_optimizer(config.optimizer, model, config.compatibility)
     else:
         optimizer = task.new_optimizer(model)
         if config.optimizer is not None:

@@ -3,8 +3,9 @@
 Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
 does to the other. A step's cost depends on what it does: with freezing, on how many groups are frozen; with
 accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time
-is weighted by how often the schedule uses it. The ratio is the median over rounds; its interval comes from a
-bootstrap over rounds.
+is weighted by how often the schedule uses it. What an optimizer does every so many steps only (THOR's refresh) is done
+once per block, and what it adds to a step is spread over the steps of a cycle. The ratio is the median over rounds; its
+interval comes from a bootstrap over rounds.
 
 Over several ranks all of them train every block together, and rank 0's clock counts: it decides how many rounds there
 are, and every rank gets its answer.
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -150,6 +152,17 @@ def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 
     return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
 
 
+class _Cyclic(Protocol):
+    """An optimizer that does something dear every so many steps (`workbench.optimizers.thor.Thor`)."""
+
+    frequency: int
+    refreshed: bool  # whether the last step did it
+
+    def refresh_next(self) -> None:
+        """Do it in the coming step."""
+        ...
+
+
 class _Side:
     """One of the two: trains in blocks and says what an average step of its schedule costs."""
 
@@ -176,6 +189,8 @@ class _Side:
             strategy = optimizer.strategy or range(optimizer.n_groups)  # without a strategy the groups take turns
             self.frequency = {group: count / len(strategy) for group, count in Counter(strategy).items()}
         self.groups = _spread(sorted(self.frequency), _MEASURED_GROUPS)
+        inner = optimizer.optimizer_of(self.groups[0]) if isinstance(optimizer, FreezeOpt) else optimizer
+        self.cyclic = cast("_Cyclic", inner) if hasattr(inner, "refresh_next") else None
 
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""
@@ -184,10 +199,20 @@ class _Side:
         passes = max(1, -(-self.at_least // (len(self.groups) * window)))
         for _ in range(passes):
             for group in self.groups:
-                by_group[group].append(self._window(group))
+                seconds = self._window(group)
+                if self.cyclic is not None and self.cyclic.refreshed:
+                    seconds = self._window(group)  # what is dear is counted below
+                by_group[group].append(seconds)
         measured = np.array([np.mean(by_group[group]) for group in self.groups])
         cost = np.interp(list(self.frequency), self.groups, measured)
-        return float(np.dot(cost, list(self.frequency.values())))
+        return float(np.dot(cost, list(self.frequency.values()))) + self._dear(float(measured[0]))
+
+    def _dear(self, ordinary: float) -> float:
+        """Return what the optimizer's dear steps add to an average one; ``ordinary`` is one without."""
+        if self.cyclic is None:
+            return 0.0
+        self.cyclic.refresh_next()
+        return (self._window(self.groups[0]) - ordinary) / self.cyclic.frequency
 
     def _window(self, group: int) -> float:
         """Train one accumulation window with this freezing group; return seconds per micro-batch."""

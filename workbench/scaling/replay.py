@@ -190,12 +190,12 @@ def simulate(
     chosen = tuple(policies)
     totals = np.zeros((4, len(chosen)))
     scale_at = np.empty((len(chosen), len(wanted)))
-    marching = _short_windows(chosen, len(threshold))
+    marching, known = _short_windows(chosen, len(threshold)), _Overflows(threshold)
     for index, policy in enumerate(chosen):
         if index in marching:
             continue
         recorder = _Recorder() if len(wanted) else None
-        walked = _walk(threshold, policy, _event_budget(policy, len(threshold)), recorder)
+        walked = _walk(threshold, policy, _event_budget(policy, len(threshold)), recorder, known)
         if walked is None:  # far more overflows than the window lets expect
             marching.add(index)
             continue
@@ -230,9 +230,11 @@ def _checked_steps(at: ArrayLike | None, n_steps: int) -> NDArray[np.int64]:
     return steps.astype(np.int64)
 
 
-# Measured on one core: an event of `_walk` takes about 3 microseconds, a step of `_march` 0.01 per policy. They only
-# decide which of two equal ways is taken.
-_EVENT_COST, _LANE_COST = 3.0, 0.01
+# Measured on one core, microseconds: an event of `_walk`; a row of `_march`, and each lane in it; how often a row is
+# marched, with guesses and second tries. They only decide which of two equal ways is taken.
+_EVENT_COST, _ROW_COST, _LANE_COST, _TIMES_MARCHED = 0.3, 20.0, 0.03, 2.5
+# A table costs what searching some times costs, and takes four bytes per step.
+_SEARCHES_PER_TABLE, _STEPS_PER_SEARCH, _MOST_TABLES = 8, 400, 40
 _ROWS_PER_BLOCK = 64  # at most 255, which an uint8 can count; a multiple of 8, see `_sum_log2`
 _LANES = 2048  # enough to hide the overhead of a numpy call, few enough for the second-level cache
 _HOPEFUL_PASSES = 3
@@ -262,31 +264,80 @@ class _Recorder:
         )
 
 
+class _Overflows:
+    """Where the next overflow at a scale is.
+
+    Most scales are asked once or twice; those around which a policy settles are asked thousands of times, by every
+    policy that reaches them, and get a table with the answer for every step.
+
+    Args:
+        threshold: Largest scale that does not overflow per step, shape ``[n_steps]``.
+    """
+
+    def __init__(self, threshold: NDArray[np.float64]) -> None:
+        self._threshold = threshold
+        self._asked: dict[float, int] = {}
+        self._tables: dict[float, memoryview] = {}
+        self._patience = _SEARCHES_PER_TABLE + len(threshold) // _STEPS_PER_SEARCH
+
+    def table(self, scale: float) -> memoryview | None:
+        """Return for every step the first one from there on that overflows, ``n_steps`` for none; None without one."""
+        return self._tables.get(scale)
+
+    def first(self, start: int, stop: int, scale: float) -> int:
+        """Return the first step in [start, stop) that overflows at ``scale``, ``stop`` if there is none."""
+        asked = self._asked[scale] = self._asked.get(scale, 0) + 1
+        if asked > self._patience and len(self._tables) < _MOST_TABLES:
+            self._tables[scale] = _next_steps(self._threshold < scale)
+        return _first(self._threshold, start, stop, scale, overflowing=True)
+
+
+def _next_steps(overflows: NDArray[np.bool_]) -> memoryview:
+    """Return for every step the first one from there on that overflows; the number of steps where none does."""
+    n_steps = len(overflows)
+    kind = np.int32 if n_steps < 2**31 else np.int64
+    own = np.where(overflows, np.arange(n_steps, dtype=kind), kind(n_steps))
+    # A view of memory gives Python numbers at a third of what an array takes for its own.
+    return np.ascontiguousarray(np.minimum.accumulate(own[::-1])[::-1]).data
+
+
 def _walk(
-    threshold: NDArray[np.float64], policy: ScalePolicy, max_events: float, recorder: _Recorder | None = None
+    threshold: NDArray[np.float64],
+    policy: ScalePolicy,
+    max_events: float,
+    recorder: _Recorder | None = None,
+    known: _Overflows | None = None,
 ) -> tuple[float, float, float, float] | None:
     """Jump from event to event; return overflows, final scale, sum of log2, steps at the floor; None over budget."""
     if policy.kind == "fixed":
         return _hold(threshold, policy, recorder)
-    n_steps, window = len(threshold), policy.window
+    n_steps, window, minimum = len(threshold), policy.window, policy.minimum
+    overflowing = known if known is not None else _Overflows(threshold)
     step, scale = 0, policy.init
     overflows = floor_steps = events = 0
     log2_sum = 0.0
-    lowered_from: dict[float, float] = {}
-    grown_from: dict[float, float] = {}
+    moves: dict[float, tuple[float, float, float, memoryview | None]] = {}
     while step < n_steps:
         if recorder is not None:
             recorder.use(step, scale)
         events += 1
         if events > max_events:
             return None
-        if scale not in grown_from:
-            lowered_from[scale] = next_scale(ScaleState(scale), True, policy).scale
-            grown_from[scale] = next_scale(ScaleState(scale, window - 1), False, policy).scale
-        lowered, grown = lowered_from[scale], grown_from[scale]
+        if scale not in moves:
+            lowered = next_scale(ScaleState(scale), True, policy).scale
+            grown = next_scale(ScaleState(scale, window - 1), False, policy).scale
+            moves[scale] = lowered, grown, math.log2(scale), overflowing.table(scale)
+        lowered, grown, log2, table = moves[scale]
         # Growth that changes nothing needs no stop: whatever the streak, the next overflow forgets it.
-        horizon = n_steps if grown == scale else min(step + window, n_steps)
-        hit = _first(threshold, step, horizon, scale, overflowing=True)
+        horizon = step + window
+        if horizon > n_steps or grown == scale:
+            horizon = n_steps
+        if table is not None:
+            hit = table[step]
+        else:
+            hit = overflowing.first(step, horizon, scale)
+            if overflowing.table(scale) is not None:
+                del moves[scale]  # to be made again with its table
         following, used = horizon, scale
         if hit < horizon:
             # On the floor a whole run of overflows is one event.
@@ -299,8 +350,8 @@ def _walk(
                 recorder.overflow_ranges.append((hit, following))
         elif horizon == step + window:
             scale = grown
-        log2_sum += (following - step) * math.log2(used)
-        if used <= policy.minimum:
+        log2_sum += (following - step) * log2
+        if used <= minimum:
             floor_steps += following - step
         step = following
     if recorder is not None and not recorder.scales:
@@ -610,9 +661,18 @@ def _event_budget(policy: ScalePolicy, n_steps: int) -> float:
 
 
 def _short_windows(policies: Sequence[ScalePolicy], n_steps: int) -> set[int]:
-    """Return the policies for which marching is cheaper than walking."""
-    return {
-        index
-        for index, policy in enumerate(policies)
-        if policy.kind == "dynamic" and _EVENT_COST * _expected_events(policy, n_steps) > _LANE_COST * n_steps
-    }
+    """Return the policies that march, such that marching them and walking the others costs least."""
+    dynamic = [index for index, policy in enumerate(policies) if policy.kind == "dynamic"]
+    by_window = sorted(dynamic, key=lambda index: policies[index].window)
+    walking = [_EVENT_COST * _expected_events(policies[index], n_steps) for index in by_window]
+    costs = [sum(walking)]
+    for count, index in enumerate(by_window, start=1):
+        longest = min(policies[index].window, n_steps + 1)
+        costs.append(costs[0] - sum(walking[:count]) + _march_cost(n_steps, count, longest))
+    return set(by_window[: costs.index(min(costs))])
+
+
+def _march_cost(n_steps: int, n_policies: int, longest_window: int) -> float:
+    n_parts = _number_of_parts(n_steps, n_policies, longest_window)
+    times = _TIMES_MARCHED if n_parts > 1 else 1.0
+    return times * n_steps / n_parts * (_ROW_COST + _LANE_COST * n_parts * n_policies)

@@ -116,8 +116,45 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
         "step only, NaN where it is unknown.",
     ),
     "thor.refreshed": ColumnInfo("float64", "1", "1 on steps at which the Kronecker factors were computed anew."),
-    "offload.hidden_share": ColumnInfo("float64", "1", "Share of the transfer time hidden behind computation, 0 to 1."),
-    "online.auc": ColumnInfo("float64", "1", "Area under the ROC curve over the recent samples, 0 to 1."),
+    "thor.damping": ColumnInfo("float64", "1", "Damping in force, before its root is added to the factors' diagonals."),
+    "offload.host_ms": ColumnInfo("float64", "ms", "Time that Adam took on the host; NaN where no update was due."),
+    "offload.transfer_ms": ColumnInfo(
+        "float64", "ms", "Time that gradients were on their way to the host; NaN where nothing travels."
+    ),
+    "offload.hidden_share": ColumnInfo(
+        "float64",
+        "1",
+        "Share of transfer and host time together that the step did not wait for, 0 to 1; NaN where nothing travels.",
+    ),
+    "online.auc": ColumnInfo(
+        "float64",
+        "1",
+        "Area under the ROC curve over the last window of records, each predicted before it was trained on, 0 to 1; "
+        "NaN except on every k-th step.",
+    ),
+    "online.log_loss": ColumnInfo(
+        "float64",
+        "nats",
+        "Mean log loss over the last window of records, each predicted before it was trained on; NaN except on every "
+        "k-th step.",
+    ),
+    "online.rejected": ColumnInfo("float64", "records", "Records that could not be trained on, since the run began."),
+    "online.queue_depth": ColumnInfo("float64", "batches", "Batches that the reader was ahead after the step."),
+    "online.wait_ms": ColumnInfo("float64", "ms", "Time the step waited for its batch."),
+    "online.records_per_second": ColumnInfo(
+        "float64",
+        "records / s",
+        "Records trained on per second since the last such figure; NaN except on every k-th step.",
+    ),
+    "online.table_rows": ColumnInfo(
+        "float64", "rows", "Rows in use over all growing embedding tables; NaN except on every k-th step."
+    ),
+    "online.table_evictions": ColumnInfo(
+        "float64",
+        "rows",
+        "Rows of growing embedding tables that were taken from one id and given to another, since the run began; NaN "
+        "except on every k-th step.",
+    ),
 }
 """Method columns by name; a key that ends with a dot stands for every column that starts with it."""
 

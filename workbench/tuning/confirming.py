@@ -210,16 +210,13 @@ class Confirmation:
         if speed is None:
             speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
         faster, slowest, fastest = 1.0 / speed.ratio, 1.0 / speed.high, 1.0 / speed.low
-        word = "faster" if faster >= 1.0 else "slower"
-        factor = max(faster, 1.0 / faster)
-        interval = f"95 % interval of the speed-up {slowest:.2f} to {fastest:.2f}"
         verdict = verdict_sentence(
             decision,
             self._experimenter.metric_name,
             seconds_per_pair=self._seconds_per_pair(contender.key),
             command=self._command,
         )
-        sentence = f"{verdict} It is {factor:.2f} times {word} per step than O0 ({interval})"
+        sentence = f"{verdict} {_speed_sentence(faster, slowest, fastest)}"
         return CandidateRecord(
             label=f"trial {trial.number}",
             trial_number=trial.number,
@@ -340,3 +337,12 @@ class Confirmation:
 
 def _metric(trained: Trained) -> float:
     return math.nan if trained.diverged else trained.metric
+
+
+def _speed_sentence(speedup: float, slowest: float, fastest: float) -> str:
+    """Say how fast a step is; an interval that holds 1 claims nothing."""
+    interval = f"95 % interval of the speed-up {slowest:.2f} to {fastest:.2f}"
+    if slowest <= 1.0 <= fastest:
+        return f"A step is not clearly faster or slower than O0's: {speedup:.2f} x ({interval})"
+    word = "faster" if speedup >= 1.0 else "slower"
+    return f"It is {max(speedup, 1.0 / speedup):.2f} times {word} per step than O0 ({interval})"
