@@ -94,6 +94,7 @@ class PolicyOutcome:
         wasted_share: Share of updates that are skipped, in [0, 1].
         underflow_share: Mean share of gradient elements that underflow, in [0, 1]; NaN when not recorded.
         final_scale: Scale at the end.
+        kind: ``"dynamic"`` or ``"fixed"``.
     """
 
     init: float
@@ -105,6 +106,7 @@ class PolicyOutcome:
     wasted_share: float
     underflow_share: float
     final_scale: float
+    kind: str = "dynamic"
 
 
 class Experimenter(Protocol):
@@ -156,7 +158,7 @@ class Experimenter(Protocol):
     ) -> SpeedMeasured:
         """Measure the step time relative to the baseline's by interleaved blocks; ``stop`` cuts it short."""
 
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
 
 
@@ -310,14 +312,19 @@ class TaskExperimenter:
         )
         return SpeedMeasured(float(measured.ratio), float(measured.low), float(measured.high))
 
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Replay a recorded run."""
         from workbench.experiments.replay import replay
         from workbench.scaling import ScalePolicy
         from workbench.telemetry import read_run
 
         asked = [
-            ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"]))
+            ScalePolicy(
+                init=policy["init"],
+                factor=policy["factor"],
+                window=int(policy["window"]),
+                kind="fixed" if policy.get("kind") == "fixed" else "dynamic",
+            )
             for policy in policies
         ]
         table = replay(read_run(self._runs.parent / run_path), asked).table
@@ -332,6 +339,7 @@ class TaskExperimenter:
                 wasted_share=float(row["wasted_share"]),
                 underflow_share=float(row["underflow_share"]),
                 final_scale=float(row["final_scale"]),
+                kind=str(row["kind"]),
             )
             for row in table.to_dict("records")
         ]

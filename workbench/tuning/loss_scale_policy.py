@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,10 +24,12 @@ from workbench.tuning.study_file import LossScaleReplaySection, StudyFile
 __all__ = ["choose_policy", "policies_of", "policy_sentence", "tune_loss_scale"]
 
 
-def policies_of(section: LossScaleReplaySection) -> list[dict[str, float]]:
-    """Return every combination of the section's initial scales, factors and windows."""
+def policies_of(section: LossScaleReplaySection) -> list[dict[str, Any]]:
+    """Return every combination of the section's initial scales, factors and windows, and its fixed scales."""
     combinations = itertools.product(section.init_choices, section.factor_choices, section.window_choices)
-    return [{"init": init, "factor": factor, "window": window} for init, factor, window in combinations]
+    dynamic = [{"init": init, "factor": factor, "window": window} for init, factor, window in combinations]
+    fixed = [{"init": init, "factor": 2.0, "window": 1, "kind": "fixed"} for init in section.fixed_choices]
+    return [*dynamic, *fixed]
 
 
 def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float) -> PolicyOutcome:
@@ -41,8 +43,9 @@ def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float)
         The policy with the smallest wasted share; among equals the one whose error bar promises fewest overflows, then
         the longest window (it probes, and so overflows, least often beyond the recording), then the largest initial
         scale (gradients shrink while training goes on, so room below is worth more than room above). When every
-        policy lets more underflow than allowed, those with the least are compared.
+        policy lets more underflow than allowed, those with the least are compared. Fixed scales do not compete.
     """
+    outcomes = [outcome for outcome in outcomes if outcome.kind == "dynamic"]
     limit = max(max_underflow_share, min(_or_zero(outcome.underflow_share) for outcome in outcomes))
     allowed = [outcome for outcome in outcomes if _or_zero(outcome.underflow_share) <= limit]
     return min(
@@ -89,6 +92,7 @@ def tune_loss_scale(
         study.set_user_attr("loss_scale_policy", failed)
         return failed
     chosen = choose_policy(outcomes, section.max_underflow_share)
+    checked = _check(study, file, section, experimenter, outcomes, on_step)
     rerun = experimenter.train(
         _config(file, section, chosen.init, chosen.factor, chosen.window),
         "O0",
@@ -109,6 +113,7 @@ def tune_loss_scale(
         "rerun_steps": rerun.steps,
         "rerun_diverged": rerun.diverged,
         "policies": [asdict(outcome) for outcome in outcomes],
+        "checked": checked,
     }
     result["sentence"] = policy_sentence(result)
     result = plain(result)
@@ -126,7 +131,48 @@ def policy_sentence(policy: dict[str, Any]) -> str:
         f"Loss scale: begin at 2^{math.log2(policy['init']):g}, factor {policy['factor']:g}, window "
         f"{policy['window']}; best of {len(policy['policies'])} policies replayed on {recorded}. Predicted "
         f"overflows: {predicted}; a rerun of {policy['rerun_steps']} steps had {policy['rerun_overflows']}."
+        f"{_checked_sentence(policy.get('checked', []))}"
     )
+
+
+def _checked_sentence(checked: Sequence[Mapping[str, Any]]) -> str:
+    if not checked:
+        return ""
+    within = sum(one["overflows_low"] <= one["observed"] <= one["overflows_high"] for one in checked)
+    return f" Of {len(checked)} policies that were trained, {within} overflowed as often as their range says."
+
+
+def _check(
+    study: optuna.Study,
+    file: StudyFile,
+    section: LossScaleReplaySection,
+    experimenter: Experimenter,
+    outcomes: Sequence[PolicyOutcome],
+    on_step: Callable[[RunStep], None] | None,
+) -> list[dict[str, Any]]:
+    """Train an even choice of the judged policies, each stored when done; return prediction and observation of each."""
+    by_overflows = sorted(outcomes, key=lambda one: (one.kind, one.overflows, one.init, one.window))
+    n = min(section.check_policies, len(by_overflows))
+    rows: list[dict[str, Any]] = []
+    for index in [round(i * (len(by_overflows) - 1) / max(n - 1, 1)) for i in range(n)]:
+        outcome = by_overflows[index]
+        name = f"{outcome.kind}_2p{math.log2(outcome.init):g}_{outcome.factor:g}_{outcome.window}"
+        stored = study.user_attrs.get(f"loss_scale_check:{name}")
+        if stored is None:
+            trained = experimenter.train(
+                _config(file, section, outcome.init, outcome.factor, outcome.window, outcome.kind),
+                "O0",
+                seed=file.study.seed,
+                steps=section.steps,
+                evaluate_every=section.steps,
+                run_id=f"loss_scale_check_{name}",
+                on_step=on_step,
+            )
+            observed = {"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged}
+            stored = plain({**asdict(outcome), **observed})
+            study.set_user_attr(f"loss_scale_check:{name}", stored)
+        rows.append(dict(stored))
+    return rows
 
 
 def _record(
@@ -151,12 +197,14 @@ def _record(
     return {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
 
 
-def _config(file: StudyFile, section: LossScaleReplaySection, init: float, factor: float, window: int) -> BoostConfig:
+def _config(
+    file: StudyFile, section: LossScaleReplaySection, init: float, factor: float, window: int, kind: str = "dynamic"
+) -> BoostConfig:
     return all_off(file.base_config()).with_values(
         {
             "amp.level": section.amp_level,
             "amp.dtype": section.dtype,
-            "loss_scale.kind": "dynamic",
+            "loss_scale.kind": kind,
             "loss_scale.init": float(init),
             "loss_scale.factor": float(factor),
             "loss_scale.window": int(window),

@@ -116,7 +116,7 @@ class LeadingExperimenter(AroundExperimenter):
         measured: SpeedMeasured = self._together(_Work("speed", (baseline, candidate), options), {"stop": stop})
         return measured
 
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Replay a recorded run, which is arithmetic and needs no other rank."""
         return self._inner.replay(run_path, policies)
 

@@ -7,7 +7,7 @@ was doing then is put back as Ctrl-C would, and the same command continues from 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.config import BoostConfig
 from workbench.tuning.around_experimenter import AroundExperimenter
@@ -98,7 +98,7 @@ class StoppableExperimenter(AroundExperimenter):
         end_if_asked(self._stop)
         return measured
 
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Replay, unless the study is to end."""
         end_if_asked(self._stop)
         return self._inner.replay(run_path, policies)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,6 +26,7 @@ from workbench.tuning.search_space import Dimension, read_space
 __all__ = [
     "AllowedDrop",
     "ConfirmSection",
+    "FreezingLimitSection",
     "LossScaleReplaySection",
     "NamedOptions",
     "SpeedSection",
@@ -126,6 +127,10 @@ class LossScaleReplaySection(_Part):
         window_choices: Growth windows that are judged.
         max_underflow_share: Gradient share that may underflow on average, in [0, 1].
         verify_steps: Micro-batches of the rerun under the chosen policy; None means as many as were recorded.
+        fixed_choices: Fixed scales that are judged beside the dynamic ones, to compare; none of them is chosen, since a
+            fixed scale has no way back when gradients grow.
+        check_policies: So many of the judged policies, evenly spread, are trained for as long as the recording, each
+            with its own overflows beside the predicted ones.
     """
 
     enabled: bool = True
@@ -140,6 +145,24 @@ class LossScaleReplaySection(_Part):
     window_choices: list[int] = Field(default_factory=lambda: [20, 50, 100, 200, 500, 1000, 2000], min_length=1)
     max_underflow_share: float = Field(0.01, ge=0, le=1)
     verify_steps: int | None = Field(None, ge=1)
+    fixed_choices: list[Annotated[float, Field(ge=1)]] = Field(default_factory=list)
+    check_policies: int = Field(0, ge=0)
+
+
+class FreezingLimitSection(_Part):
+    """``[freezing_limit]``: how much of what a freezing schedule promises its steps really save.
+
+    Every finished trial that freezes is timed again beside O0 and beside a net in which the same layers rest for good.
+
+    Attributes:
+        enabled: Whether to do it.
+        rounds: Rounds of blocks, at least 2.
+        steps_per_block: Micro-batches per block.
+    """
+
+    enabled: bool = True
+    rounds: int = Field(8, ge=2)
+    steps_per_block: int = Field(4, ge=1)
 
 
 class ConfirmSection(_Part):
@@ -173,6 +196,7 @@ class StudyFile(_Part):
         pruner: Pruner and its options.
         speed: How speed is measured.
         loss_scale_replay: Loss-scale policy by replay; None when the study does not ask for it.
+        freezing_limit: What freezing could save at best; None when the study does not ask for it.
         confirm: Confirmation.
         space: What is searched; filled from ``[space]``.
     """
@@ -184,6 +208,7 @@ class StudyFile(_Part):
     pruner: NamedOptions = NamedOptions(name="median")
     speed: SpeedSection = SpeedSection()
     loss_scale_replay: LossScaleReplaySection | None = None
+    freezing_limit: FreezingLimitSection | None = None
     confirm: ConfirmSection = ConfirmSection()
     space: dict[str, Any] = Field(default_factory=dict)
 
@@ -256,6 +281,12 @@ class StudyFile(_Part):
         content = self.model_dump(mode="json")
         if self.study.ranks == 1:
             del content["study"]["ranks"]  # studies that were begun before there was this key ask the same
+        if self.freezing_limit is None:
+            del content["freezing_limit"]
+        if self.loss_scale_replay is not None:
+            for name in ("fixed_choices", "check_policies"):
+                if not content["loss_scale_replay"][name]:
+                    del content["loss_scale_replay"][name]
         content["baseline"] = _flat(_nested(self.baseline))
         content["space"] = {dimension.path: dimension.describe() for dimension in self.dimensions}
         return content
@@ -331,6 +362,8 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
             f"`study.evaluate_every` must not exceed `study.budget_steps` ({file.study.budget_steps}), "
             f"got {evaluate_every}"
         )
+    if file.freezing_limit is not None and file.study.ranks > 1:
+        raise StudyError(f"[freezing_limit] is measured in one process, but `study.ranks` is {file.study.ranks}")
     if file.confirm.seeds_max < file.confirm.seeds_min:
         raise StudyError(
             f"`confirm.seeds_max` must be at least `confirm.seeds_min` ({file.confirm.seeds_min}), "
