@@ -17,7 +17,17 @@ import pytest
 
 from tests.architecture.import_graph import ROOT, Import, home, imports_below, imports_of, module_name
 
-GROUND = {"batch", "config", "devices", "metrics", "rank_environment", "ranks", "records", "atomic_file"}
+GROUND = {
+    "atomic_file",
+    "batch",
+    "config",
+    "credentials",
+    "devices",
+    "metrics",
+    "rank_environment",
+    "ranks",
+    "records",
+}
 METHODS = {"algorithms", "optimizers", "scaling"}
 STEP = {"training", "tasks", "telemetry"}
 
@@ -108,7 +118,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "scipy": {"experiments"},
     "pydantic": {"config", "tuning"},
     "annotated_types": {"config"},
-    "pyarrow": {"telemetry"},
+    "pyarrow": {"telemetry", "tuning"},
     "pandas": {"telemetry", "experiments", "tuning", "figures", "reports", "facade", "panels"},
     "sqlalchemy": {"tuning"},
     "psycopg": {"tuning"},

@@ -25,6 +25,9 @@ _SHOWN_TRIALS = 10
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
 StorageOption = typer.Option(None, metavar="URL", help="Optuna storage URL; without it SQLite beside the study.")
 OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
+TrialsOption = typer.Option(
+    None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
+)
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 
 
@@ -117,16 +120,35 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
 def export(
     study: Path = StudyArgument,
     out: Path = OutOption,
+    trials: Path = TrialsOption,
     require_confirmed: bool = RequireOption,
     storage: str = StorageOption,
     json: bool = JsonOption,
 ) -> None:
-    """Write a study's boost_config.json files and report again; nothing is trained."""
+    """Write a study's boost_config.json files and report again, or a table of its trials; nothing is trained."""
+    if trials is not None:
+        if out is not None or require_confirmed:
+            raise typer.BadParameter("--trials writes the table alone; leave out --out and --require-confirmed")
+        _export_trials(study, trials, storage, json=json)
+        return
     with only_result_on_stdout(json):
         from workbench import facade
 
         result = facade.export(study, out, require_confirmed=require_confirmed, storage=storage)
     _print_result(result, json=json)
+
+
+def _export_trials(study: Path, path: Path, storage: str | None, *, json: bool) -> None:
+    from workbench.tuning import trial_table, write_trial_table
+    from workbench.tuning.trial_table import check_table_path
+
+    check_table_path(path)  # before a database is asked for anything
+    table = trial_table(study, storage=storage)
+    write_trial_table(table, path)
+    if json:
+        print_json({"trials": path, "rows": len(table), "columns": list(table.columns)})
+    else:
+        say(f"wrote {path} ({len(table)} trial{'' if len(table) == 1 else 's'}, {len(table.columns)} columns)")
 
 
 def _print_result(result: StudyResult, *, json: bool) -> None:

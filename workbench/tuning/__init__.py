@@ -13,8 +13,10 @@ from workbench.tuning.searching import search
 from workbench.tuning.stored_records import trials_of
 from workbench.tuning.study import tune
 from workbench.tuning.study_file import StudyFile, parse_study, read_study
+from workbench.tuning.trial_table import TRIAL_COLUMNS, trial_table, write_trial_table
 
 __all__ = [
+    "TRIAL_COLUMNS",
     "Experimenter",
     "StudyBusyError",
     "StudyChangedError",
@@ -30,6 +32,8 @@ __all__ = [
     "read_result",
     "read_study",
     "search",
+    "trial_table",
     "trials_of",
     "tune",
+    "write_trial_table",
 ]
