@@ -81,14 +81,19 @@ def choose_from_menu(page: Page, *entries: str) -> None:
         page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()  # submenus have no role
 
 
-def run_all(page: Page, lab: Lab, notebook: str) -> Locator:
-    """Open a notebook, run all of its cells from the menu, wait until the last one is done, return its panel."""
+def run_cells(page: Page, lab: Lab, notebook: str) -> None:
+    """Open a notebook, run all of its cells from the menu, and wait until the last one is done."""
     open_notebook(page, lab, notebook)
     cells = json.loads((lab.folder / "notebooks" / f"{notebook}.ipynb").read_text())["cells"]
     n_code = sum(cell["cell_type"] == "code" for cell in cells)
     choose_from_menu(page, "Run", "Run All Cells")
     last = page.locator(".jp-CodeCell .jp-InputPrompt").get_by_text(f"[{n_code}]:", exact=True)
     last.wait_for(timeout=A_NOTEBOOK)
+
+
+def run_all(page: Page, lab: Lab, notebook: str) -> Locator:
+    """Open a notebook, run all of its cells, and return its panel."""
+    run_cells(page, lab, notebook)
     panel = page.locator(".wb-panel").first
     expect(panel).to_be_visible()
     return panel

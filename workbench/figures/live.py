@@ -252,11 +252,15 @@ class LiveFigure:
 
 # Plotly's own module is five megabytes, sent and run anew for every widget; a page that takes longer than two seconds
 # for it shows nothing at all. This one asks for plotly's once per page, and then for the figure as it is by then.
+#
+# Plotly's view goes on listening when its place on the page is gone, and then fails at the next update, before other
+# views of the same figure hear of it. So what it listens to while it is drawn is listened to in the name of its place:
+# anywidget ends that with the place.
 _LOADER: Final = """
 const shared = (globalThis["__workbenchPlotly_VERSION"] ??= {asked: 0, arrived: false});
 shared.loaded ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
 export default () => {
-  let ready;
+  let ready, place = null;
   return {
     initialize({model}) {
       let showNow;
@@ -281,14 +285,20 @@ export default () => {
       ask();
       ready = shared.loaded.then(async (module) => {
         const widget = module.default();
-        widget.initialize({model});
+        widget.initialize({model: {...model, on: (name, heard) => (place ?? model).on(name, heard)}});
         model.send({plotly: "state"});
         await current;
         return widget;
       });
     },
     async render(context) {
-      return (await ready).render(context);
+      const widget = await ready;
+      place = context.model;
+      try {
+        return widget.render(context);
+      } finally {
+        place = null;
+      }
     },
   };
 };

@@ -1,0 +1,37 @@
+"""A live figure outlives the place where it is shown: a cleared output, and another cell that shows it again."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Lab, View
+from tests.browser.notebook_page import add_and_run_cell, choose_from_menu, run_cells, write_notebook
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+FIGURE = """\
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.figures.live import LiveFigure
+
+live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")), interval=0.0)
+live.widget"""
+LONGER = 'live.update_arrays("line", x=np.arange({n}.0), y=np.arange({n}.0))'
+DRAWN = "(n) => document.querySelector('.js-plotly-plot')?.calcdata?.[0]?.length === n"
+
+
+def test_a_figure_whose_output_was_cleared_goes_on_unseen(lab: Lab, view: View) -> None:
+    write_notebook(lab, "figure", FIGURE)
+    page = view.page
+    run_cells(page, lab, "figure")
+    page.wait_for_function(DRAWN, arg=2)
+    page.locator(".jp-Notebook .jp-CodeCell").first.locator(".jp-InputPrompt").click()
+    choose_from_menu(page, "Edit", "Clear Cell Output")
+    expect(page.locator(".js-plotly-plot")).to_have_count(0)
+    assert add_and_run_cell(page, LONGER.format(n=3)).inner_text() == "True"
+    add_and_run_cell(page, "live.widget")
+    page.wait_for_function(DRAWN, arg=3)
+    assert add_and_run_cell(page, LONGER.format(n=4)).inner_text() == "True"
+    page.wait_for_function(DRAWN, arg=4)
