@@ -30,7 +30,7 @@ from workbench.config import BoostConfig
 from workbench.experiments.setup import prepare
 from workbench.tasks import Task, move_batch
 
-__all__ = ["SpeedRatio", "bootstrap_median_interval", "measure_speed_ratio"]
+__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio"]
 
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
@@ -100,7 +100,7 @@ def measure_speed_ratio(
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     device = device or devices.select_device("auto")
     sides = [
-        _Side(task, *side, device=device, seed=seed, at_least=steps_per_block, before_window=before_window)
+        TimedSide(task, *side, device=device, seed=seed, at_least=steps_per_block, before_window=before_window)
         for side in (baseline, candidate)
     ]
     for side in sides:  # warm-up: allocations, lazy initialisation, compilation
@@ -163,7 +163,7 @@ class _Cyclic(Protocol):
         ...
 
 
-class _Side:
+class TimedSide:
     """One of the two: trains in blocks and says what an average step of its schedule costs."""
 
     def __init__(
@@ -178,6 +178,7 @@ class _Side:
         before_window: Callable[[], None] | None,
     ) -> None:
         self.before_window = before_window
+        self.clock = time.perf_counter
         self.task, self.device, self.at_least = task, device, at_least
         self.boosted = prepare(task, config, level=level, seed=seed, device=device, steps=10_000).boosted
         batches = islice(task.batches(seed), _DISTINCT_BATCHES)
@@ -223,7 +224,7 @@ class _Side:
             boosted.use_freezing_group(group)
         devices.synchronize(self.device)
         ranks.barrier()  # a rank that lags from the window before would be waited for in this one
-        began = time.perf_counter()
+        began = self.clock()
         for _ in range(boosted.window.n_steps):
             batch = self.batches[self.position % len(self.batches)]
             self.position += 1
@@ -232,7 +233,7 @@ class _Side:
             boosted.backward(loss)
             boosted.step(functools.partial(task.compute_loss, boosted.model, batch))  # DimReduce tries its steps
         devices.synchronize(self.device)
-        return (time.perf_counter() - began) / boosted.window.n_steps
+        return (self.clock() - began) / boosted.window.n_steps
 
 
 def _spread(groups: list[int], at_most: int) -> list[int]:

@@ -14,6 +14,7 @@ from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning import storage as kept
 from workbench.tuning.errors import StudyError
 from workbench.tuning.export import ExportContext, export_configs, write_tables
+from workbench.tuning.freezing_limits import freezing_limits_of
 from workbench.tuning.importance import parameter_importance
 from workbench.tuning.objective import baseline_trial
 from workbench.tuning.quiet import quiet_optuna
@@ -43,6 +44,7 @@ class StudyResult:
         exported: Export (``"o1"``, ``"o2"``) -> file.
         chosen: Export -> label of what was exported (``"O0"`` when nothing was left).
         loss_scale_policy: What `tune_loss_scale` found; None when the study does not ask for it.
+        freezing_limits: What `measure_freezing_limits` found, one row per trial; empty when nobody asked.
         importance: Parameter -> share of its influence on the objective; empty when it cannot be computed.
         environment: Versions and hardware.
         messages: Sentences for the user, the most important first.
@@ -63,6 +65,7 @@ class StudyResult:
     exported: dict[str, Path] = field(default_factory=dict)
     chosen: dict[str, str] = field(default_factory=dict)
     loss_scale_policy: Mapping[str, Any] | None = None
+    freezing_limits: list[dict[str, Any]] = field(default_factory=list)
     importance: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
@@ -251,6 +254,7 @@ def _result(
         trials=trials_of(study),
         candidates=list(candidates),
         loss_scale_policy=attributes.get("loss_scale_policy"),
+        freezing_limits=freezing_limits_of(study),
         importance=importance,
         environment=attributes.get("environment", {}),
         messages=[note] if note else [],

@@ -161,6 +161,13 @@ class Experimenter(Protocol):
     def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
 
+    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+        """Time a freezing schedule beside layers that rest for good.
+
+        Returns:
+            ``realised``, ``limit`` and ``reached``, each with ``_low`` and ``_high``.
+        """
+
 
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 """Makes who trains, from a study's file and folder."""
@@ -343,6 +350,19 @@ class TaskExperimenter:
             )
             for row in table.to_dict("records")
         ]
+
+    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+        """Time a freezing schedule beside layers that rest for good."""
+        from workbench.experiments.freezing_limit import measure_freezing_limit
+
+        measured = measure_freezing_limit(
+            self._task, candidate, device=self._device, seed=seed, rounds=rounds, steps_per_block=steps_per_block
+        )
+        return {
+            f"{name}{end}": value
+            for name in ("realised", "limit", "reached")
+            for end, value in zip(("", "_low", "_high"), getattr(measured, name), strict=True)
+        }
 
     def _free_name(self, run_id: str) -> str:
         """Return a name that no run has; what an interrupted run left behind stays to be looked at."""

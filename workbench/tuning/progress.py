@@ -23,7 +23,7 @@ class TuneProgress:
     """How far a study is.
 
     Args:
-        phase: ``"search"``, ``"loss scale"``, ``"confirm"`` or ``"export"``.
+        phase: ``"search"``, ``"loss scale"``, ``"freezing limit"``, ``"confirm"`` or ``"export"``.
         done: Units of the phase that are done (trials, runs); a running one counts by its share.
         total: Units of the phase as far as known.
         eta_seconds: Time the rest of this command will probably take; NaN while unknown.

@@ -13,6 +13,7 @@ from typing import Any
 
 from workbench.config import BoostConfig
 from workbench.tuning.around_experimenter import AroundExperimenter
+from workbench.tuning.errors import StudyError
 from workbench.tuning.experimenter import (
     Experimenter,
     PolicyOutcome,
@@ -119,6 +120,10 @@ class LeadingExperimenter(AroundExperimenter):
     def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Replay a recorded run, which is arithmetic and needs no other rank."""
         return self._inner.replay(run_path, policies)
+
+    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+        """Refuse: it is measured in one process, which ``study.toml`` is checked for."""
+        raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
 
     def end(self, result: Any) -> None:
         """Let the other ranks go, with the study's result."""

@@ -102,3 +102,8 @@ class StoppableExperimenter(AroundExperimenter):
         """Replay, unless the study is to end."""
         end_if_asked(self._stop)
         return self._inner.replay(run_path, policies)
+
+    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+        """Measure, unless the study is to end."""
+        end_if_asked(self._stop)
+        return self._inner.freezing_limit(candidate, seed=seed, rounds=rounds, steps_per_block=steps_per_block)

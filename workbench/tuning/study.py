@@ -3,6 +3,7 @@
     trial 0 = O0
     while fewer than n_trials plans have run and time is left:   draw, measure speed, train, score
     record one float16 run, replay the policies, verify the best        (when the study asks for it)
+    time every freezing trial beside its limit                          (when the study asks for it)
     for the best of each export: train it and O0 over fresh seeds until the verdict is in
     take the best that is not refuted, else O0; write the files
 
@@ -30,6 +31,7 @@ from workbench.tuning.answer import StudyResult, write_answer
 from workbench.tuning.confirming import Confirmation, contenders
 from workbench.tuning.errors import StudyError, StudyStoppedError
 from workbench.tuning.experimenter import MakeExperimenter, experimenter_for
+from workbench.tuning.freezing_limits import measure_freezing_limits
 from workbench.tuning.loss_scale_policy import tune_loss_scale
 from workbench.tuning.progress import StudyWatch, TuneProgress
 from workbench.tuning.quiet import quiet_optuna
@@ -136,6 +138,10 @@ def tune(
             if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
                 watch.phase("loss scale")
             policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
+
+            if file.freezing_limit is not None and file.freezing_limit.enabled:
+                watch.phase("freezing limit")
+            measure_freezing_limits(study, file, experimenter)
 
             confirmation = Confirmation(
                 study,
