@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy ships no types
 
 from workbench.records import Verdict
 
@@ -301,4 +300,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _margin(spread: float, n_pairs: int, error: float) -> float:
+    # Here, because most processes that train never judge: half a second less before their first step.
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy ships no types
+
     return float(stdtrit(n_pairs - 1, 1.0 - error)) * spread / math.sqrt(n_pairs)

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
 from workbench.tasks.digits import load_images, split_indices
+from workbench.tasks.digits_table import read_digits
 from workbench.tasks.task import Task
 
 __all__ = ["Autoencoder", "ReconstructionError", "digits_autoencoder", "load_pixels"]
@@ -61,9 +62,7 @@ def digits_autoencoder() -> Task:
 @functools.cache
 def load_pixels() -> Tensor:
     """Return all images as grey levels, shape ``[1797, 64]``, 0 (paper) to 1 (ink) in steps of 1/16, exact."""
-    from sklearn.datasets import load_digits
-
-    return torch.tensor(load_digits().data, dtype=torch.float32) / 16
+    return torch.tensor(read_digits()[0], dtype=torch.float32) / 16
 
 
 class Autoencoder(nn.Module):

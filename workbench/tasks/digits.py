@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
+from workbench.tasks.digits_table import read_digits
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
@@ -57,11 +58,9 @@ def digits_lenet() -> Task:
 @functools.cache
 def load_images() -> tuple[Tensor, Tensor]:
     """Return all images, shape ``[1797, 1, 8, 8]``, centred and scaled, and their classes, shape ``[1797]``."""
-    from sklearn.datasets import load_digits
-
-    table = load_digits()
-    images = torch.tensor(table.images, dtype=torch.float32).unsqueeze(1)
-    return (images - _PIXEL_MEAN) / _PIXEL_SPREAD, torch.tensor(table.target, dtype=torch.int64)
+    pixels, classes = read_digits()
+    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
+    return (images - _PIXEL_MEAN) / _PIXEL_SPREAD, torch.tensor(classes)
 
 
 def split_indices(targets: Tensor, seed: int, evaluation_share: float = EVALUATION_SHARE) -> tuple[Tensor, Tensor]:
