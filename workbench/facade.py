@@ -30,6 +30,7 @@ from workbench.tasks import Task, load_task
 from workbench.telemetry import Run, read_run
 
 if TYPE_CHECKING:
+    from workbench.mirrors import LiveMirrors, Mirror
     from workbench.tuning import StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
@@ -53,6 +54,7 @@ def train(
     on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None,
     drain_seconds: float = 1.0,
     pause: Pause | None = None,
+    mirrors: Iterable[Mirror | str] = (),
 ) -> RunResult:
     """Train a task once and record every step.
 
@@ -71,6 +73,8 @@ def train(
         on_records: Called with the steps and events of each drain, for a display that follows the run.
         drain_seconds: How late those may come, seconds.
         pause: Holds the run between two steps; the time is not counted. On one rank only.
+        mirrors: Where else the run is shown while it goes on: ``"tensorboard=DIR"``, ``"mlflow=URI"`` or objects of
+            ``workbench.mirrors``. One that fails on the way is given up with a warning; the run goes on.
 
     Returns:
         The result; its ``path`` is the run directory.
@@ -78,7 +82,9 @@ def train(
     Raises:
         ConfigError: When the configuration is not valid.
         TaskError: When the task cannot be found or is no task.
+        MirrorError: When a mirror cannot be opened.
     """
+    follower = _follower(mirrors)
     with ranks.joined(device) as here:
         settings = _config(config)
         return run_task(
@@ -96,6 +102,7 @@ def train(
             on_records=on_records,
             drain_seconds=drain_seconds,
             pause=pause,
+            follower=follower,
         )
 
 
@@ -257,13 +264,38 @@ def export(
 
 
 def _with_report(result: StudyResult, study: str) -> StudyResult:
-    """Write report.html beside the exported files."""
+    """Write report.html, and the tables and pictures that a repository keeps, beside the exported files."""
     from workbench.reports import write_study_report
+    from workbench.reports.result_files import write_result_files
 
     folder = next(iter(result.exported.values())).parent if result.exported else result.directory / "result"
     folder.mkdir(parents=True, exist_ok=True)
     path = write_study_report(folder / "report.html", _study_report(result, study))
+    write_result_files(folder, _result_files(result, study))
     return dataclasses.replace(result, report=path)
+
+
+def _result_files(result: StudyResult, study: str) -> Any:
+    """Gather what the result folder's tables and pictures show."""
+    from workbench.reports.result_files import ResultFiles
+
+    environment, policy = dict(result.environment), result.loss_scale_policy or {}
+    return ResultFiles(
+        title=result.name,
+        task_name=result.task,
+        metric_name=result.metric_name,
+        objective=result.objective,
+        command=f"workbench tune {study}",
+        trials=result.trials,
+        candidates=result.candidates,
+        chosen=result.chosen,
+        importance=result.importance,
+        policies=policy.get("checked", []),
+        policy_sentence=str(policy.get("sentence", policy.get("failed", ""))),
+        freezing=result.freezing_limits,
+        hardware=_told(environment.get("device", {}) or {}),
+        versions=environment.get("versions", {}) or {},
+    )
 
 
 def _study_report(result: StudyResult, study: str) -> Any:
@@ -356,6 +388,15 @@ def _freezing_schedule(result: StudyResult) -> tuple[list[int] | None, int | Non
             )
             return sequence, freeze.param_groups, path.name
     return None, None, ""
+
+
+def _follower(mirrors: Iterable[Mirror | str]) -> LiveMirrors | None:
+    given = list(mirrors)
+    if not given or not is_first_rank():
+        return None
+    from workbench.mirrors import LiveMirrors, mirrors_named
+
+    return LiveMirrors(mirrors_named(given))
 
 
 def _config(config: ConfigLike) -> BoostConfig:

@@ -46,19 +46,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Around the loop of a Model: what a stream without end needs.
     "online": {"training"},
     "experiments": METHODS | STEP,
+    # Runs in other people's tools; its callback for a Model is the one file that knows the training.
+    "mirrors": {"telemetry", "training"},
     # Siblings that never meet: a study runs without a display, a figure is drawn from plain records without a study.
     "tuning": METHODS | STEP | {"experiments"},
     "figures": set(),
     "reports": {"figures", "experiments", "telemetry"},
     # On top: what puts the layers together for a user.
-    "facade": METHODS | STEP | {"experiments", "tuning", "figures", "reports"},
+    "facade": METHODS | STEP | {"experiments", "mirrors", "tuning", "figures", "reports"},
     "templates": set(),
     "doctor": STEP,
     "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
     # It times what the others do, panels included.
     "bench": METHODS | STEP | {"experiments", "figures", "facade", "panels"},
     "cli": STEP
-    | {"", "experiments", "tuning", "figures", "reports", "facade", "templates", "doctor", "panels", "bench"},
+    | {
+        "",
+        "experiments",
+        "mirrors",
+        "tuning",
+        "figures",
+        "reports",
+        "facade",
+        "templates",
+        "doctor",
+        "panels",
+        "bench",
+    },
     # The reference's names, defined elsewhere.
     "boost": {"algorithms", "scaling", "training"},
     "nn": {"optimizers", "scaling", "training"},
@@ -106,6 +120,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
         "ranks",
         *METHODS,
         "training",
+        "mirrors",
         "online",
         "tasks",
         "experiments",
@@ -122,6 +137,8 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "pandas": {"telemetry", "experiments", "tuning", "figures", "reports", "facade", "panels"},
     "sqlalchemy": {"tuning"},
     "psycopg": {"tuning"},
+    "tensorboard": {"mirrors"},
+    "mlflow": {"mirrors"},
     "psutil": {"devices", "telemetry", "tuning"},
 }
 
@@ -211,6 +228,8 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
 
 # Imported only where they are installed, or a part of a declared dependency's own interface.
 OPTIONAL = {
+    "tensorboard": "the extra `mirrors`",
+    "mlflow": "the extra `mirrors`",
     "torch_npu": "the plugin of Ascend machines",
     "annotated_types": "pydantic's constraints are objects of this package",
 }
@@ -280,6 +299,7 @@ def test_help_loads_neither_torch_nor_plotly() -> None:
         ("workbench.records", {"torch", "plotly", "optuna", "pandas"}),
         ("workbench.telemetry", {"torch", "plotly", "optuna"}),
         ("workbench.tuning", {"torch", "plotly"}),
+        ("workbench.mirrors", {"torch", "tensorboard", "mlflow", "optuna"}),
         ("workbench.figures", {"torch", "optuna"}),
         ("workbench.reports", {"torch", "optuna"}),
         ("workbench.training", {"plotly", "optuna", "pandas"}),

@@ -140,7 +140,7 @@ def test_an_old_file_survives_a_table_that_could_not_be_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(pd.DataFrame, "to_csv", half_a_table)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="space"):
         write_trial_table(table, path)
     assert path.read_text(encoding="utf-8") == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["trials.csv"]

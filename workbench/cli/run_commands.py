@@ -42,6 +42,14 @@ FactorOption = typer.Option(None, metavar="X", help="Factor to judge, greater th
 WindowOption = typer.Option(
     None, metavar="N", help="Growth window to judge, updates; may be repeated. Default: 100 and 1000."
 )
+MirrorOption = typer.Option(
+    None,
+    "--mirror",
+    metavar="WHERE",
+    help="Show the run in tensorboard[=DIR] or mlflow[=URI] while it goes on; may be repeated.",
+)
+MirroredArgument = typer.Argument(..., metavar="RUN", help="A run directory, or a folder of them.")
+ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or mlflow[=URI]; may be repeated.")
 RunsArgument = typer.Argument(Path("runs"), metavar="[FOLDER]", help="Folder of run directories, or of studies.")
 
 runs_app = typer.Typer(help="List and tidy recorded runs.", no_args_is_help=True)
@@ -68,6 +76,7 @@ def train(
     evaluate_every: int = typer.Option(
         None, metavar="N", min=1, help="Micro-batches between evaluations. Default: a tenth of --steps."
     ),
+    mirror: list[str] = MirrorOption,
     json: bool = JsonOption,
 ) -> None:
     """Train a task once, record every step, and say how it went.
@@ -91,6 +100,7 @@ def train(
             evaluate_every=evaluate_every or max(1, steps // 10),
             on_progress=show,
             stop=stop,
+            mirrors=mirror or (),
         )
     if json:
         print_json({**_without_plan(result), "in_effect": result.plan.summary()})
@@ -256,6 +266,19 @@ def prune_recorded(
     for path in removed:
         say(f"{'would remove' if dry_run else 'removed'} {path}")
     say(f"{len(removed)} run{'s' if len(removed) != 1 else ''} {'would be ' if dry_run else ''}removed")
+
+
+@runs_app.command("mirror")
+def mirror_recorded(path: Path = MirroredArgument, to: list[str] = ToOption, json: bool = JsonOption) -> None:
+    """Show recorded runs in TensorBoard or MLflow; what is there already as a whole is left alone."""
+    from workbench.mirrors import mirror_runs, mirrors_named
+
+    sent = mirror_runs(path, mirrors_named(to))
+    if json:
+        print_json({"runs": [{"run": run, "sent_to": places} for run, places in sent.items()]})
+        return
+    for run, places in sent.items():
+        say(f"{run}: {'sent to ' + ', '.join(places) if places else 'was there already'}")
 
 
 def _tell_run(result: RunResult) -> None:

@@ -11,10 +11,12 @@ that no rank is left in a collective that the others never reach.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,12 +30,12 @@ from workbench.experiments.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.records import Event, EventKind, StepRecord
 from workbench.scaling import ScaleCollapseError, collapsed_at
 from workbench.tasks import Task, move_batch
-from workbench.telemetry import RunRecorder, collect_environment
+from workbench.telemetry import RunRecorder, collect_environment, new_run_id
 from workbench.training import TraceBuffer, training_loop
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 from workbench.training.wrapped_model import unwrapped
 
-__all__ = ["Pause", "RunProgress", "RunResult", "run_task"]
+__all__ = ["Follower", "Pause", "RunProgress", "RunResult", "run_task"]
 
 _TRACE_ROWS = 1024
 
@@ -47,6 +49,22 @@ class Pause(Protocol):
 
     def wait(self) -> None:
         """Return when the run is to go on, or to be stopped."""
+        ...
+
+
+class Follower(Protocol):
+    """Who is told of a whole run, in blocks; what a mirror to another tool is."""
+
+    def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """Be told of a run before its first step; an exception ends it."""
+        ...
+
+    def write(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
+        """Take a block; must return at once and raise nothing."""
+        ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Be told how it ended, as in ``summary.json``; must raise nothing."""
         ...
 
 
@@ -126,6 +144,7 @@ def run_task(
     on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None,
     drain_seconds: float = 1.0,
     pause: Pause | None = None,
+    follower: Follower | None = None,
 ) -> RunResult:
     """Train a task for a number of micro-batches.
 
@@ -150,6 +169,7 @@ def run_task(
         on_records: Called with the steps and events of each drain, on the thread that trains.
         drain_seconds: Age at which recorded steps are drained from the device, seconds.
         pause: Holds the run between two steps; a pause is no part of its time. For a run on one rank.
+        follower: Told of the run from its beginning to its end, with the blocks of ``on_records``.
 
     Returns:
         The result, the same on every rank; a diverged run is a result, not an error.
@@ -171,11 +191,15 @@ def run_task(
     if ranks.rank() == 0:
         run.recorder = _open_recorder(out, run_id, task, config, run, level)
     try:
+        if ranks.rank() == 0 and follower is not None:
+            _introduce(follower, run, task, config, level)
         if run.recorder is not None:
             run.snapshots = snapshot_recorder(config, run.boosted, run.recorder.path)
         run.train(evaluate_every, on_evaluation, stop, pause)
         if run.recorder is not None:
             run.recorder.finish(run.summary())
+        if run.follower is not None:
+            run.follower.finish(run.summary())
     except BaseException as raised:
         error = ranks.explained(raised)
         run.interrupt(error)
@@ -218,6 +242,7 @@ class _Run:
         )
         self._undrained = 0
         self.recorder: RunRecorder | None = None
+        self.follower: Follower | None = None
         self.snapshots: SnapshotRecorder | None = None
         self._records: list[StepRecord] = []  # drained, not yet on the disk
         self._events: list[Event] = []
@@ -307,12 +332,17 @@ class _Run:
 
     def interrupt(self, error: BaseException) -> None:
         """Close the record of a run that an exception ends; never raises, so that the exception is what is seen."""
-        if self.recorder is None:
+        if self.recorder is None and self.follower is None:
             return
         self._stop_clock_quietly()
         with contextlib.suppress(Exception):  # a device that failed has nothing more to give
             self._drain()
         self.message = f"{type(error).__name__}: {error}"
+        if self.follower is not None:
+            with contextlib.suppress(Exception):  # where warnings are errors, what it has to say is one
+                self.follower.finish(self.summary() | {"state": "interrupted"})
+        if self.recorder is None:
+            return
         try:
             self._write()
             self.recorder.finish(self.summary() | {"state": "interrupted"})
@@ -353,6 +383,8 @@ class _Run:
             self.diverged, self.message = True, diverged.message
         if self.on_records is not None and (records or events):
             self.on_records(records, events)
+        if self.follower is not None and (records or events):
+            self.follower.write(records, events)
 
     def _judged_by_mean(self, records: list[StepRecord], events: list[Event]) -> list[Event]:
         """Replace what this rank's own losses say about divergence by what the mean over ranks says."""
@@ -500,6 +532,10 @@ def _open_recorder(
 ) -> RunRecorder | None:
     if out is None:
         return None
+    return RunRecorder.create(out, config.to_dict(), _environment(task, run, level), run_id)
+
+
+def _environment(task: Task, run: _Run, level: str) -> dict[str, Any]:
     environment = collect_environment(
         device={"type": run.device.type, "name": devices.device_name(run.device), "threads": torch.get_num_threads()},
         seed=run.seed,
@@ -507,9 +543,18 @@ def _open_recorder(
         task=task.name,
         level=level,
     )
-    return RunRecorder.create(
-        out, config.to_dict(), environment | {"steps": run.steps, "world_size": run.n_ranks}, run_id
-    )
+    return environment | {"steps": run.steps, "world_size": run.n_ranks}
+
+
+def _introduce(follower: Follower, run: _Run, task: Task, config: BoostConfig, level: str) -> None:
+    """Tell a follower of the run, by the recorded run's own name and environment where there is one."""
+    if run.recorder is not None:
+        environment = json.loads((run.recorder.path / "environment.json").read_bytes())
+        follower.begin(run.recorder.run_id, config.to_dict(), environment)
+    else:
+        began = {"started": datetime.now(UTC).isoformat()}
+        follower.begin(new_run_id(), config.to_dict(), _environment(task, run, level) | began)
+    run.follower = follower
 
 
 def _check_count(name: str, value: int) -> None:
