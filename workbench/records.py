@@ -164,6 +164,7 @@ class TrialRecord:
         message: One sentence when something went wrong or the trial repeats an equal plan.
         warm_up_steps: Micro-batches of O0 trained before the trial's own, for weight snapshots; not among
             ``steps_to_target``.
+        overflows: Updates that were skipped because a gradient was inf or NaN.
     """
 
     number: int
@@ -186,6 +187,7 @@ class TrialRecord:
     run_path: str = ""
     message: str = ""
     warm_up_steps: int = 0
+    overflows: int = 0
 
 
 class Verdict(StrEnum):

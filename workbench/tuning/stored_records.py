@@ -123,6 +123,7 @@ def _record(trial: FrozenTrial, reference: float | None, higher_is_better: bool)
         run_path="" if trained is None else trained.path,
         message=message,
         warm_up_steps=int(attributes.get("warm_up_steps", 0)),
+        overflows=0 if trained is None else trained.overflows,
     )
 
 

@@ -1,0 +1,89 @@
+"""The files of a result folder: every figure of the page is one of the records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+
+from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.reports.result_files import ResultFiles, results_page, write_result_files
+
+BASE = TrialRecord(
+    0, "complete", summary="nothing switched on", metric=0.98, metric_deficit=0.0, relative_step_time=1.0,
+    relative_low=1.0, relative_high=1.0, steps_to_target=100.0, seconds=3.0, feasible=True, value=100.0,
+)  # fmt: skip
+FASTER = replace(
+    BASE, number=1, parameters={"grad_freeze.freeze_p": 0.25, "level": "O1"}, summary="freezing",
+    metric=0.97, metric_deficit=0.01, relative_step_time=0.8, relative_low=0.5, relative_high=1.0, value=80.0,
+)  # fmt: skip
+WORSE = replace(FASTER, number=3, parameters={"grad_freeze.freeze_p": 0.5, "level": "O1"}, feasible=False, overflows=7)
+REPEAT = replace(FASTER, number=2, seconds=0.0)
+CANDIDATE = CandidateRecord(
+    "trial 1", 1, "o1", "freezing", {}, 1.25, 1.0, 2.0, 0.0123, 0.02, 0.03, 5, Verdict.CONFIRMED, "Confirmed."
+)
+POLICY: dict[str, Any] = {
+    "kind": "dynamic", "init": 1024.0, "factor": 2.0, "window": 20, "overflows": 9, "overflows_low": 8,
+    "overflows_high": 11, "observed": 12, "underflow_share": 0.5, "metric": 0.9, "diverged": False,
+}  # fmt: skip
+FREEZING: dict[str, Any] = {
+    "trial": 1, "freeze_type": 1, "freeze_p": 0.25, "param_groups": 4, "frozen_share": 0.75,
+    "realised": 1.2, "realised_low": 1.1, "realised_high": 1.3, "limit": 1.5, "limit_low": 1.4, "limit_high": 1.6,
+    "reached": 0.5, "reached_low": 0.4, "reached_high": 0.6,
+}  # fmt: skip
+
+
+def _study(**changes: Any) -> ResultFiles:
+    told: dict[str, Any] = {
+        "title": "mine", "task_name": "digits", "metric_name": "accuracy", "objective": "time_to_target",
+        "command": "workbench tune mine", "trials": [BASE, FASTER, REPEAT, WORSE], "candidates": [CANDIDATE],
+        "chosen": {"o1": "trial 1", "o2": "O0"},
+    }  # fmt: skip
+    return ResultFiles(**{**told, **changes})
+
+
+def test_a_candidate_stands_with_interval_drop_and_verdict() -> None:
+    page = results_page(_study())
+    row = "| o1 | trial 1 | freezing | 1.25 (1.00 to 2.00) | 0.0123 | 0.02 | 0.03 | 5 | confirmed | yes |"
+    assert row in page
+    assert "o2: O0." in page
+
+
+def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
+    page = results_page(_study())
+    assert "| 1 | freezing | 0.25 | 1.25 (1.00 to 2.00) | 0.97 | 0.01 | 100 | 0 | yes |" in page
+    assert "| 3 | freezing | 0.5 | 1.25 (1.00 to 2.00) | 0.97 | 0.01 | 100 | 7 | no |" in page
+
+
+def test_repeats_are_no_trials_and_what_never_differs_is_no_column() -> None:
+    study = _study()
+    assert [trial.number for trial in study.run] == [0, 1, 3]
+    assert study.searched == ["grad_freeze.freeze_p"]
+
+
+def test_a_prediction_outside_its_range_is_called_so() -> None:
+    page = results_page(_study(policies=[POLICY, {**POLICY, "observed": 11}], policy_sentence="Chosen."))
+    assert "| dynamic | 2^10 | 2 | 20 | 9 (8 to 11) | 12 | no | 0.5 | 0.9 |" in page
+    assert "| 9 (8 to 11) | 11 | yes |" in page
+
+
+def test_freezing_stands_beside_its_limit() -> None:
+    page = results_page(_study(freezing=[FREEZING, {**FREEZING, "reached": None}]))
+    assert "| 75 % | 1.20 (1.10 to 1.30) | 1.50 (1.40 to 1.60) | 0.50 (0.40 to 0.60) |" in page
+    assert "| unknown |" in page
+
+
+def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> None:
+    write_result_files(tmp_path, _study(freezing=[FREEZING], policies=[POLICY]))
+    for picture in ("speed_accuracy", "freezing_limit", "replay_check"):
+        ElementTree.fromstring((tmp_path / f"{picture}.svg").read_text())
+    assert list(pd.read_csv(tmp_path / "trials.csv")["number"]) == [0, 1, 3]
+    write_result_files(tmp_path, _study())
+    assert {path.name for path in tmp_path.iterdir()} == {"results.md", "trials.csv", "speed_accuracy.svg"}
+
+
+def test_a_study_without_candidates_exports_o0() -> None:
+    assert "no trial was better than O0" in results_page(_study(candidates=[]))
