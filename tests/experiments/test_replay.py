@@ -58,6 +58,16 @@ def wandering(n: int, seed: int = 0, noise: float = 0.0) -> np.ndarray:
     return np.asarray(np.exp2(15 + drift + noise * rng.standard_normal(n)))
 
 
+def test_a_fixed_scale_that_is_too_large_at_first_may_never_get_on() -> None:
+    threshold = np.r_[np.full(20, 2.0**10), np.full(80, 2.0**14)]  # gradients shrink once the first updates are made
+    run = recorded(threshold, ScalePolicy(init=2.0**8, kind="fixed"))
+    table = replay(run, [ScalePolicy(init=2.0**12, kind="fixed"), ScalePolicy(init=2.0**12, window=50)]).table
+    assert table["overflows"].tolist() == [20, 2]  # on the recorded trajectory
+    assert table["overflows_high"][0] == 100  # on its own: no update, hence no smaller gradient
+    assert table["overflows_low"][0] <= 20
+    assert table["overflows_high"][1] < 20
+
+
 def test_where_nothing_overflowed_predictions_equal_the_exact_simulation() -> None:
     threshold = wandering(400)
     run = recorded(threshold, ScalePolicy(init=1.0, kind="fixed"))

@@ -11,8 +11,11 @@ it used, one that did not has a threshold at least as large. The policies are th
 The assumption is that the trajectory stays the same: a skipped or an additional update changes later gradients a
 little, which the prediction ignores. The stated range covers that by repeating the simulation with all thresholds moved
 by the error either way, and, for short runs, a few times with every threshold moved on its own at random by as much as
-neighbouring windows differ, and once without bursts (in long runs that averages out). Reruns of ``topics-gpt`` under
-float16 autocast, 80 steps, confirm it: each of five policies predicted from each of five recordings.
+neighbouring windows differ, and once without bursts (in long runs that averages out). A policy that skips many updates
+holds its trajectory up: after k updates it stands where the recording stood after k, however many steps that took. A
+fixed scale that is too large at first may so never get on, though later gradients would fit it. Such policies are
+simulated once more on that slower trajectory. Reruns of ``topics-gpt`` under float16 autocast, 80 steps, confirm the
+range: each of five policies predicted from each of five recordings; ``studies/loss_scale_windows`` has dozens more.
 """
 
 from __future__ import annotations
@@ -27,7 +30,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workbench.scaling import ExponentTable, ScalePolicy, SimulationResult, exponent_table, simulate, underflow_share
+from workbench.scaling import (
+    ExponentTable,
+    ScalePolicy,
+    ScaleState,
+    SimulationResult,
+    exponent_table,
+    next_scale,
+    simulate,
+    underflow_share,
+)
 from workbench.telemetry import Run
 
 __all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "recorded_exponents", "replay"]
@@ -39,11 +51,15 @@ _SLACK = 0.05
 
 # Random repetitions for the range of a short run, whose few overflows scatter; in a long one they average out.
 _REPETITIONS, _LONG_RUN = 12, 100_000
+_SLOWER_REPETITIONS, _MOST_HELD_UP = 3, 300_000  # policies times windows, a second of work
 _TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is computed at once
+_MANY_SKIPPED = 0.1  # of all windows; below, what is held up is within what neighbouring windows differ
+_MOST_BINS = 4096  # a float64 has 2098
 _BURST = 11  # windows of a running median, which removes bursts of up to five
 _ASSUMPTION = (
     "Assumes the recorded trajectory: weights and batches as recorded, so a skipped or additional update changes no "
-    "later gradient; and what had underflowed at the recorded scale is not seen, so record at a large one."
+    "later gradient (the range allows for it); and what had underflowed at the recorded scale is not seen, so record "
+    "at a large one."
 )
 
 
@@ -59,6 +75,7 @@ class Thresholds:
         noise_log2: How far each may lie off on its own, log2: the usual difference between neighbouring windows.
         misclassified: Share of recorded windows whose overflow the thresholds get wrong.
         calibrated: Whether the run had overflows to calibrate on.
+        overflowed: Whether each recorded window overflowed, shape ``[n]``.
     """
 
     steps: np.ndarray
@@ -68,6 +85,7 @@ class Thresholds:
     noise_log2: float
     misclassified: float
     calibrated: bool
+    overflowed: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +123,8 @@ def estimate_thresholds(run: Run) -> Thresholds:
         raise ValueError(f"{run.path}: the run recorded no gradient sizes, so there is nothing to replay")
     overflow = windows["overflow"].to_numpy(dtype=bool).copy()
     scale = windows["loss_scale"].to_numpy(dtype=float).copy()
+    if (scale <= 0).any():
+        raise ValueError(f"{run.path}: `loss_scale` must be greater than 0, so the run cannot be replayed")
     known = _FLOAT16_AMAX in windows and windows[_FLOAT16_AMAX].notna().any()
     amax = windows[_FLOAT16_AMAX if known else "grad_amax"].to_numpy(dtype=float).copy()
     # What an overflowed gradient would have been is not in the record; the weights did not move, so the next good
@@ -128,6 +148,7 @@ def estimate_thresholds(run: Run) -> Thresholds:
         noise_log2=_noise(log_threshold[~overflow]),
         misclassified=wrong,
         calibrated=bool(overflow.any()),
+        overflowed=overflow,
     )
 
 
@@ -170,7 +191,7 @@ def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds 
             "maximum": [math.inf if p.maximum is None else p.maximum for p in policies],
             "overflows": central.overflows,
             "overflows_low": np.maximum(counts.min(axis=0) - slack, 0),
-            "overflows_high": counts.max(axis=0) + slack,
+            "overflows_high": np.minimum(counts.max(axis=0) + slack, len(thresholds.steps)),
             "wasted_share": central.wasted_share,
             "underflow_share": _underflow(exponents, central.scale_at),
             "final_scale": central.final_scale,
@@ -192,7 +213,41 @@ def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], c
         calm = pd.Series(thresholds.scale).rolling(_BURST, center=True, min_periods=1).median().to_numpy()
         factors.append(calm / thresholds.scale)
     repeated = (simulate(thresholds.scale * factor, policies).overflows for factor in factors)
-    return np.stack([central.overflows, *repeated])
+    counts = np.stack([central.overflows, *repeated])
+    many = np.flatnonzero(central.wasted_share > _MANY_SKIPPED)
+    if not 0 < n * len(many) <= _MOST_HELD_UP:
+        return counts
+    slower = np.tile(central.overflows, (_SLOWER_REPETITIONS, 1))
+    for row in slower:
+        noise = thresholds.noise_log2 * rng.standard_normal(n)
+        row[many] = _held_up(thresholds, [policies[index] for index in many], np.exp2(noise))
+    return np.concatenate([counts, slower])
+
+
+def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: np.ndarray) -> np.ndarray:
+    """Return the overflows of policies whose trajectory waits while they skip, shape ``[n_policies]``.
+
+    Args:
+        thresholds: Those of the run.
+        policies: The policies.
+        noise: What a window's own batch adds, as a factor of its threshold, shape ``[n]``.
+    """
+    # After k updates the recording stood at the window that made its update k + 1.
+    at_update = np.flatnonzero(~thresholds.overflowed)
+    if not len(at_update):
+        at_update = np.zeros(1, dtype=np.int64)
+    limits, n = thresholds.scale[at_update].tolist(), len(thresholds.scale)
+    factors = noise.tolist()
+    overflows = np.zeros(len(policies), dtype=np.int64)
+    for index, policy in enumerate(policies):
+        state, updates = ScaleState(policy.init), 0
+        for window in range(n):
+            overflowed = state.scale > limits[min(updates, len(limits) - 1)] * factors[window]
+            overflows[index] += overflowed
+            updates += not overflowed
+            if policy.kind == "dynamic":
+                state = next_scale(state, overflowed, policy)
+    return overflows
 
 
 def _calibrate(excess: np.ndarray, overflow: np.ndarray) -> tuple[float, float, float]:
@@ -248,6 +303,10 @@ def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
     first = np.array([histogram["lowest"] for histogram in found], dtype=np.int64)
     lowest = int(first[sizes > 0].min())
     n_bins = int((first + sizes)[sizes > 0].max()) - lowest
+    if n_bins > _MOST_BINS:
+        raise ValueError(
+            f"`grad_exponents` must lie within {_MOST_BINS} binary exponents, got {n_bins}; the run is damaged"
+        )
     counts = np.fromiter(
         itertools.chain.from_iterable(histogram["counts"] for histogram in found), np.float64, int(sizes.sum())
     )
