@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Literal
 
+from workbench.config import BoostConfig
 from workbench.mirrors.errors import MirrorError
 from workbench.mirrors.selection import Point, Selection
 from workbench.records import Event, EventKind, StepRecord
 
-__all__ = ["Mirror", "MirroredRun", "State", "flat", "require", "summary_numbers"]
+__all__ = ["Mirror", "MirroredRun", "State", "require", "summary_numbers"]
 
 State = Literal["absent", "partial", "complete"]
 
@@ -51,7 +52,7 @@ class MirroredRun:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The configuration by path, and level, task, seed and device."""
+        """Task, level, seed, device, and the values of the configuration that are in effect, by path."""
         environment = self.environment
         device = environment.get("device") or {}
         facts = {
@@ -60,8 +61,17 @@ class MirroredRun:
             "seed": environment.get("seed"),
             "device": device.get("type") if isinstance(device, Mapping) else device,
         }
-        settings = {path: value for path, value in flat(self.config).items() if not path.startswith("provenance.")}
-        return {**{name: value for name, value in facts.items() if value not in (None, "")}, **settings}
+        return {name: value for name, value in {**facts, **self._in_effect()}.items() if value not in (None, "")}
+
+    def _in_effect(self) -> dict[str, Any]:
+        # All hundred values, most of them of methods that are off, would hide the few that tell two runs apart.
+        ranks = self.environment.get("world_size")
+        try:
+            config = BoostConfig.from_dict(self.config)
+            plan = config.resolve(str(self.environment.get("level") or "O0"), ranks if isinstance(ranks, int) else 1)
+        except (TypeError, ValueError):  # of another version, say: everything is better than nothing
+            return _flat(self.config)
+        return plan.parameters_in_effect()
 
 
 class Mirror(ABC):
@@ -143,12 +153,12 @@ class Mirror(ABC):
         return self._run.started + self._selection.seconds_at(step)
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return path -> value of everything in nested dictionaries."""
     leaves: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            leaves |= flat(value, f"{prefix}{key}.")
+            leaves |= _flat(value, f"{prefix}{key}.")
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves

@@ -16,6 +16,7 @@ from workbench.tuning.errors import StudyError
 from workbench.tuning.export import ExportContext, export_configs, write_tables
 from workbench.tuning.freezing_limits import freezing_limits_of
 from workbench.tuning.importance import parameter_importance
+from workbench.tuning.notes import Notes
 from workbench.tuning.objective import baseline_trial
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.search_space import all_off
@@ -187,6 +188,8 @@ def write_answer(
     result = _result(study, file, directory, candidates)
     told = [f"{target}: {choice.reason}" for target, choice in choices.items()]
     told += [policy_told] if policy_told else []
+    if folder == directory / "result":
+        Notes(study, file).write(result.trials, told)
     return replace(result, exported=exported, chosen=labels, messages=[*told, *result.messages])
 
 

@@ -400,6 +400,8 @@ class Objective:
 
     def _constrain(self, trial: optuna.Trial, value: float) -> None:
         if "metric_deficit" not in trial.constraints:
+            # As optuna-dashboard 0.21 reads it, beside Optuna's own; on every trial, so that samplers see all alike.
+            trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [value])
             trial.set_constraint("metric_deficit", value)
 
     def _pruned_constraint(

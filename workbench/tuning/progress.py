@@ -10,6 +10,7 @@ import optuna
 
 from workbench.records import TrialRecord
 from workbench.tuning.experimenter import RunStep
+from workbench.tuning.notes import Notes
 from workbench.tuning.objective import baseline_trial
 from workbench.tuning.selection import TARGETS, competing_trials
 from workbench.tuning.stored_records import counted_trials, trials_of
@@ -61,6 +62,7 @@ class StudyWatch:
         self._trial_seconds = math.nan
         self._best = ""
         self._ended = 0
+        self._notes = Notes(study, file)
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
         plans = 1 + file.confirm.candidates
         self._later_runs = float(seeds * plans) if file.confirm.enabled else 0.0
@@ -68,6 +70,7 @@ class StudyWatch:
     def phase(self, name: str, done: float = 0.0, total: float = 1.0) -> None:
         """Begin a phase."""
         if name == "search":
+            self._keep_notes()
             self._refresh()
         else:
             self._phase, self._done, self._total, self._share = name, done, total, 0.0
@@ -82,6 +85,7 @@ class StudyWatch:
 
     def trial_finished(self) -> None:
         """Look at the trials again."""
+        self._keep_notes()
         self._refresh()
         self._tell()
 
@@ -95,6 +99,10 @@ class StudyWatch:
         """End the last phase."""
         self._done, self._share = self._total, 0.0
         self._tell()
+
+    def _keep_notes(self) -> None:
+        if self._notes.are_due:
+            self._notes.write(trials_of(self._study))
 
     def _refresh(self) -> None:
         if self._on_progress is None:
