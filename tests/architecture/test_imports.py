@@ -130,7 +130,8 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "torchmetrics": {"metrics"},
     "safetensors": {"training", "online", "experiments", "algorithms"},
     "sklearn": {"tasks", "tuning"},
-    "scipy": {"experiments"},
+    "scipy": {"experiments", "tuning"},
+    "cmaes": {"tuning"},
     "pydantic": {"config", "tuning"},
     "annotated_types": {"config"},
     "pyarrow": {"telemetry", "tuning"},
@@ -230,6 +231,7 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
 OPTIONAL = {
     "tensorboard": "the extra `mirrors`",
     "mlflow": "the extra `mirrors`",
+    "cmaes": "the sampler of that name; without it its name is refused with what to install",
     "torch_npu": "the plugin of Ascend machines",
     "annotated_types": "pydantic's constraints are objects of this package",
 }

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
@@ -93,6 +92,14 @@ class Search:
         self._stop = stop
         self._objective = Objective(file, study, experimenter, allowed, warm_ups, on_step=watch.step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
+        study.sampler = make_sampler(
+            file.sampler.name,
+            file.sampler.options,
+            space=file.searched,
+            seed=file.study.seed,
+            n_trials=n_trials,
+            objective=file.study.objective,
+        )
 
     def run_baseline(self) -> None:
         """Run O0 if it has not been run, or wait for the process that runs it."""
@@ -128,28 +135,10 @@ class Search:
         repeats = len(begun) - len(counted)
         return len(counted) < self._n_trials and repeats < _REPEATS_PER_TRIAL * self._n_trials
 
-    def _ask(self) -> optuna.Trial:
-        """Draw the next trial.
-
-        The sampler is seeded anew for every trial: a study that was interrupted draws what it would have drawn anyway,
-        instead of the draws its first process has used up already.
-        """
-        study = self._study
-        trials = study.get_trials(deepcopy=False)
-        waiting = [trial.number for trial in trials if trial.state == TrialState.WAITING]
-        number = waiting[0] if waiting else len(trials)
-        study.sampler = make_sampler(
-            self._file.sampler.name,
-            self._file.sampler.options,
-            seed=_trial_seed(self._file, number),
-            n_trials=self._n_trials,
-        )
-        return study.ask()
-
     def _run_one(self) -> bool:
         """Run one trial; return whether it finished."""
         study = self._study
-        trial = self._ask()
+        trial = study.ask()
         kept.mark_process(trial)
         if self._is_surplus(trial.number):
             study.tell(trial, state=TrialState.FAIL)
@@ -186,9 +175,3 @@ class Search:
 
     def _out_of_time(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
-
-
-def _trial_seed(file: StudyFile, number: int) -> int:
-    if file.sampler.name == "qmc":  # one sequence over all processes; its position is in the storage
-        return file.study.seed
-    return int(np.random.SeedSequence([file.study.seed, number]).generate_state(1)[0])

@@ -20,8 +20,9 @@ from workbench.config import LEVELS, BoostConfig, ConfigError, SnapshotConfig, r
 from workbench.config.errors import did_you_mean, sentence_of
 from workbench.tuning.errors import StudyError
 from workbench.tuning.plans import StudyPlans
-from workbench.tuning.sampling import make_pruner, make_sampler
+from workbench.tuning.sampling import check_sampler, make_pruner
 from workbench.tuning.search_space import Dimension, read_space
+from workbench.tuning.whole_space import SearchedSpace
 
 __all__ = [
     "AllowedDrop",
@@ -223,6 +224,11 @@ class StudyFile(_Part):
         return StudyPlans(self.study.ranks)
 
     @property
+    def searched(self) -> SearchedSpace:
+        """What is searched, with O0's configuration and how this study resolves it."""
+        return SearchedSpace(self.dimensions, self.base_config(), self.plans)
+
+    @property
     def evaluate_every(self) -> int:
         """Micro-batches between two evaluations."""
         return self.study.evaluate_every or max(self.study.budget_steps // 10, 1)
@@ -308,10 +314,10 @@ def read_study(path: str | Path) -> StudyFile:
     if path.suffix != ".toml":
         path = path / "study.toml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise StudyError(f"{path}: there is no such study file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a null byte
         raise StudyError(f"{path}: cannot be read ({error})") from None
     return parse_study(text, source=str(path), default_name=path.resolve().parent.name)
 
@@ -337,6 +343,10 @@ def parse_study(text: str, *, source: str = "study.toml", default_name: str = "s
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{source}: is not valid TOML: {error}") from None
+    except ValueError:  # Python refuses whole numbers of more than 4300 digits
+        raise StudyError(f"{source}: a number has too many digits") from None
+    except RecursionError:
+        raise StudyError(f"{source}: is nested too deeply") from None
     try:
         return _checked(content, default_name)
     except ValidationError as error:
@@ -370,7 +380,13 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
             f"got {file.confirm.seeds_max}"
         )
     # Built once only to see that names and options are right; the search builds its own.
-    make_sampler(file.sampler.name, file.sampler.options, seed=0, n_trials=file.study.n_trials)
+    check_sampler(
+        file.sampler.name,
+        file.sampler.options,
+        space=file.searched,
+        n_trials=file.study.n_trials,
+        objective=file.study.objective,
+    )
     make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
     return file
 

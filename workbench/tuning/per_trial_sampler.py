@@ -1,0 +1,65 @@
+"""A sampler that is made anew for every trial, seeded by the trial's number.
+
+A study that was interrupted draws what it would have drawn anyway, instead of the draws its first process has used up
+already; and two processes never draw the same, since no number is given twice. What a sampler must remember beyond
+one trial has to lie in the storage: with these it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial
+
+__all__ = ["PerTrialSampler"]
+
+
+class PerTrialSampler(BaseSampler):
+    """Draw each trial with a sampler of its own.
+
+    Args:
+        make: Makes a sampler from a seed.
+        seed: Seed of the study; the trial's number makes a seed of each trial from it.
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+        self._make = make
+        self._seed = seed
+        self._inner: dict[int, BaseSampler] = {}  # by trial number: a driver may have several trials in hand
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Make the trial's sampler."""
+        self._of(trial).before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Ask the trial's sampler what it proposes together."""
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Ask the trial's sampler for it."""
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Ask the trial's sampler for a parameter by itself."""
+        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: Any, values: Any) -> None:
+        """Let the trial's sampler go."""
+        inner = self._inner.pop(trial.number, None)
+        if inner is not None:
+            inner.after_trial(study, trial, state, values)
+
+    def _of(self, trial: FrozenTrial) -> BaseSampler:
+        if trial.number not in self._inner:
+            seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])
+            self._inner[trial.number] = self._make(seed)
+        return self._inner[trial.number]
