@@ -15,7 +15,15 @@ from typing import TextIO
 
 import typer
 
-from workbench.cli import bench_command, config_commands, lab_command, project_commands, run_commands, study_commands
+from workbench.cli import (
+    bench_command,
+    config_commands,
+    lab_command,
+    project_commands,
+    run_commands,
+    study_commands,
+    worker_command,
+)
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
 from workbench.rank_environment import is_first_rank
 
@@ -31,6 +39,7 @@ app = typer.Typer(
     add_completion=False,
 )
 study_commands.register(app)
+worker_command.register(app)
 run_commands.register(app)
 config_commands.register(app)
 project_commands.register(app)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from workbench.tuning.answer import StudyResult, export_study, read_result
 from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError, StudyStoppedError
 from workbench.tuning.experimenter import Experimenter, TaskExperimenter
+from workbench.tuning.joining import WorkerResult, join_study
 from workbench.tuning.progress import TuneProgress
 from workbench.tuning.searching import search
 from workbench.tuning.stored_records import trials_of
@@ -27,7 +28,9 @@ __all__ = [
     "StudyStoppedError",
     "TaskExperimenter",
     "TuneProgress",
+    "WorkerResult",
     "export_study",
+    "join_study",
     "parse_study",
     "read_result",
     "read_study",

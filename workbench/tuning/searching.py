@@ -5,18 +5,22 @@ One process or several do the same: each looks at the storage for what is still 
 
 from __future__ import annotations
 
+import datetime
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import optuna
-from optuna.storages import RDBStorage
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
+from workbench.credentials import hide_passwords
 from workbench.tuning import storage as kept
+from workbench.tuning.ending import SearchEnd
 from workbench.tuning.errors import StudyFailedError, StudyStoppedError
-from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
-from workbench.tuning.objective import Objective, baseline_trial
+from workbench.tuning.experimenter import Experimenter, MakeExperimenter, RunStep, experimenter_for
+from workbench.tuning.objective import Objective
 from workbench.tuning.progress import StudyWatch
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.sampling import make_pruner, make_sampler
@@ -25,10 +29,15 @@ from workbench.tuning.stored_records import FINISHED, counted_trials
 from workbench.tuning.study_file import StudyFile, read_study
 from workbench.tuning.warm_up import WarmUps
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["Search", "search"]
 
 _FAILURES_IN_A_ROW = 3
-_REPEATS_PER_TRIAL = 3
+_POLL_SECONDS = 0.25
+
+_log = logging.getLogger("workbench")
 
 
 def search(
@@ -38,6 +47,7 @@ def search(
     n_trials: int | None = None,
     deadline: float | None = None,
     make_experimenter: MakeExperimenter | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Run trials of a study that ``tune`` has begun: what one worker process does.
 
@@ -47,6 +57,7 @@ def search(
         n_trials: Finished trials of the whole study; None follows the file.
         deadline: ``time.monotonic()`` after which no trial is begun; None for none.
         make_experimenter: Who trains; None trains the task the file names.
+        device: Where to train; None takes the one the file names.
 
     Raises:
         StudyError: When the study is wrong or has not been started.
@@ -54,8 +65,8 @@ def search(
     """
     file = read_study(study_dir)
     with quiet_optuna():
-        experimenter = experimenter_for(file, study_dir, make_experimenter)
-        database = kept.open_storage(url)
+        experimenter = experimenter_for(file, study_dir, make_experimenter, device)
+        database = kept.open_storage(url, role="worker", wait=True)
         study = kept.find_study(database, file.study.name)
         total = n_trials or file.study.n_trials
         watch = StudyWatch(study, file, total, None, None)
@@ -68,12 +79,16 @@ def search(
 
 
 class Search:
-    """Run trials until the whole study has enough of them or the time is over."""
+    """Run trials until the whole study has enough of them or the time is over.
+
+    Attributes:
+        finished_here: Trials that were run to their end here.
+    """
 
     def __init__(
         self,
         file: StudyFile,
-        database: RDBStorage,
+        database: kept.StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
         warm_ups: WarmUps,
@@ -90,7 +105,10 @@ class Search:
         self._deadline = deadline
         self._watch = watch
         self._stop = stop
-        self._objective = Objective(file, study, experimenter, allowed, warm_ups, on_step=watch.step)
+        self._stale = kept.StaleTrials(database, study)
+        self._heart: kept.Heart | None = None
+        self.finished_here = 0
+        self._objective = Objective(file, study, experimenter, allowed, warm_ups, on_step=self._step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,
@@ -100,72 +118,107 @@ class Search:
             n_trials=n_trials,
             objective=file.study.objective,
         )
+        self._end = SearchEnd(study, file, n_trials)
 
     def run_baseline(self) -> None:
         """Run O0 if it has not been run, or wait for the process that runs it."""
         self._watch.phase("search")
-        while baseline_trial(self._study) is None:
-            states = {trial.state for trial in self._study.get_trials(deepcopy=False)}
-            if TrialState.WAITING in states:
+        while True:
+            trials = self._study.get_trials(deepcopy=False)  # read once: another process may finish it at any moment
+            state = {trial.state for trial in trials if trial.user_attrs.get("baseline")}
+            if TrialState.COMPLETE in state:
+                return
+            if TrialState.WAITING in state:
                 self._run_one()
-            elif TrialState.RUNNING in states:
+            elif TrialState.RUNNING in state:
                 end_if_asked(self._stop)
-                time.sleep(1.0)
+                if not self._stale.put_back():
+                    time.sleep(_POLL_SECONDS)
             else:
-                raise StudyFailedError("the study has no O0 trial any more; start over with --fresh")
+                raise StudyFailedError(_why_no_baseline(trials))
 
     def run(self) -> None:
-        """Run the other trials."""
+        """Run the other trials, until enough have finished: those of processes that die on the way are run here."""
         failures = 0
-        while self._wanted() and not self._out_of_time():
+        self._end.note("")
+        while not self._out_of_time():
             end_if_asked(self._stop)  # before a trial is drawn
             self._watch.trial_finished()
-            failures = 0 if self._run_one() else failures + 1
+            self._stale.put_back()
+            trials = self._study.get_trials(deepcopy=False)
+            _end_if_workers_keep_dying(trials)
+            if self._wanted():
+                failures = 0 if self._run_one() else failures + 1
+            elif any(trial.state == TrialState.RUNNING for trial in trials):
+                time.sleep(_POLL_SECONDS)
+            else:
+                break
             if failures >= _FAILURES_IN_A_ROW:
                 last = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
-                raise StudyFailedError(
-                    f"{failures} trials in a row failed, the last with: {last.user_attrs.get('message', 'no message')}"
-                )
+                raise StudyFailedError(f"{failures} trials in a row failed, the last with: {_message(last)}")
+        self._end.note(self._end.reason() or self._end.out_of_time())
         self._watch.trial_finished()
 
+    def is_wanted(self) -> bool:
+        """Return whether the study wants further trials, or some are running."""
+        trials = self._study.get_trials(deepcopy=False)
+        return self._wanted() or any(trial.state == TrialState.RUNNING for trial in trials)
+
     def _wanted(self) -> bool:
-        counted = counted_trials(self._study)
-        begun = self._study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
-        # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
-        repeats = len(begun) - len(counted)
-        return len(counted) < self._n_trials and repeats < _REPEATS_PER_TRIAL * self._n_trials
+        return not self._end.reason()
 
     def _run_one(self) -> bool:
         """Run one trial; return whether it finished."""
         study = self._study
         trial = study.ask()
-        kept.mark_process(trial)
-        if self._is_surplus(trial.number):
-            study.tell(trial, state=TrialState.FAIL)
-            return True
         try:
-            with kept.beating(self._database, study, trial.number):
-                values = self._objective(trial)
-        except optuna.TrialPruned:
-            study.tell(trial, state=TrialState.PRUNED)
+            with kept.beating(self._database, study, trial.number) as self._heart:
+                state, values = self._outcome(trial)
+                self._tell(trial, state, values)
+        except kept.TAKEN_ERRORS:
+            _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True
-        except (KeyboardInterrupt, SystemExit):
-            kept.put_back(self._database, study, trial.number)
-            raise
-        except (StudyFailedError, StudyStoppedError, OSError, *kept.STORAGE_ERRORS):
-            # O0 does not train, the disk is full, the database gone, or somebody asked to end: no later trial would do
+        except (Exception, KeyboardInterrupt, SystemExit):
+            # Somebody asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
             # better, and this one is worth repeating.
             kept.put_back(self._database, study, trial.number)
             raise
-        except Exception as error:  # one configuration that cannot run must not end the search
+        finally:
+            self._heart = None
+            self._database.forget(trial._trial_id)
+        self.finished_here += state in FINISHED
+        return state != TrialState.FAIL or self._is_surplus(trial.number)
+
+    def _outcome(self, trial: optuna.Trial) -> tuple[TrialState, tuple[float, ...] | None]:
+        """Run a trial and return how it ended; one configuration that cannot run must not end the search."""
+        if self._is_surplus(trial.number):
+            return TrialState.FAIL, None
+        try:
+            return TrialState.COMPLETE, self._objective(trial)
+        except optuna.TrialPruned:
+            return TrialState.PRUNED, None
+        except (StudyFailedError, StudyStoppedError, OSError, *kept.TAKEN_ERRORS, *kept.STORAGE_ERRORS):
+            raise
+        except Exception as error:
             if trial.user_attrs.get("baseline"):
-                kept.put_back(self._database, study, trial.number)
                 raise
-            trial.set_user_attr("message", f"{type(error).__name__}: {error}")
-            study.tell(trial, state=TrialState.FAIL)
-            return False
-        study.tell(trial, values)
-        return True
+            trial.set_user_attr("message", hide_passwords(f"{type(error).__name__}: {error}"))
+            return TrialState.FAIL, None
+
+    def _step(self, step: RunStep) -> None:
+        if self._heart is not None:
+            self._heart.end_if_lost()
+        self._watch.step(step)
+
+    def _tell(self, trial: optuna.Trial, state: TrialState, values: tuple[float, ...] | None = None) -> None:
+        """Store how a trial ended.
+
+        Raises:
+            TrialTakenError: When another process has it.
+        """
+        if not self._database.holds(trial._trial_id):
+            raise kept.TrialTakenError(f"another process has trial {trial.number}")
+        self._study.tell(trial, values, state=state)
 
     def _is_surplus(self, number: int) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""
@@ -175,3 +228,23 @@ class Search:
 
     def _out_of_time(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
+
+
+def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:
+    """End the search when the trials that were last given up have nothing finished between them."""
+    ended = [trial for trial in trials if trial.state in (*FINISHED, TrialState.FAIL)]
+    ended.sort(key=lambda trial: trial.datetime_complete or datetime.datetime.min)
+    last = ended[-_FAILURES_IN_A_ROW:]
+    if len(last) == _FAILURES_IN_A_ROW and all(kept.was_given_up(trial) for trial in last):
+        raise StudyFailedError(f"{len(last)} trials in a row ended their workers; the last: {_message(last[-1])}")
+
+
+def _why_no_baseline(trials: Sequence[FrozenTrial]) -> str:
+    given_up = [trial for trial in trials if trial.user_attrs.get("baseline") and kept.was_given_up(trial)]
+    if given_up:
+        return f"O0 itself cannot be run: {_message(given_up[-1])}"
+    return "the study has no O0 trial any more; start over with --fresh"
+
+
+def _message(trial: FrozenTrial) -> str:
+    return str(trial.user_attrs.get("message", "no message"))

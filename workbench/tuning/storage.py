@@ -1,10 +1,10 @@
 """Where a study is kept, and how it survives whatever happens to the process.
 
-By default a SQLite file beside the study. While ``tune`` runs it holds an exclusive lock on ``study.db.lock``, which
-the system releases however the process ends; whoever holds it next knows that every trial still marked RUNNING was
-interrupted, and puts it back into the queue under its own number, with what it had already drawn and measured. So
-after ``kill -9`` no trial stays RUNNING and no number is lost. Trials of other machines on a shared database cannot be
-judged that way; their heartbeats are, by Optuna's own rule.
+By default a SQLite file beside the study, or any database that Optuna takes, for several machines. While ``tune`` runs
+it holds an exclusive lock on ``study.db.lock``, which the system releases however the process ends. Every running
+trial carries the mark of its process (``process_mark.py``) and heartbeats; a trial whose process is gone goes back into
+the queue under its own number, with what it had already drawn and measured (``stale_trials.py``). So after ``kill -9``
+no trial stays RUNNING and no number is lost. A database that is away for a moment is waited for (``patience.py``).
 """
 
 from __future__ import annotations
@@ -14,51 +14,58 @@ import datetime
 import errno
 import json
 import os
+import random
 import shutil
-import socket
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import optuna
-import psutil
-from optuna.storages import RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from workbench.atomic_file import DiskFullError
+from workbench.credentials import hide_passwords
 from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.tuning.experimenter import Experimenter
 from workbench.tuning.objective import plain
+from workbench.tuning.patience import STORAGE_ERRORS, Patience, reason_of
+from workbench.tuning.stale_trials import HEARTBEATS_PER_GRACE, StaleTrials
 from workbench.tuning.study_file import StudyFile
+from workbench.tuning.study_storage import StudyStorage, TrialTakenError, was_given_up
 
 __all__ = [
     "STORAGE_ERRORS",
+    "TAKEN_ERRORS",
+    "Heart",
+    "StaleTrials",
+    "StudyStorage",
+    "TrialTakenError",
     "archive_study",
     "beating",
     "changed_values",
     "default_storage",
     "find_study",
     "holding_study",
-    "mark_process",
     "open_storage",
     "open_study",
     "plain_storage_errors",
     "put_back",
     "requeue_interrupted",
+    "shown_url",
+    "was_given_up",
 ]
 
-STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
-"""What Optuna and the database driver raise when the database cannot be used."""
+TAKEN_ERRORS = (TrialTakenError, optuna.exceptions.UpdateFinishedTrialError)
+"""What writing to a trial raises when another process has it by now, or has even finished it."""
 
-_HEARTBEAT_SECONDS = 30
-_GRACE_SECONDS = 180
-_WAIT_FOR_WORKERS_SECONDS = 5.0
+_GRACE_SECONDS = 180.0
+_PATIENCE_SECONDS = 300.0
+_TIMES_TO_MAKE_TABLES = 8
 
 
 def default_storage(directory: Path) -> str:
@@ -66,46 +73,93 @@ def default_storage(directory: Path) -> str:
     return f"sqlite:///{(directory / 'study.db').resolve()}"
 
 
-def open_storage(url: str) -> RDBStorage:
+def open_storage(
+    url: str, *, role: str = "driver", grace_seconds: float | None = None, wait: bool = False
+) -> StudyStorage:
     """Open a database.
 
     Args:
         url: SQLAlchemy URL as Optuna takes it.
+        role: ``"worker"`` for a process that does nothing but trials, else ``"driver"``.
+        grace_seconds: How long this process may be silent before others take its trial for abandoned; None takes
+            ``WORKBENCH_GRACE_SECONDS``, by default 180.
+        wait: Whether to wait for a database that does not answer yet, as for one that goes away later: for
+            ``WORKBENCH_PATIENCE_SECONDS``, by default 300.
 
     Raises:
         StudyError: When it cannot be opened.
     """
-    # SQLite waits for another writer instead of failing; five seconds, its default, is short on a busy disk.
-    engine = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    grace = _seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
+    patience = Patience(_seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            return RDBStorage(
-                url,
-                engine_kwargs=engine,
-                heartbeat_interval=_HEARTBEAT_SECONDS,
-                grace_period=_GRACE_SECONDS,
-                heartbeat_stale_trial_callback=optuna.storages.RetryHeartbeatStaleTrialCallback(),
-            )
+        parsed = make_url(url)
+        return _open(parsed, url, patience, role, grace, wait=wait)
     except ImportError as error:
         raise StudyError(
-            f"the storage {_without_password(url)} needs a driver that is not installed ({error}); "
+            f"the storage {shown_url(url)!r} needs a driver that is not installed ({error}); "
             'for PostgreSQL: pip install "boost-workbench[cluster]"'
         ) from None
+    except (SQLAlchemyError, ValueError) as error:
+        if not isinstance(error, DBAPIError):  # the text of a mistyped URL may repeat its password
+            raise StudyError(
+                "the storage given is no database URL such as postgresql+psycopg://user@host/database"
+            ) from None
+        raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
     except Exception as error:  # SQLAlchemy raises one class per driver and mistake
-        reason = str(error).splitlines()[0]
-        raise StudyError(f"the storage {_without_password(url)} cannot be opened: {reason}") from None
+        raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
 
 
-def _without_password(url: str) -> str:
-    """Return a storage URL without its password."""
+def shown_url(url: str) -> str:
+    """Return a storage URL without its passwords, for messages; "given" for what is no URL but may hold one."""
     try:
-        return repr(make_url(url).render_as_string(hide_password=True))
-    except SQLAlchemyError:
-        return "given"  # what is no URL is not repeated: it may hold a password all the same
+        parsed = make_url(url)
+    except (SQLAlchemyError, ValueError):
+        return "given"
+    secret = {key for key in parsed.query if any(word in key.lower() for word in ("pass", "secret", "token", "key"))}
+    return hide_passwords(parsed.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True))
 
 
-def open_study(storage: RDBStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
+def _open(parsed: URL, url: str, patience: Patience, role: str, grace: float, *, wait: bool) -> StudyStorage:
+    backend = parsed.get_backend_name()
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if backend == "sqlite":
+        # SQLite waits for another writer instead of failing; five seconds, its default, is short on a busy disk.
+        options = {"connect_args": {"timeout": 60}}
+    elif backend == "postgresql" and parsed.get_driver_name() in {"psycopg", "psycopg2"}:
+        # A server whose machine was switched off sends no farewell (libpq, "Parameter Key Words").
+        options["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
+
+    def open_once() -> StudyStorage:
+        return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=dict(options))
+
+    for attempt in range(_TIMES_TO_MAKE_TABLES):
+        try:
+            return patience.call(open_once) if wait else open_once()
+        except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
+            # Of several processes that come to an empty database at once, one makes each table.
+            told = str(error.__cause__ or error)
+            if not any(word in told for word in ("already exists", "duplicate key", "UNIQUE constraint")):
+                raise
+            if attempt == _TIMES_TO_MAKE_TABLES - 1:
+                raise
+            time.sleep(random.uniform(0.05, 0.5))
+    raise AssertionError("the loop above returns or raises")
+
+
+def _seconds_from(variable: str, default: float) -> float:
+    told = os.environ.get(variable, "")
+    if not told:
+        return default
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 < seconds < 1e9:
+        raise StudyError(f"the environment variable {variable} must be a number of seconds above 0, got {told!r}")
+    return seconds
+
+
+def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
     """Open or create the Optuna study and see that it still asks the same question.
 
     Args:
@@ -132,8 +186,10 @@ def open_study(storage: RDBStorage, file: StudyFile, experimenter: Experimenter)
         if stored is not None:
             _refuse_changes(stored, file.canonical())
             _refuse_other_data(study.user_attrs.get("data_hash", ""), experimenter.data_hash)
-    else:
-        study = optuna.create_study(study_name=file.study.name, storage=storage, directions=directions)
+    else:  # several processes may come here at once
+        study = optuna.create_study(
+            study_name=file.study.name, storage=storage, directions=directions, load_if_exists=True
+        )
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
         levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
@@ -147,7 +203,7 @@ def open_study(storage: RDBStorage, file: StudyFile, experimenter: Experimenter)
     return study
 
 
-def find_study(storage: RDBStorage, name: str) -> optuna.Study:
+def find_study(storage: StudyStorage, name: str) -> optuna.Study:
     """Load a study that exists.
 
     Raises:
@@ -194,17 +250,10 @@ def holding_study(directory: Path) -> Iterator[None]:
         yield
 
 
-def mark_process(trial: optuna.Trial) -> None:
-    """Record which process runs a trial."""
-    trial.set_user_attr("process", _this_process())
+def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]:
+    """Put trials whose process is gone back into the queue, before this one begins any; call it holding the study.
 
-
-def requeue_interrupted(storage: RDBStorage, study: optuna.Study) -> list[int]:
-    """Put trials whose process is gone back into the queue; call it while holding the study.
-
-    A worker whose ``tune`` was killed notices within a second or two and ends, so trials of living processes are given
-    a moment; trials of other machines are left to their heartbeats. This process has begun none yet: a trial under its
-    own name is from an earlier ``tune`` in it that could not put the trial back, for want of disk space, say.
+    A worker whose ``tune`` was killed ends within a second or two; its trial is put back while the search goes on.
 
     Args:
         storage: The study's database.
@@ -213,51 +262,65 @@ def requeue_interrupted(storage: RDBStorage, study: optuna.Study) -> list[int]:
     Returns:
         Numbers of the trials that will be run again.
     """
-    study_id = storage.get_study_id_from_name(study.study_name)
-    deadline = time.monotonic() + _WAIT_FOR_WORKERS_SECONDS
-    requeued: list[int] = []
-    while True:
-        alive = False
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            process = trial.user_attrs.get("process")
-            if process is not None and process["host"] != socket.gethostname():
-                continue
-            if process is not None and process["pid"] != os.getpid() and _is_alive(process):
-                alive = True
-                continue
-            trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-            storage.set_trial_state_values(trial_id, TrialState.WAITING)
-            requeued.append(trial.number)
-        if not alive or time.monotonic() > deadline:
-            return requeued
-        time.sleep(0.2)
+    return StaleTrials(storage, study).put_back(alone=storage.engine.name == "sqlite")
 
 
-def put_back(storage: RDBStorage, study: optuna.Study, number: int) -> None:
-    """Put one running trial back into the queue, for a process that is about to end."""
-    study_id = storage.get_study_id_from_name(study.study_name)
-    trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
-    if storage.get_trial(trial_id).state == TrialState.RUNNING:
-        storage.set_trial_state_values(trial_id, TrialState.WAITING)
+def put_back(storage: StudyStorage, study: optuna.Study, number: int) -> None:
+    """Put this process's running trial back into the queue: the process is about to end.
+
+    Where the database is away nothing happens; the trial is found abandoned later.
+    """
+    with storage.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS):
+        for trial in storage.running(storage.get_study_id_from_name(study.study_name)):
+            if trial.number == number and storage.is_held_here(trial):
+                storage.put_back(trial, died=False)
+
+
+class Heart:
+    """The heartbeats of a trial.
+
+    Attributes:
+        lost: Set once another process has the trial.
+    """
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
+    def end_if_lost(self) -> None:
+        """End the work on a trial that another process has.
+
+        Raises:
+            TrialTakenError: When it has one.
+        """
+        if self.lost.is_set():
+            raise TrialTakenError("another process runs this trial now")
 
 
 @contextlib.contextmanager
-def beating(storage: RDBStorage, study: optuna.Study, number: int) -> Iterator[None]:
-    """Send heartbeats for a trial while it runs, as ``Study.optimize`` would."""
+def beating(storage: StudyStorage, study: optuna.Study, number: int) -> Iterator[Heart]:
+    """Send heartbeats for a trial while it runs, as ``Study.optimize`` would; yield what they have found."""
     study_id = storage.get_study_id_from_name(study.study_name)
     trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+    heart = Heart()
     stop = threading.Event()
 
     def beat() -> None:
-        while not stop.wait(_HEARTBEAT_SECONDS):
-            with contextlib.suppress(Exception):  # a database that is away for a moment ends no training
-                storage.record_heartbeat(trial_id)
+        try:
+            while not stop.wait(storage.grace_seconds / HEARTBEATS_PER_GRACE):
+                try:
+                    if not storage.beat(trial_id):
+                        heart.lost.set()
+                        return
+                except STORAGE_ERRORS:  # a database that is away for a moment ends no training
+                    storage.patience.note_failure()
+        finally:
+            storage.remove_session()
 
-    storage.record_heartbeat(trial_id)
+    storage.patience.call(lambda: storage.beat(trial_id))
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
-        yield
+        yield heart
     finally:
         stop.set()
         thread.join()
@@ -274,7 +337,7 @@ def plain_storage_errors() -> Iterator[None]:
     try:
         yield
     except STORAGE_ERRORS as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = reason_of(error)
         if "disk is full" in reason:
             raise DiskFullError(
                 errno.ENOSPC, "the disk is full, so the study cannot go on; make room and run the same command again"
@@ -337,17 +400,3 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             leaves[f"{prefix}{key}"] = value
     return leaves
-
-
-def _this_process() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "pid": os.getpid(), "started": psutil.Process().create_time()}
-
-
-def _is_alive(process: Mapping[str, Any]) -> bool:
-    """Return whether a recorded process still runs; its start time tells it from a later one of the same number."""
-    try:
-        found = psutil.Process(int(process["pid"]))
-        same = abs(found.create_time() - float(process["started"])) < 1.0
-        return bool(same and found.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False

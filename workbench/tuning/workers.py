@@ -2,26 +2,69 @@
 
 Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are spawned
 fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone,
-so that ``kill -9`` leaves nobody training on.
+so that ``kill -9`` leaves nobody training on. Each has an accelerator of its own where there are several, and on a CPU
+a share of the cores (``worker_place.py``).
+
+A worker that dies (killed, out of memory, crashed in a library) is replaced, and its trial is run again; a trial that
+ends one worker after another is given up (``study_storage.py``). A worker that ends with an error of its own says why,
+and that ends the study.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import FrameType
 
+from workbench.credentials import hide_passwords
 from workbench.tuning.errors import StudyFailedError
 from workbench.tuning.experimenter import MakeExperimenter
 from workbench.tuning.searching import search
+from workbench.tuning.study_file import read_study
+from workbench.tuning.worker_place import take_place
 
 __all__ = ["run_workers"]
 
-_POLL_SECONDS = 0.5
+_log = logging.getLogger("workbench")
+
+_POLL_SECONDS = 0.25
+_SECONDS_TO_END = 15.0
+_DEATHS_PER_PLACE = 20
+_MINUTES_OF_DEATHS = 10
+_TOLD = 3
+"""Exit code of a worker whose error is told by the process that started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What a worker process is told; sent to it through a pipe, so that no password stands in a list of processes."""
+
+    directory: Path
+    url: str
+    n_trials: int
+    deadline: float | None  # seconds since 1970, since the monotonic clock may be another in another process
+    make_experimenter: MakeExperimenter | None
+    place: int
+    places: int
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A worker process and the end of the pipe on which it tells its error."""
+
+    process: SpawnProcess
+    told: Connection
 
 
 def run_workers(
@@ -45,46 +88,105 @@ def run_workers(
         on_poll: Called now and then while they work.
 
     Raises:
-        StudyFailedError: When a worker ended with an error.
+        StudyFailedError: When a worker ended with an error, or one died after the other.
     """
-    context = multiprocessing.get_context("spawn")
-    left = None if deadline is None else deadline - time.monotonic()
-    workers: list[BaseProcess] = []
+    ends = None if deadline is None else time.time() + deadline - time.monotonic()
+
+    def start(place: int) -> _Worker:
+        return _start(_Order(directory, url, n_trials, ends, make_experimenter, place, jobs, os.getpid()))
+
+    workers = {place: start(place) for place in range(jobs)}
+    died_at: list[float] = []
     try:
-        for _ in range(jobs):
-            arguments = (directory, url, n_trials, left, make_experimenter, os.getpid())
-            worker: BaseProcess = context.Process(target=_work, args=arguments)
-            worker.start()
-            workers.append(worker)
-        while any(worker.is_alive() for worker in workers):
-            workers[0].join(_POLL_SECONDS)
-            if not workers[0].is_alive():
-                time.sleep(_POLL_SECONDS)
+        while workers:
+            for place, worker in list(workers.items()):
+                worker.process.join(_POLL_SECONDS / jobs)
+                code = worker.process.exitcode
+                if code is None:
+                    continue
+                del workers[place]
+                if code == _TOLD:
+                    raise StudyFailedError(f"a worker process ended with an error: {_read(worker)}")
+                if code != 0:
+                    now = time.monotonic()
+                    died_at = [*(one for one in died_at if now - one < _MINUTES_OF_DEATHS * 60.0), now]
+                    if len(died_at) > _DEATHS_PER_PLACE * jobs:  # not even between trials do they live
+                        raise StudyFailedError(
+                            f"{len(died_at)} worker processes died within {_MINUTES_OF_DEATHS} minutes, the last by "
+                            f"{_how(code)}; start fewer with --jobs, or look at what they print"
+                        )
+                    _log.warning("a worker process died (%s); another takes its place", _how(code))
+                    workers[place] = start(place)
             on_poll()
-    except BaseException:
-        # SIGTERM is not caught there: the trial stays RUNNING and is put back by whoever holds the study next.
-        for worker in workers:
-            worker.terminate()
-        raise
     finally:
-        for worker in workers:
-            worker.join()
-    failed = [worker for worker in workers if worker.exitcode]
-    if failed:
-        raise StudyFailedError(f"{len(failed)} of {jobs} workers ended with an error; their messages stand above")
+        _end([worker.process for worker in workers.values()])
 
 
-def _work(
-    directory: Path,
-    url: str,
-    n_trials: int,
-    seconds_left: float | None,
-    make_experimenter: MakeExperimenter | None,
-    parent: int,
-) -> None:
-    threading.Thread(target=_end_with, args=(parent,), name="parent watch", daemon=True).start()
-    deadline = None if seconds_left is None else time.monotonic() + seconds_left
-    search(directory, url, n_trials=n_trials, deadline=deadline, make_experimenter=make_experimenter)
+def _start(order: _Order) -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    told, telling = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(order, telling))
+    process.start()
+    telling.close()
+    return _Worker(process, told)
+
+
+def _end(processes: list[SpawnProcess]) -> None:
+    """End workers: each puts its trial back; one that does not get to it is killed and its trial found abandoned."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _SECONDS_TO_END
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _read(worker: _Worker) -> str:
+    try:
+        return str(worker.told.recv()) if worker.told.poll(1.0) else "it did not say which"
+    except EOFError:
+        return "it did not say which"
+
+
+def _how(code: int) -> str:
+    if code > 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def _work(order: _Order, telling: Connection) -> None:
+    signal.signal(signal.SIGTERM, _end_now)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
+    threading.Thread(target=_end_with, args=(order.parent,), name="parent watch", daemon=True).start()
+    deadline = None if order.deadline is None else time.monotonic() + order.deadline - time.time()
+    try:
+        device = take_place(
+            order.place,
+            order.places,
+            read_study(order.directory).study.device,
+            trains=order.make_experimenter is None,
+        )
+        search(
+            order.directory,
+            order.url,
+            n_trials=order.n_trials,
+            deadline=deadline,
+            make_experimenter=order.make_experimenter,
+            device=device,
+        )
+    except Exception as error:
+        told = str(error) if type(error).__module__.startswith("workbench.") else f"{type(error).__name__}: {error}"
+        telling.send(hide_passwords(told))
+        sys.exit(_TOLD)
+
+
+def _end_now(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # the trial is put back on the way out
 
 
 def _end_with(parent: int) -> None:

@@ -1,0 +1,104 @@
+"""``workbench worker``: run trials of a study beside other machines."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from workbench.cli.interrupts import saying_on_ctrl_c
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, quoted, say
+from workbench.cli.progress import Bar, clock, progress_bar
+
+if TYPE_CHECKING:
+    from workbench.tuning import TuneProgress
+
+__all__ = ["register"]
+
+StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(worker)
+
+
+def worker(
+    study: Path = StudyArgument,
+    storage: str = typer.Option(
+        None,
+        metavar="URL",
+        envvar="WORKBENCH_STORAGE",
+        help="Database of the study, such as postgresql+psycopg://user@host/name; without it SQLite beside the study. "
+        "A password in the environment, or in libpq's PGPASSFILE, stays out of the list of processes.",
+    ),
+    trials: int = typer.Option(
+        None, metavar="N", min=1, help="Trials of the whole study, those of all workers included."
+    ),
+    timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Begin no trial after this time."),
+    grace: float = typer.Option(
+        None,
+        metavar="SECONDS",
+        min=0.1,
+        help="Silence after which others run this worker's trial again (180; or WORKBENCH_GRACE_SECONDS).",
+    ),
+    json: bool = JsonOption,
+) -> None:
+    """Run trials of a study that is shared through a database, until it has enough; start as many as you like."""
+    with (
+        only_result_on_stdout(json),
+        progress_bar(1, "joining the study") as bar,
+        saying_on_ctrl_c("interrupted; the trial that was running is put back, and any worker runs it again"),
+        _ending_on_sigterm(),
+    ):
+        from workbench import tuning
+
+        result = tuning.join_study(
+            study,
+            storage,
+            trials=trials,
+            timeout=timeout,
+            grace_seconds=grace,
+            on_progress=lambda progress: _show(bar, progress),
+        )
+    if json:
+        print_json(result)
+        return
+    say(
+        f"{result.name}: {result.finished} of {result.n_trials} trials finished, "
+        f"{result.finished_here} by this worker in {clock(result.seconds)}"
+    )
+    with_storage = f" --storage {quoted(result.storage)}" if storage else ""
+    if result.complete:
+        asked = f" --trials {trials}" if trials else ""
+        say(f"next: workbench tune {quoted(study)}{with_storage}{asked} confirms the best and exports")
+    else:
+        say(f"next: workbench worker {quoted(study)}{with_storage} continues")
+
+
+def _show(bar: Bar, progress: TuneProgress) -> None:
+    best = f"best {progress.best}" if progress.best else ""
+    bar.update(progress.done, progress.total, progress.phase, best, progress.eta_seconds)
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Take a scheduler's SIGTERM for Ctrl-C: there is time to put the trial back before SIGKILL follows."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

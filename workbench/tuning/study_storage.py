@@ -1,0 +1,346 @@
+"""Optuna's database storage for processes that come, die and come back.
+
+What it adds to ``optuna.storages.RDBStorage``, each within one transaction:
+
+* A trial begins together with the mark of the process that runs it, and a waiting trial is taken by exactly one
+  process. (Optuna reads the state and writes it afterwards; SQLite has no row locks, so two could take the same.)
+* A trial is finished by the process that holds it and by nobody else: one that was believed dead and comes back does
+  not write its result beside its successor's.
+* A trial whose process is gone waits again, under its own number, with what it has drawn and measured. Who puts it
+  back says which mark and heartbeat he saw, so that two who saw the same put it back once.
+* There is one O0 trial, whoever of several processes comes first.
+* Requests are repeated while the database is away (``patience.py``). Each is written so that a repeat changes nothing:
+  a result whose confirmation got lost on the way is found stored, and counts once.
+
+Each writing transaction begins with an ``UPDATE`` of the row it is about. On PostgreSQL that locks the row, on SQLite
+the database; what is read after it holds until the end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models  # the tables; their version is checked when a database is opened
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from workbench.tuning.patience import Patience
+from workbench.tuning.process_mark import new_mark
+
+__all__ = ["DEATHS_OF_A_TRIAL", "MARK", "RunningTrial", "StudyStorage", "TrialTakenError", "was_given_up"]
+
+MARK = "process"
+"""User attribute of a trial: the mark of the process that runs or ran it."""
+
+DEATHS_OF_A_TRIAL = 3
+"""A trial whose worker died so many times is not tried again."""
+
+_DEATHS = "worker_deaths"
+_BASELINE = "baseline"
+_UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class TrialTakenError(RuntimeError):
+    """Another process runs the trial now: this one was silent for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """A trial that is marked as running.
+
+    Args:
+        trial_id: Its row in the database.
+        number: Its number in the study.
+        mark: Mark of the process that runs it; None when it has none.
+        beat: Its last heartbeat, by the database's clock; None before the first.
+    """
+
+    trial_id: int
+    number: int
+    mark: Mapping[str, Any] | None
+    beat: datetime.datetime | None
+
+
+def _patiently(
+    method: Callable[Concatenate[Any, _P], _R],
+) -> Callable[Concatenate[StudyStorage, _P], _R]:
+    """Return a method of RDBStorage that waits for a database that is away; for those that may be repeated."""
+
+    @functools.wraps(method)
+    def patient(self: StudyStorage, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        return self.patience.call(lambda: method(self, *args, **kwargs))
+
+    return patient
+
+
+class StudyStorage(RDBStorage):
+    """The database of a study.
+
+    Args:
+        url: SQLAlchemy URL.
+        patience: How long the database may be away.
+        role: ``"worker"`` or ``"driver"``: a trial that ends its workers is given up in the end.
+        grace_seconds: How long this process may be silent before others take its trial for abandoned; heartbeats come
+            six times as often.
+        engine_kwargs: As Optuna takes them.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience: Patience,
+        role: str = "driver",
+        grace_seconds: float = 180.0,
+        engine_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.patience = patience
+        self.role = role
+        self.grace_seconds = grace_seconds
+        self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
+        super().__init__(url, engine_kwargs=engine_kwargs)
+
+    # What may be repeated as it is: reads, and writes that say the whole of what shall be.
+    create_new_study = _patiently(RDBStorage.create_new_study)
+    delete_study = _patiently(RDBStorage.delete_study)
+    set_study_user_attr = _patiently(RDBStorage.set_study_user_attr)
+    set_study_system_attr = _patiently(RDBStorage.set_study_system_attr)
+    get_study_id_from_name = _patiently(RDBStorage.get_study_id_from_name)
+    get_study_name_from_id = _patiently(RDBStorage.get_study_name_from_id)
+    get_study_directions = _patiently(RDBStorage.get_study_directions)
+    get_study_user_attrs = _patiently(RDBStorage.get_study_user_attrs)
+    get_study_system_attrs = _patiently(RDBStorage.get_study_system_attrs)
+    get_all_studies = _patiently(RDBStorage.get_all_studies)
+    get_trial = _patiently(RDBStorage.get_trial)
+    get_trial_id_from_study_id_trial_number = _patiently(RDBStorage.get_trial_id_from_study_id_trial_number)
+    set_trial_intermediate_value = _patiently(RDBStorage.set_trial_intermediate_value)
+    set_trial_user_attr = _patiently(RDBStorage.set_trial_user_attr)
+    set_trial_system_attr = _patiently(RDBStorage.set_trial_system_attr)
+    _get_best_trial_id = _patiently(RDBStorage._get_best_trial_id)
+    _get_trials = _patiently(RDBStorage._get_trials)
+    _set_trial_param = _patiently(RDBStorage._set_trial_param)
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        """Create a trial; without a template it runs, marked as this process's."""
+        # Optuna's own tries five times over, which creates a second trial where only the confirmation got lost.
+        mark: dict[str, Any] | None = None
+        template = template_trial
+        if template is None:
+            mark = new_mark(self.role, self.grace_seconds)
+            template = optuna.create_trial(state=TrialState.RUNNING, user_attrs={MARK: mark})
+        wanted = template
+
+        def create() -> FrozenTrial:
+            with self._transaction() as session:
+                study = models.StudyModel
+                session.execute(update(study).where(study.study_id == study_id).values(study_name=study.study_name))
+                there = self._already_there(session, study_id, wanted)
+                trial = there or self._get_prepared_new_trial(study_id, wanted, session)
+                session.flush()
+                return self._build_frozen_trial_from_trial_model(trial)
+
+        created = self.patience.call(create)
+        if mark is not None:
+            self._claims[created._trial_id] = mark["claim"]
+        return created
+
+    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+        """Take a waiting trial, or finish one that this process holds.
+
+        Returns:
+            False when another process was faster in taking it.
+
+        Raises:
+            TrialTakenError: When another process holds the trial to be finished.
+            UpdateFinishedTrialError: When another process has finished it.
+        """
+        if state == TrialState.RUNNING:
+            return self._claim(trial_id)
+        self.patience.call(lambda: self._finish(trial_id, state, values))
+        return True
+
+    def holds(self, trial_id: int) -> bool:
+        """Return whether a trial is still this process's, after taking it back if it waits for anybody."""
+        with_mark = self.patience.call(lambda: self._running(TrialState.RUNNING, trial_id=trial_id))
+        if with_mark:
+            return self._is_mine(trial_id, with_mark[0].mark)
+        return trial_id in self._claims and self._claim(trial_id)
+
+    def forget(self, trial_id: int) -> None:
+        """Forget a trial that this process no longer runs."""
+        self._claims.pop(trial_id, None)
+
+    def beat(self, trial_id: int) -> bool:
+        """Send one heartbeat, without waiting for a database that is away; return whether the trial is still ours."""
+        running = self._running(TrialState.RUNNING, trial_id=trial_id)
+        if not running or not self._is_mine(trial_id, running[0].mark):
+            return False
+        self.record_heartbeat(trial_id)
+        return True
+
+    def running(self, study_id: int) -> list[RunningTrial]:
+        """Return the running trials of a study, with their marks and heartbeats."""
+        return self.patience.call(lambda: self._running(TrialState.RUNNING, study_id=study_id))
+
+    def is_held_here(self, trial: RunningTrial) -> bool:
+        """Return whether this process runs a trial."""
+        return self._is_mine(trial.trial_id, trial.mark)
+
+    def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
+        """Let a running trial wait again; it keeps its number and what it has drawn and measured.
+
+        Args:
+            seen: The trial as it was seen; when its mark or heartbeat has changed since, nothing happens.
+            died: Whether its process died with it. The third time the trial is failed instead, where its process was
+                a worker: it probably was the cause.
+
+        Returns:
+            Whether it was put back or failed.
+        """
+        return self.patience.call(lambda: self._put_back(seen, died=died))
+
+    def _put_back(self, seen: RunningTrial, *, died: bool) -> bool:
+        table = models.TrialModel
+        with self._transaction() as session:
+            taken = update(table).where(table.trial_id == seen.trial_id, table.state == TrialState.RUNNING)
+            if not _changed(session, taken.values(state=TrialState.WAITING)):
+                return False
+            if (_attribute(session, seen.trial_id, MARK), _last_beat(session, seen.trial_id)) != (seen.mark, seen.beat):
+                session.rollback()
+                return False
+            if died and seen.mark is not None and seen.mark.get("role") == "worker":
+                deaths = int(_attribute(session, seen.trial_id, _DEATHS) or 0) + 1
+                self._set_attribute(session, seen.trial_id, _DEATHS, deaths)
+                if deaths >= DEATHS_OF_A_TRIAL:
+                    self._set_attribute(session, seen.trial_id, "message", _given_up(deaths))
+                    trial = session.get_one(table, seen.trial_id, populate_existing=True)
+                    trial.state = TrialState.FAIL
+                    trial.datetime_complete = datetime.datetime.now()
+        self._claims.pop(seen.trial_id, None)
+        return True
+
+    def _claim(self, trial_id: int) -> bool:
+        mark = new_mark(self.role, self.grace_seconds)
+        table = models.TrialModel
+
+        def claim() -> bool:
+            with self._transaction() as session:
+                waiting = update(table).where(table.trial_id == trial_id, table.state == TrialState.WAITING)
+                if not _changed(session, waiting.values(state=TrialState.RUNNING)):
+                    # Ours all the same if an earlier request got through and its answer did not.
+                    stored = _attribute(session, trial_id, MARK)
+                    return stored is not None and stored.get("claim") == mark["claim"]
+                self._set_attribute(session, trial_id, MARK, mark)
+                session.get_one(table, trial_id, populate_existing=True).datetime_start = datetime.datetime.now()
+                return True
+
+        claimed = self.patience.call(claim)
+        if claimed:
+            self._claims[trial_id] = mark["claim"]
+        return claimed
+
+    def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> None:
+        table = models.TrialModel
+        with self._transaction() as session:
+            locking = update(table).where(table.trial_id == trial_id, table.state.in_(_UNFINISHED))
+            unfinished = _changed(session, locking.values(state=table.state))
+            mark = _attribute(session, trial_id, MARK)
+            mine = mark is None or self._is_mine(trial_id, mark)
+            trial = session.get_one(table, trial_id, populate_existing=True)
+            if not unfinished:
+                if mine and trial.state == state:
+                    return  # an earlier request got through and its answer did not
+                self.check_trial_is_updatable(trial_id, trial.state)
+            if not mine and trial.state == TrialState.RUNNING:
+                raise TrialTakenError(f"another process runs trial {trial.number} now")
+            for objective, value in enumerate(values or ()):
+                self._set_trial_value_without_commit(session, trial, objective, value)
+            trial.state = state
+            if state.is_finished():
+                trial.datetime_complete = datetime.datetime.now()
+
+    def _running(
+        self, state: TrialState, *, study_id: int | None = None, trial_id: int | None = None
+    ) -> list[RunningTrial]:
+        trial, attribute, heart = models.TrialModel, models.TrialUserAttributeModel, models.TrialHeartbeatModel
+        asked = (
+            select(trial.trial_id, trial.number, attribute.value_json, heart.heartbeat)
+            .outerjoin(attribute, (attribute.trial_id == trial.trial_id) & (attribute.key == MARK))
+            .outerjoin(heart, heart.trial_id == trial.trial_id)
+            .where(trial.state == state)
+            .order_by(trial.number)
+        )
+        asked = asked if study_id is None else asked.where(trial.study_id == study_id)
+        asked = asked if trial_id is None else asked.where(trial.trial_id == trial_id)
+        with self._transaction() as session:
+            return [
+                RunningTrial(row[0], row[1], None if row[2] is None else json.loads(row[2]), row[3])
+                for row in session.execute(asked)
+            ]
+
+    def _already_there(self, session: Session, study_id: int, wanted: FrozenTrial) -> Any:
+        """Return the trial that a request would create a second time, or None."""
+        table, attribute = models.TrialModel, models.TrialUserAttributeModel
+        of_study = select(table).join(attribute, attribute.trial_id == table.trial_id).where(table.study_id == study_id)
+        if wanted.user_attrs.get(_BASELINE):  # O0, enqueued by whoever comes first
+            alive = (*_UNFINISHED, TrialState.COMPLETE)
+            asked = of_study.where(attribute.key == _BASELINE, table.state.in_(alive))
+        elif MARK in wanted.user_attrs and wanted.state == TrialState.RUNNING:
+            mark = json.dumps(wanted.user_attrs[MARK])
+            asked = of_study.where(
+                attribute.key == MARK, table.state == TrialState.RUNNING, attribute.value_json == mark
+            )
+        else:
+            return None
+        return session.scalars(asked.order_by(table.number)).first()
+
+    def _is_mine(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
+        return mark is not None and trial_id in self._claims and mark.get("claim") == self._claims[trial_id]
+
+    def _set_attribute(self, session: Session, trial_id: int, key: str, value: Any) -> None:
+        self._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        with Session(self.engine) as session, session.begin():
+            yield session
+
+
+def _changed(session: Session, statement: Any) -> bool:
+    """Return whether an UPDATE found its row."""
+    return bool(session.execute(statement.execution_options(synchronize_session=False)).rowcount)
+
+
+def _attribute(session: Session, trial_id: int, key: str) -> Any:
+    table = models.TrialUserAttributeModel
+    stored = session.scalars(select(table.value_json).where(table.trial_id == trial_id, table.key == key)).first()
+    return None if stored is None else json.loads(stored)
+
+
+def _last_beat(session: Session, trial_id: int) -> datetime.datetime | None:
+    table = models.TrialHeartbeatModel
+    return session.scalars(select(table.heartbeat).where(table.trial_id == trial_id)).first()
+
+
+def was_given_up(trial: FrozenTrial) -> bool:
+    """Return whether a trial was failed because it ended its workers."""
+    return trial.state == TrialState.FAIL and trial.user_attrs.get(_DEATHS, 0) >= DEATHS_OF_A_TRIAL
+
+
+def _given_up(deaths: int) -> str:
+    return (
+        f"its worker died {deaths} times while it ran this trial (killed, out of memory or crashed), "
+        "so it is not tried again"
+    )
