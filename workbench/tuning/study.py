@@ -19,8 +19,8 @@ started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,16 +30,18 @@ from workbench.tuning import storage as kept
 from workbench.tuning.answer import StudyResult, write_answer
 from workbench.tuning.confirming import Confirmation, contenders
 from workbench.tuning.errors import StudyError, StudyStoppedError
-from workbench.tuning.experimenter import MakeExperimenter, experimenter_for
+from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
 from workbench.tuning.freezing_limits import measure_freezing_limits
 from workbench.tuning.loss_scale_policy import tune_loss_scale
 from workbench.tuning.progress import StudyWatch, TuneProgress
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.rank_experimenter import LeadingExperimenter, follow
+from workbench.tuning.ray_engine import RayEngine
 from workbench.tuning.searching import Search
 from workbench.tuning.stopping import StoppableExperimenter, end_if_asked
 from workbench.tuning.stored_records import keep_candidates
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
+from workbench.tuning.warm_start import enqueue_warm_start
 from workbench.tuning.warm_up import WarmUps
 from workbench.tuning.workers import run_workers
 
@@ -59,9 +61,11 @@ def tune(
     require_confirmed: bool = False,
     jobs: int = 1,
     storage: str | None = None,
+    warm_start: Sequence[str | Path] = (),
     on_progress: Callable[[TuneProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
     make_experimenter: MakeExperimenter | None = None,
+    ray: RayEngine | None = None,
 ) -> StudyResult:
     """Run a study to its end, or continue it.
 
@@ -74,10 +78,13 @@ def tune(
         require_confirmed: Export confirmed candidates only.
         jobs: Processes that search at the same time.
         storage: Optuna storage URL; None keeps a SQLite file beside the study.
+        warm_start: Earlier studies or exported boost_config.json files whose best plans are tried first, besides those
+            that the file names.
         on_progress: Told how far it is, several times per run.
         stop: Asked at every step; True ends the study within it, as Ctrl-C would.
         make_experimenter: Who trains; None trains the task the file names. A function at module level when
             ``jobs`` is above 1.
+        ray: Train on a Ray cluster instead of in this process; its own ``jobs`` counts.
 
     Returns:
         The result, with the exported files; ``report`` is None, since reports are written above this layer. Over
@@ -94,19 +101,28 @@ def tune(
     began = time.monotonic()
     file, directory = read_study(study_dir), study_folder(study_dir)
     _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
-    _check_ranks(file, study_dir, jobs)
+    if ray is None:
+        _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
     search_deadline, deadline = _deadlines(file, began, file.study.timeout_seconds if timeout is None else timeout)
     url = storage or kept.default_storage(directory)
-    with _ranks_of(file) as device:
+    with nullcontext() if ray is not None else _ranks_of(file) as device:
         if not is_first_rank():
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
-        with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors():
+        with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors(), ExitStack() as leaving:
+            crew = None
+            if ray is not None:
+                crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop))
             # The task and its drops first: a study that cannot run must not archive one that did.
-            experimenter = experimenter_for(file, directory, make_experimenter, device)
-            leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
-            experimenter = leading or experimenter
+            leading = None
+            experimenter: Experimenter
+            if crew is not None:
+                experimenter = crew.experimenter()
+            else:
+                experimenter = experimenter_for(file, directory, make_experimenter, device)
+                leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
+                experimenter = leading or experimenter
             if stop is not None:
                 experimenter = StoppableExperimenter(experimenter, stop)
             allowed = file.allowed_drops(experimenter.metric_name)
@@ -114,6 +130,8 @@ def tune(
             database = kept.open_storage(url)
             study = kept.open_study(database, file, experimenter)
             study.set_user_attr("allowed_drops", allowed)
+            study.set_user_attr("n_trials", n_trials)  # for workers that join
+            enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress)
 
@@ -127,7 +145,9 @@ def tune(
                 file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch, stop
             )
             search.run_baseline()
-            if jobs > 1:
+            if crew is not None:
+                crew.search(database, allowed, n_trials, search_deadline, on_poll)
+            elif jobs > 1:
                 try:
                     run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
                 except StudyStoppedError:
