@@ -31,7 +31,7 @@ from workbench.telemetry import Run, read_run
 
 if TYPE_CHECKING:
     from workbench.mirrors import LiveMirrors, Mirror
-    from workbench.tuning import StudyFile, StudyResult, TaskExperimenter, TuneProgress
+    from workbench.tuning import RayEngine, StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
 
@@ -190,9 +190,11 @@ def tune(
     require_confirmed: bool = False,
     jobs: int = 1,
     storage: str | None = None,
+    warm_start: Sequence[str | Path] = (),
     on_progress: Callable[[TuneProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
     task: Task | None = None,
+    ray: RayEngine | None = None,
 ) -> StudyResult:
     """Run a study to its end, or continue it: search, confirm, export, report.
 
@@ -205,9 +207,11 @@ def tune(
         require_confirmed: Export confirmed candidates only.
         jobs: Worker processes that search at the same time.
         storage: Optuna storage URL; None is SQLite beside the study.
+        warm_start: Earlier studies or boost_config.json files whose best plans are tried first.
         on_progress: Called as the study goes on.
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
         task: Train this instead of the task that the file names; for one that only this program knows.
+        ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
 
     Returns:
         Trials, candidates, exported files and the report's path.
@@ -223,6 +227,11 @@ def tune(
             f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its name"
         )
 
+    if task is not None and ray is not None:
+        raise tuning.StudyError(
+            "`ray` needs a task that can be named: the processes in the cluster load it by its name"
+        )
+
     def make_experimenter(file: StudyFile, folder: Path) -> TaskExperimenter:
         return tuning.TaskExperimenter(task or file.study.task, file.study.device, folder / "runs", file.study.threads)
 
@@ -235,9 +244,11 @@ def tune(
         require_confirmed=require_confirmed,
         jobs=jobs,
         storage=storage,
+        warm_start=warm_start,
         on_progress=on_progress,
         stop=stop,
         make_experimenter=make_experimenter if task is not None else None,
+        ray=ray,
     )
     return _with_report(result, str(study)) if is_first_rank() else result
 

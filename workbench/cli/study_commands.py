@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,31 @@ from workbench.rank_environment import rank_environment
 
 if TYPE_CHECKING:
     from workbench.records import TrialRecord
-    from workbench.tuning import StudyResult, TuneProgress
+    from workbench.tuning import RayEngine, StudyResult, TuneProgress
 
 __all__ = ["register"]
 
 _SHOWN_TRIALS = 10
+
+
+class Engine(StrEnum):
+    """Who runs the trials of a study."""
+
+    PROCESSES = "processes"
+    RAY = "ray"
+
 
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
 StorageOption = typer.Option(None, metavar="URL", help="Optuna storage URL; without it SQLite beside the study.")
 OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
 TrialsOption = typer.Option(
     None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
+)
+WarmStartOption = typer.Option(
+    None,
+    "--warm-start",
+    metavar="PATH",
+    help="Earlier study or boost_config.json whose best plans are tried first; may be given again.",
 )
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
 
@@ -45,8 +60,27 @@ def tune(
         None, metavar="N", min=1, help="Trials of the whole study, those already finished included."
     ),
     timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Time for the whole command."),
-    jobs: int = typer.Option(1, metavar="N", min=1, help="Worker processes that search at the same time."),
+    jobs: int = typer.Option(
+        None,
+        metavar="N",
+        min=1,
+        help="Processes that search at the same time (1), or trials at a time (with Ray as many as there is room for).",
+    ),
+    engine: Engine = typer.Option(
+        Engine.PROCESSES, help="Who runs the trials: processes of this machine, or a Ray cluster."
+    ),
+    address: str = typer.Option(
+        None,
+        metavar="auto|HOST:PORT",
+        help="With --engine ray: the cluster; without it the one Ray finds, or else this machine alone.",
+    ),
+    resources_per_trial: str = typer.Option(
+        None,
+        metavar="NAME=AMOUNT,...",
+        help='With --engine ray: what each process of a trial needs, such as "GPU=1", "CPU=2, GPU=0.5", "NPU=1".',
+    ),
     storage: str = StorageOption,
+    warm_start: list[Path] = WarmStartOption,
     fresh: bool = typer.Option(False, "--fresh", help="Archive what is there and begin anew."),
     confirm_seeds: int = typer.Option(None, metavar="N", min=2, help="Paired seeds of the confirmation."),
     require_confirmed: bool = RequireOption,
@@ -58,8 +92,9 @@ def tune(
     """
     from workbench.tuning.study_file import read_study
 
+    ray = _ray_engine(engine, address, resources_per_trial, jobs)
     ranks = read_study(study).study.ranks
-    if ranks > 1 and rank_environment() is None:
+    if ranks > 1 and ray is None and rank_environment() is None:
         raise typer.Exit(run_as_ranks(ranks, context.obj))
     with (
         only_result_on_stdout(json),
@@ -75,8 +110,10 @@ def tune(
             fresh=fresh,
             confirm_seeds=confirm_seeds,
             require_confirmed=require_confirmed,
-            jobs=jobs,
+            jobs=jobs or 1,
+            ray=ray,
             storage=storage,
+            warm_start=warm_start or (),
             on_progress=_show_on(bar),
         )
     _print_result(result, json=json)
@@ -149,6 +186,20 @@ def _export_trials(study: Path, path: Path, storage: str | None, *, json: bool) 
         print_json({"trials": path, "rows": len(table), "columns": list(table.columns)})
     else:
         say(f"wrote {path} ({len(table)} trial{'' if len(table) == 1 else 's'}, {len(table.columns)} columns)")
+
+
+def _ray_engine(engine: Engine, address: str | None, resources: str | None, jobs: int | None) -> RayEngine | None:
+    if engine is not Engine.RAY:
+        for name, given in (("--address", address), ("--resources-per-trial", resources)):
+            if given is not None:
+                raise typer.BadParameter(f"{name} goes with --engine ray")
+        return None
+    from workbench.tuning.ray_engine import RayEngine
+    from workbench.tuning.ray_resources import parse_resources
+
+    asked = "CPU=1" if resources is None else resources
+    parse_resources(asked)  # before anything is begun
+    return RayEngine(asked, address, jobs)
 
 
 def _print_result(result: StudyResult, *, json: bool) -> None:

@@ -10,6 +10,7 @@ from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyErro
 from workbench.tuning.experimenter import Experimenter, TaskExperimenter
 from workbench.tuning.joining import WorkerResult, join_study
 from workbench.tuning.progress import TuneProgress
+from workbench.tuning.ray_engine import RayEngine
 from workbench.tuning.searching import search
 from workbench.tuning.stored_records import trials_of
 from workbench.tuning.study import tune
@@ -19,6 +20,7 @@ from workbench.tuning.trial_table import TRIAL_COLUMNS, trial_table, write_trial
 __all__ = [
     "TRIAL_COLUMNS",
     "Experimenter",
+    "RayEngine",
     "StudyBusyError",
     "StudyChangedError",
     "StudyError",
