@@ -138,16 +138,39 @@ def test_a_control_is_disabled_with_a_reason_that_is_shown() -> None:
 
 def test_reset_appears_with_a_difference_and_takes_it_back() -> None:
     control = control_for(PARAMETERS["grad_freeze.freeze_p"])
-    button = one(control, widgets.Button)
-    assert button.layout.visibility == "hidden"
-    one(control, widgets.FloatSlider).value = 0.5
+    assert not any(isinstance(widget, widgets.Button) for widget in inside(control.widget))
+    slider, before = one(control, widgets.FloatSlider), control.widget.children
+    slider.value = 0.5
     assert (control.value, one(control, widgets.Text).value) == (0.5, "0.5")
-    assert button.layout.visibility == "visible"
+    button = one(control, widgets.Button)
+    assert "wb-away" not in button._dom_classes
+    assert control.widget.children == before, "what is made anew on the page loses the keyboard's focus"
     seen: list[Any] = []
     control.observe(lambda changed: seen.append(changed.value))
     button.click()
     assert seen == [0.7]
-    assert one(control, widgets.FloatSlider).value == 0.7
+    assert slider.value == 0.7
+    assert "wb-away" in one(control, widgets.Button)._dom_classes
+    control.set(0.6)
+    assert "wb-away" not in button._dom_classes
+
+
+def test_what_is_said_beneath_leaves_the_inputs_where_they_are() -> None:
+    control = control_for(PARAMETERS["grad_freeze.freeze_p"])
+    before = control.widget.children
+    control.note("frozen steps: 30 %")
+    assert control.widget.children[: len(before)] == before
+    control.note("")
+    control.note("frozen steps: 40 %")
+    assert "40 %" in texts(control)
+    assert len(control.widget.children) == len(before) + 1
+
+
+@pytest.mark.parametrize("path", ["grad_freeze.freeze_p", "amp.level", "optimizer.betas"])
+def test_a_control_is_made_of_few_models(path: str) -> None:
+    made = inside(control_for(PARAMETERS[path]).widget)
+    assert len(made) <= 5
+    assert not any(widget.layout or getattr(widget, "style", None) for widget in made)
 
 
 def test_false_and_zero_are_different_choices() -> None:

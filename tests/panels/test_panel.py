@@ -9,7 +9,7 @@ import pytest
 
 from workbench.config import ConfigError
 from workbench.panels import cells
-from workbench.panels.panel import Panel, close_recursively, column, error_sentence, row, text_of
+from workbench.panels.panel import Panel, close_recursively, error_sentence, row, text_of
 from workbench.panels.state import PanelState
 from workbench.panels.worker import RunControl
 from workbench.tasks.errors import TaskError
@@ -113,7 +113,7 @@ def test_a_closed_panel_ignores_late_clicks_and_moves() -> None:
 
 def test_closing_closes_children_layouts_and_styles() -> None:
     button = widgets.Button(description="Start")
-    box = column(row(button, text_of("x")), width="10px")
+    box = widgets.VBox([row(button, text_of("x"))], layout=widgets.Layout(width="10px"))
     every = everything(box)
     owned = [getattr(w, part) for w in every for part in ("layout", "style") if getattr(w, part, None) is not None]
     close_recursively(box)

@@ -146,7 +146,7 @@ def test_a_study_runs_to_its_answer(made: Callable[..., StudyPanel]) -> None:
         origin = BoostConfig.from_json(path).provenance
         assert origin is not None
         assert str(origin["sentence"])[:40].replace("`", "") in text
-        assert panel.take_buttons[target].layout.display == ""
+        assert panel.take_buttons[target].is_present
     assert Path("studies/tiny/result/report.html").exists()
     assert "Open report.html" in text
     assert "boost_config.o1.json" in panel.static_html()
@@ -245,12 +245,12 @@ def test_another_question_asks_for_a_fresh_start(made: Callable[..., StudyPanel]
     assert panel.wait(LONG)
     assert panel.state is PanelState.FAILED
     assert "study.budget_steps was 6, is 5" in text_in(panel)
-    assert panel.fresh_button.layout.display == ""
+    assert panel.fresh_button.is_present
     assert (finished / "study.toml").read_text() == text  # the stored question stands until the user says so
     panel.fresh_button.click()
     assert panel.wait(LONG)
     assert panel.error is None
-    assert panel.fresh_button.layout.display == "none"
+    assert not panel.fresh_button.is_present
     assert read_study(finished).study.budget_steps == 5
     assert len(list((finished / "archive").iterdir())) == 1
     assert ended(panel)[:2] == [0, 1]

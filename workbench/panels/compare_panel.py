@@ -26,6 +26,7 @@ from workbench.figures import MetricScale
 from workbench.figures.labels import counted
 from workbench.figures.live import LiveFigure
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
+from workbench.panels import placed_widgets as placed
 from workbench.panels.copy_button import WHOLE_WORDS
 from workbench.panels.durations import duration_text
 from workbench.panels.panel import Panel, Theme, close_recursively, column, row, text_of
@@ -212,36 +213,39 @@ class ComparePanel(Panel):
         self.state_changed(self.state)
 
     def _make_controls(self, task: str, steps: int, seeds: int, device: str, out: str | Path | None) -> None:
-        self.task = widgets.Text(
+        self.task = placed.Text(
             task,
             continuous_update=False,
-            layout=_FULL,
+            css="wb-wide",
             tooltip="Name of a built-in task, package.module:attribute, or path/to/file.py:attribute",
         )
         self.seeds = _short_text(str(seeds), "A number of paired seeds, or the seeds themselves: 0, 3, 7 or 2-6")
         self.steps = _short_text(str(steps), "Micro-batches per run")
         self._seeds_problem, self._steps_problem = text_of(""), text_of("")
         known = ["auto", "cpu", "cuda", "npu"]
-        self.device = widgets.Dropdown(
-            options=known if device in known else [*known, device], value=device, layout=_FULL, tooltip="Where to train"
+        self.device = placed.Dropdown(
+            options=known if device in known else [*known, device],
+            value=device,
+            css="wb-wide",
+            tooltip="Where to train",
         )
-        self.out = widgets.Text(
+        self.out = placed.Text(
             "" if out is None else str(out),
             placeholder="records nothing",
             continuous_update=False,
-            layout=_FULL,
+            css="wb-wide",
             tooltip="Folder in which run directories are made; empty records nothing",
         )
         self.start_button = _button("Start", "Train every configuration with every seed", "success")
         self.stop_button = _button("Stop", "End the comparison after the present step")
         self.start_button.on_click(self.guarded(lambda _: self.start()))
         self.stop_button.on_click(self.guarded(lambda _: self.stop()))
-        self.bar = widgets.FloatProgress(min=0, max=1, layout={"width": "100%", "margin": "0", "height": "14px"})
+        self.bar = placed.FloatProgress(min=0, max=1, css="wb-bar")
         self._told = text_of(faint("not started"))
-        more = widgets.Accordion(
+        more = placed.Accordion(
             children=(column(text_of("Device"), self.device, text_of("Folder of run directories"), self.out),),
             titles=("More",),
-            layout=widgets.Layout(width="auto", margin="4px 0"),
+            css="wb-more",
         )
         self.controls.children = (
             text_of("Task"),
@@ -439,23 +443,23 @@ class _SideChoice:
         self._panel, self._number = panel, number
         optional = number >= 2
         options = [*([_NONE] if optional else []), *_SOURCES]
-        self.source = widgets.Dropdown(
+        self.source = placed.Dropdown(
             options=options,
             value=_NONE if optional else "O0",
-            layout=widgets.Layout(flex="1 1 0%", min_width="90px", margin="0"),
+            css="wb-growing",
             tooltip=f"Where configuration {number + 1} comes from",
         )
-        self.path = widgets.Text(
+        self.path = placed.Text(
             placeholder="boost_config.json",
             continuous_update=False,
-            layout=_FULL,
+            css="wb-wide",
             tooltip="Path of a boost_config.json",
         )
-        self.json = widgets.Textarea(
+        self.json = placed.Textarea(
             placeholder='{"boost": {"mode": "manual", "grad_freeze": true}}',
             continuous_update=False,
             rows=5,
-            layout=_FULL,
+            css="wb-wide",
             tooltip="The text of a boost_config.json",
         )
         self._problem = text_of("")
@@ -517,17 +521,12 @@ class _SideChoice:
         return str(source), BoostConfig(), str(source)
 
 
-_FULL: Final = {"width": "100%", "min_width": "0", "margin": "0"}
-
-
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
-    layout = widgets.Layout(width="auto", margin="0")
-    return widgets.Button(description=text, tooltip=tooltip, button_style=style, layout=layout)
+    return placed.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")
 
 
 def _short_text(value: str, tooltip: str) -> widgets.Text:
-    layout = {"width": "72px", "min_width": "0", "margin": "0"}
-    return widgets.Text(value, continuous_update=False, layout=layout, tooltip=tooltip)
+    return placed.Text(value, continuous_update=False, css="wb-count", tooltip=tooltip)
 
 
 def _read_into(problem: widgets.HTML, read: Callable[[], Any]) -> Any:

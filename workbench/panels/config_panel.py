@@ -26,6 +26,7 @@ from workbench.config import (
 )
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
+from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.copy_button import copy_button
 from workbench.panels.idle_reasons import idle_reason, owner_note, switch_refusals, with_switch
@@ -122,18 +123,16 @@ class ConfigPanel(Panel):
     # -- what it is made of --------------------------------------------------------------------------------------------
 
     def _make_ranks(self) -> None:
-        self.ranks = widgets.BoundedIntText(
-            value=1, min=1, max=65536, layout=widgets.Layout(width="80px", margin="0"), tooltip=_RANKS_HELP
-        )
+        self.ranks = placed.BoundedIntText(value=1, min=1, max=65536, css="wb-ranks", tooltip=_RANKS_HELP)
         self.on_change(self.ranks, lambda _: self._show(*self.shared.both()))
 
     def _make_switches(self) -> None:
         self.switches = {
-            name: widgets.Checkbox(
+            name: placed.Checkbox(
                 description=self._infos[f"boost.{name}"].title,
                 tooltip=self._infos[f"boost.{name}"].description,
                 indent=False,
-                layout=widgets.Layout(width="auto", margin="0"),
+                css="wb-auto",
             )
             for name in SWITCHES
         }
@@ -147,34 +146,32 @@ class ConfigPanel(Panel):
         for path in paths:
             self._paths.setdefault(path.partition(".")[0], []).append(path)
         self._boxes = {section: column() for section in self._paths}
-        self.sections = widgets.Accordion(
+        self.sections = placed.Accordion(
             children=tuple(self._boxes.values()),
             titles=tuple(self._title(section) for section in self._paths),
-            layout=widgets.Layout(width="auto", margin="0"),
+            css="wb-auto",
         )
         self.on_change(self.sections, self._open_section, "selected_index")
 
     def _make_file_row(self, path: Path) -> None:
-        small = {"width": "auto", "margin": "0"}
-        self.json = widgets.Textarea(
+        self.json = placed.Textarea(
             rows=16,
             continuous_update=False,
-            layout=widgets.Layout(width="100%", margin="0"),
+            css="wb-wide wb-json",
             tooltip="The whole configuration; edit it, or drop text into it. It is taken when you leave the field.",
         )
-        self.json.add_class("wb-json")
         self._json_problem = text_of("")
         self._copy = copy_button()
-        self.path = widgets.Text(
+        self.path = placed.Text(
             value=str(path),
             continuous_update=False,
-            layout=widgets.Layout(width="180px", margin="0"),
+            css="wb-file",
             tooltip="File that Save writes and Load reads",
         )
-        self.save_button = widgets.Button(description="Save", tooltip="Write the file", layout=small)
-        self.load_button = widgets.Button(description="Load", tooltip="Read the file", layout=small)
-        self.upload = widgets.FileUpload(
-            accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", layout=small
+        self.save_button = placed.Button(description="Save", tooltip="Write the file", css="wb-auto")
+        self.load_button = placed.Button(description="Load", tooltip="Read the file", css="wb-auto")
+        self.upload = placed.FileUpload(
+            accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", css="wb-auto"
         )
         self._file_note = text_of("")
         self.on_change(self.json, self._take_json)

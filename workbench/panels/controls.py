@@ -19,8 +19,19 @@ import ipywidgets as widgets
 
 from workbench.config import ParameterInfo
 from workbench.config.errors import shown
-from workbench.panels.panel import close_recursively, text_of
-from workbench.panels.style import error_html, faint
+from workbench.panels.panel import close_recursively
+from workbench.panels.placed_widgets import (
+    Button,
+    Dropdown,
+    FloatLogSlider,
+    FloatSlider,
+    Html,
+    IntSlider,
+    Row,
+    Stack,
+    Text,
+)
+from workbench.panels.style import error_html, faint, words
 
 __all__ = ["ParameterControl", "control_for", "number_text", "parsed"]
 
@@ -52,6 +63,9 @@ class ParameterControl(ABC):
         self._note = ""
         self._problem = ""
         self._widget: widgets.VBox | None = None
+        # Most controls need neither: they are made when there is something to take back, or to say.
+        self._reset: widgets.Button | None = None
+        self._below: widgets.HTML | None = None
 
     @property
     def widget(self) -> widgets.VBox:
@@ -59,17 +73,8 @@ class ParameterControl(ABC):
         with self._lock:
             if self._widget is None:
                 self._inputs = self._make_inputs()
-                self._label = text_of(_label_html(self.info), grow=True)
-                self._reset = widgets.Button(
-                    description="Reset",
-                    tooltip=f"Set {self.info.title} back to {self.text_of_value(self.info.default)}",
-                    layout=widgets.Layout(width="auto", height="24px", visibility="hidden"),
-                )
-                self._reset.on_click(lambda _: self._take(self.info.default))
-                self._below = text_of("")
-                unit = (text_of(faint(self.info.unit)),) if self.info.unit else ()
-                head = widgets.HBox([self._label, *unit, self._reset], layout=_TIGHT_ROW)
-                self._widget = widgets.VBox([head, *self._rows(), self._below], layout=_FIELD)
+                self._head = Row((Html(_label_html(self.info), css="wb-grow"),), css="wb-head")
+                self._widget = Stack((self._head, *self._inputs), css="wb-field")
                 self._show(self._value)
                 self._set_disabled()
             return self._widget
@@ -166,15 +171,12 @@ class ParameterControl(ABC):
     def _set_disabled(self) -> None:
         if self._widget is None:
             return
-        for entry in (*self._inputs, self._reset):
+        for entry in (*self._inputs, *([self._reset] if self._reset is not None else [])):
             entry.disabled = self.disabled
 
     @abstractmethod
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        """Return the widgets in which the user enters a value."""
-
-    def _rows(self) -> tuple[widgets.Widget, ...]:
-        return self._inputs
+        """Return the widgets in which the user enters a value; they show the present one already."""
 
     @abstractmethod
     def _show_in_inputs(self, value: Any) -> None:
@@ -206,9 +208,21 @@ class ParameterControl(ABC):
                 self._show_in_inputs(value)
             finally:
                 self._setting_thread = None
-            differs = value != self.info.default
-            self._reset.layout.visibility = "visible" if differs else "hidden"
+            self._offer_reset(value != self.info.default)
             self._tell()
+
+    def _offer_reset(self, differs: bool) -> None:
+        if self._reset is not None:
+            (self._reset.remove_class if differs else self._reset.add_class)("wb-away")
+        elif differs:
+            self._reset = Button(
+                description="Reset",
+                tooltip=f"Set {self.info.title} back to {self.text_of_value(self.info.default)}",
+                disabled=self.disabled,
+                css="wb-reset",
+            )
+            self._reset.on_click(lambda _: self._take(self.info.default))
+            self._head.children = (*self._head.children, self._reset)  # behind: what stands there keeps its focus
 
     def _tell(self) -> None:
         if self._widget is None:
@@ -218,7 +232,12 @@ class ParameterControl(ABC):
             lines.append(faint(self.reason))
         if self._note:
             lines.append(faint(self._note))
-        self._below.value = "".join(f"<div>{line}</div>" for line in lines)
+        told = "".join(f"<div>{line}</div>" for line in lines)
+        if self._below is not None:
+            self._below.value = told
+        elif told:
+            self._below = Html(told, css="wb-below")
+            self._widget.children = (*self._widget.children, self._below)
 
     def __repr__(self) -> str:
         return f"<control of {self.info.path}: {self.text_of_value(self._value)}>"
@@ -230,18 +249,21 @@ class _ChoiceControl(ParameterControl):
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
         self._options = [*([None] if self.info.optional else []), *self.info.choices]
         # Texts only, found by their position: the widget takes a value of None for no choice at all.
-        entry = widgets.Dropdown(
+        entry = Dropdown(
             options=[self.text_of_value(option) for option in self._options],
-            layout=_WIDE,
+            index=self._index_of(self._value),
             tooltip=self.info.description,
+            css="wb-wide",
         )
         entry.observe(self._from_user(lambda index: None if index is None else self._options[index]), "index")
         return (entry,)
 
     def _show_in_inputs(self, value: Any) -> None:
+        self._inputs[0].index = self._index_of(value)
+
+    def _index_of(self, value: Any) -> int | None:
         # Compared with their kinds: false and 0 are equal.
-        same = [i for i, option in enumerate(self._options) if option == value and type(option) is type(value)]
-        self._inputs[0].index = same[0] if same else None
+        return next((i for i, one in enumerate(self._options) if one == value and type(one) is type(value)), None)
 
 
 class _TextControl(ParameterControl):
@@ -249,14 +271,15 @@ class _TextControl(ParameterControl):
 
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
         kind, optional = self.info.kind, self.info.optional
-        self._box = widgets.Text(
+        self._box = Text(
+            self._entered(self._value),
             continuous_update=False,
             placeholder=_UNSET if optional else "",
             tooltip=self.info.description,
-            layout=_WIDE if self._is_plain_text else _NARROW,
+            css="wb-wide" if self._is_plain_text else "wb-narrow",
         )
         self._box.observe(self._from_user(lambda text: parsed(text, kind, optional=optional)), "value")
-        self._slider = None if self._is_plain_text else _slider(self.info)
+        self._slider = None if self._is_plain_text else _slider(self.info, self._value)
         if self._slider is None:
             return (self._box,)
         whole = kind == "int"
@@ -267,14 +290,10 @@ class _TextControl(ParameterControl):
     def _is_plain_text(self) -> bool:
         return self.info.kind not in ("int", "float")
 
-    def _rows(self) -> tuple[widgets.Widget, ...]:
-        return (widgets.HBox(self._inputs, layout=_TIGHT_ROW),)
-
     def _show_in_inputs(self, value: Any) -> None:
         self._box.value = self._entered(value)
         if self._slider is not None and isinstance(value, (int, float)):
-            low, high = self.info.low or 0, self.info.high or 0
-            self._slider.value = min(value, high) if value >= low else low  # low for NaN, too
+            self._slider.value = _on_slider(self.info, value)
 
     def _entered(self, value: Any) -> str:
         return "" if value is None else number_text(value)
@@ -341,35 +360,32 @@ def number_text(value: Any) -> str:
     return str(value)
 
 
-_WIDE: Final[dict[str, str]] = {"width": "100%", "min_width": "0", "margin": "0"}
-_NARROW: Final[dict[str, str]] = {"width": "96px", "min_width": "72px", "flex": "0 1 auto", "margin": "0"}
-_SLIDER: Final[dict[str, str]] = {"flex": "1 1 0%", "min_width": "60px", "margin": "0"}
-_TIGHT_ROW: Final[dict[str, str]] = {"align_items": "center", "grid_gap": "6px", "width": "100%"}
-_FIELD: Final[dict[str, str]] = {"margin": "2px 0 4px", "min_width": "0"}
-
-
-def _slider(info: ParameterInfo) -> widgets.Widget | None:
-    """Return a slider over the search range; None where there is no range."""
+def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
+    """Return a slider over the search range that shows a value; None where there is no range."""
     if info.low is None or info.high is None:
         return None
     common: dict[str, Any] = {
+        "value": _on_slider(info, value) if isinstance(value, (int, float)) else info.low,
         "continuous_update": False,
         "readout": False,
-        "layout": _SLIDER,
+        "css": "wb-slider",
         "tooltip": f"{info.description} The slider covers {number_text(info.low)} to {number_text(info.high)}; the box "
         f"takes more: it must {info.rule}.",
     }
     if info.log and info.low > 0:
         low, high = math.log2(info.low), math.log2(info.high)
-        return widgets.FloatLogSlider(
-            value=info.low, base=2, min=low, max=high, step=_log_step(info, high - low), **common
-        )
+        return FloatLogSlider(base=2, min=low, max=high, step=_log_step(info, high - low), **common)
     if info.kind == "int":
-        return widgets.IntSlider(
-            value=int(info.low), min=int(info.low), max=int(info.high), step=int(info.step or 1), **common
-        )
+        common["value"] = int(common["value"])
+        return IntSlider(min=int(info.low), max=int(info.high), step=int(info.step or 1), **common)
     step = info.step or 10.0 ** math.floor(math.log10((info.high - info.low) / 50))
-    return widgets.FloatSlider(value=info.low, min=info.low, max=info.high, step=step, **common)
+    return FloatSlider(min=info.low, max=info.high, step=step, **common)
+
+
+def _on_slider(info: ParameterInfo, value: float) -> float:
+    """Return where the slider stands for a value: at an end for what lies beyond it, at the lower one for NaN."""
+    low, high = info.low or 0, info.high or 0
+    return min(value, high) if value >= low else low
 
 
 def _log_step(info: ParameterInfo, octaves: float) -> float:
@@ -410,4 +426,5 @@ def _choice_text(value: Any) -> str:
 
 def _label_html(info: ParameterInfo) -> str:
     tip = html.escape(f"{info.path}: {info.description}", quote=True)
-    return f'<span class="wb-label" title="{tip}">{html.escape(info.title)}</span>'
+    unit = f'<span class="wb-faint wb-unit">{words(info.unit)}</span>' if info.unit else ""
+    return f'<span class="wb-label" title="{tip}">{html.escape(info.title)}</span>{unit}'

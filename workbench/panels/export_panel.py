@@ -17,10 +17,11 @@ import ipywidgets as widgets
 
 from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
+from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import number_text
 from workbench.panels.copy_button import WHOLE_WORDS, copy_button
 from workbench.panels.mindspore_notes import mindspore_notes
-from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.panel import Panel, Theme, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.style import error_html, faint, note_html, table, words
@@ -198,19 +199,19 @@ class ExportPanel(Panel):
     # -- what it is made of --------------------------------------------------------------------------------------------
 
     def _make_controls(self, study: str, folder: str) -> None:
-        self.study = widgets.Text(
-            study, placeholder="studies/quickstart", continuous_update=False, layout=_GROWS, tooltip="Folder of a study"
+        self.study = placed.Text(
+            study,
+            placeholder="studies/quickstart",
+            continuous_update=False,
+            css="wb-growing",
+            tooltip="Folder of a study",
         )
         self.read_button = _button("Read", "Read what the study has exported")
         self._study_note = text_of("")
-        self.choice = widgets.ToggleButtons(
-            options=[_SHARED], style={"button_width": "auto"}, layout={"width": "auto", "margin": "0"}
-        )
-        self.folder = widgets.Text(folder, continuous_update=False, layout=_FULL, tooltip="Folder of the file")
-        self.name = widgets.Text("boost_config.json", continuous_update=False, layout=_FULL, tooltip="Name of the file")
-        self.replace = widgets.Checkbox(
-            description="Replace a file that is there", indent=False, layout={"width": "auto", "margin": "0"}
-        )
+        self.choice = placed.ToggleButtons(options=[_SHARED], style={"button_width": "auto"}, css="wb-auto")
+        self.folder = placed.Text(folder, continuous_update=False, css="wb-wide", tooltip="Folder of the file")
+        self.name = placed.Text("boost_config.json", continuous_update=False, css="wb-wide", tooltip="Name of the file")
+        self.replace = placed.Checkbox(description="Replace a file that is there", indent=False, css="wb-auto")
         self.save_button = _button("Save", "Write this configuration", "success")
         self.export_button = _button(
             "Export the whole study here", "Write both files, tables and report from the study's storage"
@@ -240,9 +241,8 @@ class ExportPanel(Panel):
     def _make_plots(self) -> None:
         self._verdict, self._valid, self._mindspore = text_of(""), text_of(""), text_of("")
         self._provenance, self._difference = text_of(""), text_of("")
-        self.json = widgets.Textarea(disabled=True, rows=18, layout=_FULL, tooltip="The file as it will be written")
-        document = column(self.json)
-        document.add_class("wb-json")
+        self.json = placed.Textarea(disabled=True, rows=18, css="wb-wide", tooltip="The file as it will be written")
+        document = placed.Stack((self.json,), css="wb-column wb-json")
         self.plots.children = (
             self._verdict,
             self._valid,
@@ -341,10 +341,6 @@ class ExportPanel(Panel):
         self._difference.value = table(("Parameter", "Here", "Default"), rows) if rows else faint("nothing")
 
 
-_FULL: Final = {"width": "100%", "min_width": "0", "margin": "0"}
-_GROWS: Final = {"flex": "1 1 0%", "min_width": "80px", "margin": "0"}
-
-
 def _export_study(study: str, folder: Path, control: RunControl) -> list[Path]:
     from workbench import facade
 
@@ -422,5 +418,4 @@ def _is_same(path: Path, config: BoostConfig) -> bool:
 
 
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
-    layout = widgets.Layout(width="auto", margin="0")
-    return widgets.Button(description=text, tooltip=tooltip, button_style=style, layout=layout)
+    return placed.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import ipywidgets as widgets
-
 from workbench.config import BoostConfig, ConfigError, describe_parameters
 from workbench.figures import (
     empty_figure,
@@ -27,6 +25,7 @@ from workbench.figures import (
 )
 from workbench.figures.labels import counted, percent, superscripted
 from workbench.figures.live import LiveFigure
+from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for, parsed
 from workbench.panels.idle_reasons import idle_reason, switch_refusals
 from workbench.panels.panel import Panel, Theme, column, row, text_of
@@ -225,15 +224,12 @@ class LossScalePanel(Panel):
         self._assumption = text_of("")
 
     def _make_run_controls(self) -> None:
-        wide = widgets.Layout(flex="1 1 0%", min_width="80px", margin="0")
-        self.folder = widgets.Text(
-            "runs", continuous_update=False, layout=wide, tooltip="A folder of runs, or one run directory"
+        self.folder = placed.Text(
+            "runs", continuous_update=False, css="wb-growing", tooltip="A folder of runs, or one run directory"
         )
-        self.look_button = widgets.Button(
-            description="Look", tooltip="List the runs of this folder", layout=widgets.Layout(width="auto")
-        )
-        self.runs = widgets.Dropdown(options=[("no run listed yet", "")], layout=_FULL, tooltip="Recorded run")
-        self.stop_button = widgets.Button(description="Stop", layout=widgets.Layout(width="auto"))
+        self.look_button = placed.Button(description="Look", tooltip="List the runs of this folder", css="wb-button")
+        self.runs = placed.Dropdown(options=[("no run listed yet", "")], css="wb-wide", tooltip="Recorded run")
+        self.stop_button = placed.Button(description="Stop", css="wb-button")
         self._facts = text_of("")
         self.look_button.on_click(self.guarded(lambda _: self._look(self.folder.value)))
         self.on_change(self.folder, self._look)
@@ -246,11 +242,11 @@ class LossScalePanel(Panel):
         for control in self._policy_controls.values():
             control.observe(self.guarded(lambda _: self._ask()))
         self._prediction = text_of("")
-        self.use_button = widgets.Button(
+        self.use_button = placed.Button(
             description="Use this policy",
             button_style="primary",
             tooltip="Write initial scale, factor and window into the configuration",
-            layout=widgets.Layout(width="auto"),
+            css="wb-button",
         )
         self.use_button.on_click(self.guarded(lambda _: self._use()))
         self._use_note = text_of("")
@@ -258,16 +254,16 @@ class LossScalePanel(Panel):
     def _make_grid_controls(self) -> None:
         first = {"init": _INITS, "factor": _FACTORS, "window": ""}
         self.lists = {
-            name: widgets.Text(first[name], continuous_update=False, layout=_FULL, tooltip=f"{title}, with commas")
+            name: placed.Text(first[name], continuous_update=False, css="wb-wide", tooltip=f"{title}, with commas")
             for name, title in _LIST_TITLES.items()
         }
-        self.judge_button = widgets.Button(
+        self.judge_button = placed.Button(
             description="Compare",
             tooltip="Replay the run under every combination, at most 50",
-            layout=widgets.Layout(width="auto"),
+            css="wb-button",
         )
         self.judge_button.on_click(self.guarded(lambda _: self._judge_lists()))
-        self.choice = widgets.Select(options=[], rows=8, layout=_FULL, tooltip="Judged policies, least waste first")
+        self.choice = placed.Select(options=[], rows=8, css="wb-wide", tooltip="Judged policies, least waste first")
         self.on_change(self.choice, lambda number: None if number is None else self.choose(number))
 
     def _begin(self, run: Run | str | Path | None) -> None:
@@ -594,7 +590,7 @@ class LossScalePanel(Panel):
         for entry in (self.folder, self.look_button, self.runs):
             entry.disabled = busy
         self.stop_button.disabled = self.state is not PanelState.RUNNING
-        self.stop_button.layout.display = "" if busy else "none"
+        self.stop_button.present(busy)
         for entry in (*self.lists.values(), self.judge_button, self.choice):
             entry.disabled = busy or not replayable
         self.use_button.disabled = not replayable
@@ -609,7 +605,6 @@ class _RefusedListError(ValueError):
 
 
 _LIST_TITLES: Final = {"init": "Initial scales", "factor": "Factors", "window": "Windows (steps)"}
-_FULL: Final = {"width": "100%", "min_width": "0", "margin": "0"}
 _SCATTER_QUESTION: Final = "Which loss-scale policy would have wasted least?"
 _EMPTY: Final = "This run has recorded no step yet, so there is nothing to see or to replay."
 _UNWATCHED: Final = (

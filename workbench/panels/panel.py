@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Self
 import ipywidgets as widgets
 
 from workbench.panels import cells
+from workbench.panels.placed_widgets import Html, Row, Stack
 from workbench.panels.state import PanelState, StateMachine
 from workbench.panels.style import FITTING, STYLE, badge, error_html, note_html, words
 from workbench.panels.worker import Worker
@@ -67,18 +68,13 @@ class Panel:
         heading = text_of(f'{STYLE}{FITTING}<span class="wb-title">{words(title)}</span>')
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
         # Side by side from 674 px on: that is a page of 900 px less JupyterLab's margins and scroll bar, in a tab.
-        self.controls = column(width="284px")
+        self.controls = Stack(css="wb-column wb-controls")
         # It may shrink below the width of its figures, or the page would scroll sideways.
-        self.plots = widgets.VBox(layout=widgets.Layout(flex="1 1 376px", min_width="0"))
-        self.footer = column(self._error, self._log)
-        self.footer.add_class("wb-footer")
-        body = widgets.HBox(
-            [self.controls, self.plots], layout=widgets.Layout(flex_flow="row wrap", grid_gap="8px 14px")
-        )
-        self.widget = widgets.VBox([self.header, body, self.footer])
-        self.widget.add_class("wb-panel")
-        if theme != "auto":
-            self.widget.add_class(f"wb-{theme}")
+        self.plots = Stack(css="wb-plots")
+        self.footer = Stack((self._error, self._log), css="wb-column wb-footer")
+        body = Row((self.controls, self.plots), css="wb-body")
+        own = "" if theme == "auto" else f" wb-{theme}"
+        self.widget = Stack((self.header, body, self.footer), css=f"wb-panel{own}")
         cells.register(self)
 
     @property
@@ -287,21 +283,14 @@ def text_of(value: str, *, grow: bool = False) -> widgets.HTML:
         value: HTML.
         grow: Whether it takes the room that is left in a row.
     """
-    layout = widgets.Layout(margin="0", min_width="0", flex="1 1 0%" if grow else "0 1 auto")
-    return widgets.HTML(value, layout=layout)
+    return Html(value, css="wb-grow" if grow else "wb-text")
 
 
 def row(*children: widgets.Widget) -> widgets.HBox:
     """Return widgets side by side, continued on the next line where the page is narrow."""
-    return widgets.HBox(children, layout=widgets.Layout(flex_flow="row wrap", align_items="center", grid_gap="4px 8px"))
+    return Row(children, css="wb-row")
 
 
-def column(*children: widgets.Widget, width: str | None = None) -> widgets.VBox:
-    """Return widgets below each other.
-
-    Args:
-        *children: Widgets.
-        width: Preferred width; None takes all there is.
-    """
-    flex = None if width is None else f"0 1 {width}"
-    return widgets.VBox(children, layout=widgets.Layout(flex=flex, min_width="0", grid_gap="2px"))
+def column(*children: widgets.Widget) -> widgets.VBox:
+    """Return widgets below each other."""
+    return Stack(children, css="wb-column")

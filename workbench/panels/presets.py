@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import ipywidgets as widgets
-
 from workbench.config import LEVELS, SWITCHES, BoostConfig
+from workbench.panels import placed_widgets as placed
 from workbench.panels.panel import Panel, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
@@ -34,12 +33,12 @@ class PresetChoice:
 
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._panel, self._shared = panel, shared
-        self.buttons = widgets.ToggleButtons(
+        self.buttons = placed.ToggleButtons(
             options=list(LEVELS),
             value=None,
             tooltips=[_HELP[level] for level in LEVELS],
             style={"button_width": "52px"},
-            layout=widgets.Layout(width="auto", margin="0"),
+            css="wb-auto",
         )
         self._note = text_of("")
         self.widget = row(text_of("<b>Preset</b>"), self.buttons, self._note)

@@ -30,6 +30,7 @@ from workbench.figures import (
 )
 from workbench.figures.labels import counted
 from workbench.figures.live import LiveFigure
+from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import control_for, number_text
 from workbench.panels.durations import duration_text
 from workbench.panels.panel import Panel, Theme, column, row, text_of
@@ -208,10 +209,10 @@ class StudyPanel(Panel):
         return given.name, studies / given.name
 
     def _make_controls(self, task: str, folder: Path, trials: int, steps: int) -> None:
-        self.folder = widgets.Text(
+        self.folder = placed.Text(
             value=str(folder),
             continuous_update=False,
-            layout=_WIDE,
+            css="wb-wide",
             tooltip="Folder of the study; one that holds a study is opened",
         )
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
@@ -224,18 +225,18 @@ class StudyPanel(Panel):
         self.start_button = _button("Start", "Search, confirm, export", "success")
         self.stop_button = _button("Stop", "End after the present step; everything finished is kept")
         self.fresh_button = _button("Start over", "Archive what is there and begin anew", "warning")
-        self.fresh_button.layout.display = "none"
+        self.fresh_button.present(False)
         self.start_button.on_click(self.guarded(lambda _: self.start()))
         self.stop_button.on_click(self.guarded(lambda _: self.stop()))
         self.fresh_button.on_click(self.guarded(lambda _: self.start_over()))
-        self.bar = widgets.FloatProgress(min=0.0, max=1.0, layout={"width": "100%", "margin": "0", "height": "14px"})
+        self.bar = placed.FloatProgress(min=0.0, max=1.0, css="wb-bar")
         self._told = text_of(faint("not started"))
         self._more = column()  # filled when it is unfolded
-        self._sections = widgets.Accordion(
+        self._sections = placed.Accordion(
             children=(column(self.space.widget, self._baseline), self._more),
             titles=("What is searched", "More"),
             selected_index=0,
-            layout=widgets.Layout(width="100%", margin="0"),
+            css="wb-wide",
         )
         self.on_change(self._sections, self._unfold, "selected_index")
         for control in (*self.entries.values(), self.jobs):
@@ -266,21 +267,19 @@ class StudyPanel(Panel):
         self._curves: list[RunCurve] = []
         self.live: dict[str, LiveFigure] = {}  # made when they are first looked at
         self.cleaned_up_by(self._close_figures)
-        self.view = widgets.ToggleButtons(
-            options=list(_VIEWS), style={"button_width": "auto"}, layout={"width": "auto", "margin": "0"}
-        )
+        self.view = placed.ToggleButtons(options=list(_VIEWS), style={"button_width": "auto"}, css="wb-auto")
         # What is not looked at is not drawn, and a figure drawn while it is hidden would not know its width.
-        self._stage = widgets.VBox(layout={"min_width": "0", "width": "100%"})
+        self._stage = placed.Stack(css="wb-stage")
         self._answer = text_of("")
         self.take_buttons = {
             target: _button(f"Take {target}", f"Put boost_config.{target}.json into the configuration of the panels")
             for target in ("o1", "o2")
         }
         for target, button in self.take_buttons.items():
-            button.layout.display = "none"
+            button.present(False)
             button.on_click(self.guarded(functools.partial(self._take_export, target)))
         self._trial_text = text_of("")
-        self._trial_stage = widgets.VBox(layout={"min_width": "0", "width": "100%"})
+        self._trial_stage = placed.Stack(css="wb-stage")
         self.on_change(self.view, lambda _: self._show_figures())
         self.plots.children = (
             self._answer,
@@ -503,7 +502,7 @@ class StudyPanel(Panel):
             self.report_error(outcome.error, outcome.traceback if outcome.error.__cause__ is not None else "")
             self._told.value = note_html("failed; mend it and start again")
             if self._asks_anew:
-                self.fresh_button.layout.display = ""
+                self.fresh_button.present(True)
                 self._told.value = note_html("the study asks something else now; start over, or set it back")
         elif outcome.result is None:
             self._told.value = note_html("stopped; everything finished is kept, Continue goes on")
@@ -524,7 +523,7 @@ class StudyPanel(Panel):
 
     def _forget_change(self) -> None:
         self._asks_anew = False
-        self.fresh_button.layout.display = "none"
+        self.fresh_button.present(False)
 
     # -- what is read without training ---------------------------------------------------------------------------------
 
@@ -604,7 +603,7 @@ class StudyPanel(Panel):
         self.start_button.description = "Continue" if begun else "Start"
         self._answer.value = "" if study is None else answer_html(study)
         for target, button in self.take_buttons.items():
-            button.layout.display = "" if study is not None and target in study.exported else "none"
+            button.present(study is not None and target in study.exported)
         if not self.picked:
             self._trial_text.value = (
                 faint("Click a point: its configuration goes to the other panels.") if begun else ""
@@ -676,7 +675,6 @@ def _read_study(folder: Path) -> StudyResult:
 
 
 _PICKABLE: Final = frozenset({"history", "speed", "parameters"})
-_WIDE: Final = {"width": "100%", "min_width": "0", "margin": "0"}
 
 
 _FIRST_SPACE: Final[Mapping[str, Any]] = {
@@ -689,6 +687,4 @@ _FIRST_SPACE: Final[Mapping[str, Any]] = {
 
 
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
-    return widgets.Button(
-        description=text, tooltip=tooltip, button_style=style, layout=widgets.Layout(width="auto", margin="0")
-    )
+    return placed.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")

@@ -11,9 +11,10 @@ import ipywidgets as widgets
 
 from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parameters
 from workbench.config.errors import did_you_mean
+from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import number_text, parsed
 from workbench.panels.panel import Panel, close_recursively, column, row, text_of
-from workbench.panels.style import error_html, faint
+from workbench.panels.style import error_html, words
 
 __all__ = ["SearchSpace", "SpaceRow"]
 
@@ -32,7 +33,6 @@ _LEVEL: Final = ParameterInfo(
     optional=False,
     rule="be one of the three levels",
 )
-_SHORT: Final = {"width": "84px", "margin": "0", "min_width": "56px"}
 
 
 class SpaceRow:
@@ -54,16 +54,14 @@ class SpaceRow:
         self._inputs: tuple[widgets.Widget, ...] = ()
         label = text_of(
             f'<span class="wb-label" title="{html.escape(f"{info.title}: {info.description}", quote=True)}">'
-            f"{html.escape(info.path)}</span>",
+            f"{html.escape(info.path)}</span>"
+            + (f'<span class="wb-faint wb-unit">{words(info.unit)}</span>' if info.unit else ""),
             grow=True,
         )
-        self._remove = widgets.Button(
-            description="Remove", tooltip=f"Search no {info.path}", layout={"width": "auto", "margin": "0"}
-        )
+        self._remove = placed.Button(description="Remove", tooltip=f"Search no {info.path}", css="wb-auto")
         self._remove.on_click(lambda _: remove(self))
         self.boxes: dict[Any, widgets.Checkbox] = {}
-        unit = (text_of(faint(info.unit)),) if info.unit else ()
-        head = widgets.HBox([label, *unit, self._remove], layout={"align_items": "center", "grid_gap": "6px"})
+        head = placed.Row((label, self._remove), css="wb-line")
         self.widget = column(head, self._entries())
         self._show(value)
         self._shown = self._read()
@@ -96,26 +94,20 @@ class SpaceRow:
         """Return the entries that this kind of parameter needs."""
         if self.info.kind in ("bool", "choice"):
             for choice in self.info.choices:
-                self.boxes[choice] = widgets.Checkbox(
+                self.boxes[choice] = placed.Checkbox(
                     description={True: "yes", False: "no"}[choice] if isinstance(choice, bool) else str(choice),
                     indent=False,
-                    layout={"width": "auto", "margin": "0 10px 0 0"},
+                    css="wb-choice",
                 )
             self._inputs = tuple(self.boxes.values())
             return row(*self._inputs)
         if self.info.kind in ("int", "float"):
-            self.low = widgets.Text(
-                continuous_update=False, layout=_SHORT, tooltip="Smallest value; or values: 2, 4, 8"
-            )
-            self.high = widgets.Text(continuous_update=False, layout=_SHORT, tooltip="Largest value; empty for a list")
-            self.log = widgets.Checkbox(
-                description="log", indent=False, tooltip="Walk in factors", layout={"width": "auto", "margin": "0"}
-            )
+            self.low = placed.Text(continuous_update=False, css="wb-short", tooltip="Smallest; or values: 2, 4, 8")
+            self.high = placed.Text(continuous_update=False, css="wb-short", tooltip="Largest value; empty for a list")
+            self.log = placed.Checkbox(description="log", indent=False, tooltip="Walk in factors", css="wb-auto")
             self._inputs = self.low, self.high, self.log
             return row(self.low, text_of("to"), self.high, self.log)
-        self.values = widgets.Text(
-            continuous_update=False, layout={"width": "100%", "margin": "0"}, tooltip="Values to try, as a JSON list"
-        )
+        self.values = placed.Text(continuous_update=False, css="wb-wide", tooltip="Values to try, as a JSON list")
         self._inputs = (self.values,)
         return self.values
 
@@ -176,21 +168,19 @@ class SearchSpace:
         }
         self.rows: dict[str, SpaceRow] = {}
         self._rows_box = column()
-        self.path = widgets.Combobox(
+        self.path = placed.Combobox(
             options=list(self._known),
             placeholder="another config path",
             continuous_update=False,
-            layout={"flex": "1 1 120px", "width": "auto", "margin": "0", "min_width": "0"},
+            css="wb-path",
             tooltip="What else to search: begin to type a name",
         )
-        self.add_button = widgets.Button(
-            description="Add", tooltip="Search this, too", layout={"width": "auto", "margin": "0"}
-        )
+        self.add_button = placed.Button(description="Add", tooltip="Search this, too", css="wb-auto")
         self._answer = text_of("")
         self.add_button.on_click(panel.guarded(lambda _: self.add(self.path.value.strip())))
         self.widget = column(
             self._rows_box,
-            widgets.HBox([self.path, self.add_button], layout={"grid_gap": "6px", "width": "100%"}),
+            placed.Row((self.path, self.add_button), css="wb-line"),
             self._answer,
         )
         panel.cleaned_up_by(self._close_rows)

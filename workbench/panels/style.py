@@ -13,6 +13,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from workbench.panels.placed_widgets import PLACES
 from workbench.panels.state import PanelState
 
 __all__ = ["FITTING", "STYLE", "badge", "error_html", "faint", "note_html", "table", "words"]
@@ -120,7 +121,9 @@ STYLE: Final = (
 .wb-panel .main-svg :is(.gtitle-subtitle,[class*=tick]>text,.legendtext,.infolayer [class$=title]){
  fill:var(--jp-ui-font-color2,#57606a)!important}
 .wb-panel .main-svg .infolayer text.gtitle{fill:var(--jp-ui-font-color1,#24292f)!important}
-</style>"""
+"""
+    + PLACES
+    + "</style>"
 )
 
 

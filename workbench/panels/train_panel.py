@@ -33,6 +33,7 @@ from workbench.figures.labels import compact, counted, plain
 from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curve_numbers
 from workbench.figures.loss_scale import RECORDED_SCALE, loss_scale_numbers
+from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.durations import duration_text
 from workbench.panels.live_trace import LiveTrace
@@ -219,12 +220,11 @@ class TrainPanel(Panel):
     def _make_controls(
         self, task: str, steps: int, seed: int, device: str, evaluate_every: int | None, out: str | Path | None
     ) -> None:
-        wide = {"width": "100%", "min_width": "0", "margin": "0"}
-        self.task = widgets.Text(
+        self.task = placed.Text(
             value=task,
             continuous_update=False,
             disabled=self._task is not None,
-            layout=wide,
+            css="wb-wide",
             tooltip="Name of a built-in task, package.module:attribute, or path/to/file.py:attribute",
         )
         self.preset = PresetChoice(self, self.shared)
@@ -233,33 +233,32 @@ class TrainPanel(Panel):
         self.seed = control_for(dataclasses.replace(_SEED, default=seed))
         self.evaluate_every = control_for(_EVALUATE_EVERY, evaluate_every)
         known = ["auto", "cpu", "cuda", "npu"]
-        self.device = widgets.Dropdown(
-            options=known if device in known else [*known, device], value=device, layout=wide, tooltip="Where to train"
+        self.device = placed.Dropdown(
+            options=known if device in known else [*known, device],
+            value=device,
+            css="wb-wide",
+            tooltip="Where to train",
         )
-        self.out = widgets.Text(
+        self.out = placed.Text(
             value="" if out is None else str(out),
             placeholder="records nothing",
             continuous_update=False,
-            layout=wide,
+            css="wb-wide",
             tooltip="Folder in which a run directory is made; empty records nothing",
         )
         self.start_button = _button("Start", "Train with this configuration", "success")
         self.pause_button = _button("Pause", "Hold the run after the present step")
         self.stop_button = _button("Stop", "End the run after the present step")
-        self.measure = widgets.Checkbox(
-            description="Compare step time with O0 afterwards", indent=False, layout={"width": "auto", "margin": "0"}
-        )
+        self.measure = placed.Checkbox(description="Compare step time with O0 afterwards", indent=False, css="wb-auto")
         self.measure_button = _button("Compare now", "Measure the time of a step against O0, without a run")
         self.start_button.on_click(self.guarded(lambda _: self.start()))
         self.pause_button.on_click(self.guarded(lambda _: self.pause_or_resume()))
         self.stop_button.on_click(self.guarded(lambda _: self.stop()))
         self.measure_button.on_click(self.guarded(lambda _: self.measure_speed()))
-        self.bar = widgets.IntProgress(min=0, max=steps, layout={"width": "100%", "margin": "0", "height": "14px"})
+        self.bar = placed.IntProgress(min=0, max=steps, css="wb-bar")
         self._told = text_of(faint("not started"))
         self._more = column(text_of("Folder of run directories"), self.out)
-        self._sections = widgets.Accordion(
-            children=(self._more,), titles=("More",), layout=widgets.Layout(width="auto", margin="4px 0")
-        )
+        self._sections = placed.Accordion(children=(self._more,), titles=("More",), css="wb-more")
         self.on_change(self._sections, self._unfold, "selected_index")
         for control in (self.seed, self.evaluate_every):  # made when they are unfolded
             self.cleaned_up_by(control.close)
@@ -291,9 +290,7 @@ class TrainPanel(Panel):
             "Second order": lambda: second_order_figure(self.trace.steps, self.trace.events, theme=theme),
             "Offload": lambda: offload_figure(self.trace.steps, theme=theme),
         }
-        self.choice = widgets.ToggleButtons(
-            options=list(_FIGURES), style={"button_width": "auto"}, layout={"width": "auto", "margin": "0"}
-        )
+        self.choice = placed.ToggleButtons(options=list(_FIGURES), style={"button_width": "auto"}, css="wb-auto")
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
         # was hidden, or not yet on the page, when it was drawn would not know its width.
         self.live = LiveFigure(self._draw[self.choice.value](), theme=theme, interval=0.0)
@@ -587,6 +584,4 @@ def _spacing(began: float, share: float) -> float:
 
 
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
-    return widgets.Button(
-        description=text, tooltip=tooltip, button_style=style, layout=widgets.Layout(width="auto", margin="0")
-    )
+    return placed.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ipywidgets as widgets
-
+from workbench.panels import placed_widgets as placed
 from workbench.panels.panel import Panel, Theme, close_recursively, text_of
 from workbench.panels.preload import Preload
 from workbench.panels.shared_config import SharedConfig
@@ -78,12 +77,8 @@ class Workbench(Panel):
         }
         self._panels: dict[str, Panel] = {}
         # What stands in a tab until its panel is there: the first one that needs torch or Optuna loads them.
-        self._places = {
-            title: widgets.VBox((text_of(faint("Opening…")),), layout={"min_width": "0"}) for title in self._makers
-        }
-        self.tabs = widgets.Tab(
-            children=tuple(self._places.values()), titles=tuple(self._makers), layout={"width": "auto", "margin": "0"}
-        )
+        self._places = {title: placed.Stack((text_of(faint("Opening…")),), css="wb-place") for title in self._makers}
+        self.tabs = placed.Tab(children=tuple(self._places.values()), titles=tuple(self._makers), css="wb-auto")
         body = self.widget.children[1]
         self.widget.children = (self.header, self.tabs, self.footer)
         close_recursively(body)
