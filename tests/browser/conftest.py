@@ -17,10 +17,21 @@ import psutil
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
+
+_HERE = Path(__file__).parent
 
 # What JupyterLab itself writes to the console as an error, each with the reason why it says nothing about us.
 OF_JUPYTERLAB: dict[str, str] = {}
+
+# The longest, first: where two processes share the tests, none of them is left for the end.
+LONGEST = ("test_screens", "test_told_in_figures", "test_quickstart", "test_tune_tab")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bring the longest browser tests to the front, each in the order it has here."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)) if item.path.parent == _HERE else len(LONGEST))
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,9 @@ class View:
 
     def reopened(self) -> Page:
         """Close the page as one closes a tab of the browser, and return an empty new one, watched like the first."""
-        browser, size = self.page.context.browser, self.page.viewport_size
-        assert browser is not None
+        context = self.page.context
         self.page.close()
-        self.page = browser.new_page(viewport=size)
-        self.page.set_default_timeout(60_000)
+        self.page = context.new_page()
         self.listen_to(self.page)
         return self.page
 
@@ -106,15 +115,22 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert left == [], "kernels outlived JupyterLab"
 
 
+@pytest.fixture(scope="session")
+def reader(chromium: Browser) -> Iterator[BrowserContext]:
+    """Return the browser of one person: what a page has loaded, the next one need not load again."""
+    with chromium.new_context(viewport={"width": 1300, "height": 1000}) as context:
+        context.set_default_timeout(60_000)
+        yield context
+
+
 @contextlib.contextmanager
-def watched_page(chromium: Browser) -> Iterator[View]:
+def watched_page(reader: BrowserContext) -> Iterator[View]:
     """Open a page at 1300 pixels, and close it; an error on its console fails whoever looked at it.
 
     Raises:
         AssertionError: At the end, when the console had an error or a script of the page failed.
     """
-    page = chromium.new_page(viewport={"width": 1300, "height": 1000})
-    page.set_default_timeout(60_000)
+    page = reader.new_page()
     seen = View(page)
     seen.listen_to(page)
     try:
@@ -125,7 +141,7 @@ def watched_page(chromium: Browser) -> Iterator[View]:
 
 
 @pytest.fixture
-def view(chromium: Browser) -> Iterator[View]:
+def view(reader: BrowserContext) -> Iterator[View]:
     """Return a page at 1300 pixels; the test fails when its console had an error."""
-    with watched_page(chromium) as seen:
+    with watched_page(reader) as seen:
         yield seen

@@ -14,7 +14,7 @@ from tests.browser.conftest import Lab, watched_page
 from tests.browser.notebook_page import A_NOTEBOOK, choose_from_menu, open_notebook
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import BrowserContext, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -38,10 +38,10 @@ def look_at_figures(page: Page, sources: list[str]) -> int:
     return len(drawing)
 
 
-def test_run_all_shows_every_figure_and_no_error(lab: Lab, chromium: Browser) -> None:
+def test_run_all_shows_every_figure_and_no_error(lab: Lab, reader: BrowserContext) -> None:
     with ExitStack() as stack:
         # Both at once: a kernel keeps one core busy.
-        pages = {notebook: stack.enter_context(watched_page(chromium)).page for notebook in NOTEBOOKS}
+        pages = {notebook: stack.enter_context(watched_page(reader)).page for notebook in NOTEBOOKS}
         for notebook, page in pages.items():
             open_notebook(page, lab, notebook)
             choose_from_menu(page, "Run", "Run All Cells")

@@ -9,14 +9,14 @@ import pytest
 from tests.browser.conftest import watched_page
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import BrowserContext
 
 pytestmark = pytest.mark.browser
 
 
-def look_at_a_page_that(chromium: Browser, script: str, *, reopened: bool = False) -> None:
+def look_at_a_page_that(reader: BrowserContext, script: str, *, reopened: bool = False) -> None:
     """Be a test whose page runs a script, in its first tab or in one that was opened again."""
-    with watched_page(chromium) as view:
+    with watched_page(reader) as view:
         page = view.reopened() if reopened else view.page
         page.evaluate(f"() => {{ {script}; setTimeout(() => globalThis.said = true, 1) }}")
         page.wait_for_function("() => globalThis.said")
@@ -31,10 +31,10 @@ def look_at_a_page_that(chromium: Browser, script: str, *, reopened: bool = Fals
     ],
 )
 @pytest.mark.parametrize("reopened", [False, True], ids=["first tab", "opened again"])
-def test_what_a_page_complains_of_fails_the_test(chromium: Browser, script: str, reopened: bool) -> None:
+def test_what_a_page_complains_of_fails_the_test(reader: BrowserContext, script: str, reopened: bool) -> None:
     with pytest.raises(AssertionError, match="on purpose"):
-        look_at_a_page_that(chromium, script, reopened=reopened)
+        look_at_a_page_that(reader, script, reopened=reopened)
 
 
-def test_other_messages_do_not(chromium: Browser) -> None:
-    look_at_a_page_that(chromium, "console.log('a word'); console.warn('a warning')")
+def test_other_messages_do_not(reader: BrowserContext) -> None:
+    look_at_a_page_that(reader, "console.log('a word'); console.warn('a warning')")
