@@ -21,6 +21,7 @@ from workbench.reports.svg_chart import Panel, Point, chart
 __all__ = ["ResultFiles", "results_page", "write_result_files"]
 
 _MOST_TRIALS = 40
+_FEWEST_FOR_IMPORTANCE = 10  # below, every parameter gets about the same share
 _FREEZE_TYPES = {0: "continuous", 1: "interval"}
 
 
@@ -252,7 +253,7 @@ def _freezing(study: ResultFiles) -> str | None:
 
 
 def _importance(study: ResultFiles) -> str | None:
-    if not study.importance:
+    if not study.importance or len(study.run) < _FEWEST_FOR_IMPORTANCE:
         return None
     ranked = sorted(study.importance.items(), key=lambda item: -item[1])
     return f"## What matters\n\n{_table(['parameter', 'share'], [[name, f'{share:.2f}'] for name, share in ranked])}"
