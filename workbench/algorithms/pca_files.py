@@ -159,7 +159,16 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
         else:
             with safe_open(path, framework="np") as stored:
                 shares = np.array(stored.get_tensor(EXPLAINED), np.float64)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        SafetensorError,
+    ):
         return None
     return shares if shares.ndim == 1 and np.isfinite(shares).all() else None
 
@@ -355,6 +364,8 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
                         f"snapshot {path} must be of the network that is trained: {name} has shape "
                         f"{tuple(tensor.shape)} there, {tuple(shape)} here"
                     )
+                if not tensor.is_floating_point():
+                    raise ValueError(f"snapshot {path} must hold floating point weights, {name} has {tensor.dtype}")
                 row[start : start + tensor.numel()] = tensor.double().numpy().reshape(-1)
                 start += tensor.numel()
     except (SafetensorError, OSError) as error:
@@ -364,13 +375,15 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
 def _open_npy(path: Path) -> NDArray[Any]:
     try:
         return np.lib.format.open_memmap(path, mode="r")  # np.load would take an archive for an array
-    except (ValueError, OSError) as error:
+    except (
+        Exception
+    ) as error:  # numpy's reader of headers lets through what the tokenizer and the parser of Python raise
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
                 read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 pickled = read(file)[2].hasobject
-        except ValueError:
+        except Exception:
             raise ValueError(f"{path} must be an array saved by numpy.save, it is not") from error
         if pickled:
             raise ValueError(
@@ -385,7 +398,7 @@ def _open_safetensors(path: Path) -> NDArray[Any]:
             if TENSOR_NAME not in stored.keys():  # noqa: SIM118  # not a mapping
                 raise ValueError(f"{path} must hold the matrix under the name {TENSOR_NAME}, it lacks that")
             return stored.get_tensor(TENSOR_NAME)  # type: ignore[no-any-return]
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last two: a type that numpy lacks
         raise ValueError(f"{path} cannot be read as safetensors: {error}") from error
 
 

@@ -185,7 +185,8 @@ def _is_ours(error: BaseException) -> bool:
         return True
     if type(error).__module__.split(".")[0] == "workbench":
         return True
-    if type(error) not in (ValueError, RuntimeError):
+    without_number = isinstance(error, _NOT_THERE) and not error.strerror  # raised by us; the system's have one
+    if type(error) not in (ValueError, RuntimeError) and not without_number:
         return False
     frames = _frames(error)
     return bool(frames) and _is_package_file(frames[-1][0].f_code.co_filename)

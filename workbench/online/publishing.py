@@ -16,6 +16,7 @@ published before, so it holds for every optimizer, for sparse and dense gradient
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -37,6 +39,7 @@ _ROWS, _VALUES, _WHOLE = "rows:", "values:", "whole:"
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _CHUNK_ROWS = 1 << 16  # rows compared at a time: the mask of a whole table would be a quarter of its size
 _TRIES = 20
+_FULL, _DELTA = re.compile(r"full-\d{12}\.safetensors"), re.compile(r"delta-\d{12}\.safetensors")
 
 
 @dataclass
@@ -220,7 +223,8 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
 
     Raises:
         FileNotFoundError: When nothing was published yet.
-        ValueError: When the manifest is not of this format.
+        ValueError: When the manifest is not of this format, or a file is damaged or of another model; ``since`` is then
+            as it was.
     """
     folder = Path(folder)
     for attempt in range(_TRIES):
@@ -237,17 +241,53 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
 
 
 def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) -> Published:
-    base, deltas = str(manifest["base"]), tuple(manifest["deltas"])
+    base, deltas = manifest["base"], tuple(manifest["deltas"])
     continues = since is not None and since.base == base and deltas[: len(since.deltas)] == since.deltas
     done = len(since.deltas) if since is not None and continues else 0
-    # All files are read before anything is changed, so that a missing one leaves `since` as it is.
-    new = [load_file(folder / name) for name in deltas[done:]]
-    published = since if since is not None and continues else Published(0, 0, load_file(folder / base), base, ())
-    for delta in new:
+    # All files are read and checked before anything is changed, so that a missing or wrong one leaves `since` as it is.
+    new = {name: _read_tensors(folder / name) for name in deltas[done:]}
+    published = since if since is not None and continues else Published(0, 0, _read_tensors(folder / base), base, ())
+    for name, delta in new.items():
+        if wrong := _wrong_in_delta(published.tensors, delta):
+            raise ValueError(f"{folder / name}: {wrong}; it is damaged or belongs to another model")
+    for delta in new.values():
         apply_delta_(published.tensors, delta)
     published.deltas = deltas
-    published.version, published.step = int(manifest["version"]), int(manifest["step"])
+    published.version, published.step = manifest["version"], manifest["step"]
     return published
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{path}: cannot be read as safetensors ({error})") from error
+
+
+def _wrong_in_delta(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> str:
+    """Return what does not fit the state that a delta is for; nothing when all of it fits."""
+    for key, value in delta.items():
+        kind = next((kind for kind in (_ROWS, _VALUES, _WHOLE) if key.startswith(kind)), "")
+        name = key.removeprefix(kind)
+        if not kind or name not in tensors:
+            return f"the model has no tensor for {key!r}"
+        whole, values = tensors[name], delta.get(_VALUES + name)
+        if kind == _WHOLE and (value.shape != whole.shape or value.dtype != whole.dtype):
+            return f"{key!r} is {value.dtype} {tuple(value.shape)}, not {whole.dtype} {tuple(whole.shape)}"
+        if kind == _VALUES and _ROWS + name not in delta:
+            return f"{key!r} comes without its rows"
+        if kind == _ROWS:
+            if values is None or whole.ndim == 0 or value.dtype != torch.int64 or value.ndim != 1:
+                return f"{key!r} must be int64 row numbers with values of a table"
+            if values.dtype != whole.dtype or values.shape != (len(value), *whole.shape[1:]):
+                return (
+                    f"{_VALUES + name!r} is {values.dtype} {tuple(values.shape)} for {whole.dtype} {tuple(whole.shape)}"
+                )
+            if len(value) and not 0 <= int(value.min()) <= int(value.max()) < len(whole):
+                return f"{key!r} names a row that the table of {len(whole)} rows lacks"
+    return ""
 
 
 def apply_delta_(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
@@ -296,11 +336,21 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads((folder / _MANIFEST).read_bytes())
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ValueError(f"{folder / _MANIFEST}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{folder / _MANIFEST}: not a manifest, it is no JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise ValueError(f"{folder / _MANIFEST}: not a manifest of format {_FORMAT}")
+    base, deltas = manifest.get("base"), manifest.get("deltas")
+    named = isinstance(deltas, list) and all(isinstance(name, str) and _DELTA.fullmatch(name) for name in deltas)
+    if not named or not isinstance(base, str) or not _FULL.fullmatch(base):  # files of this folder, and no others
+        raise ValueError(f"{folder / _MANIFEST}: not a manifest, `base` and `deltas` must name published files")
+    if not all(type(manifest.get(key)) is int and 0 <= manifest[key] < 10**12 for key in ("version", "step")):
+        raise ValueError(f"{folder / _MANIFEST}: not a manifest, `version` and `step` must be whole numbers")
     return manifest
 
 

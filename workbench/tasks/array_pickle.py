@@ -1,38 +1,47 @@
 """Read a pickle of arrays and plain values without unpickling it.
 
-A pickle is a program for a small stack machine, and an unpickler that refuses foreign names still runs the rest of it: a
-key of tuples within shared tuples takes 2**60 steps to hash, a memo index of 2**31 takes 32 GiB. So nothing is run here.
-Python's own ``pickletools`` takes the file apart, and of its opcodes only those are followed that a dictionary of numbers,
-texts, lists and arrays needs; they build values of ours. A name is kept as text, a call of it as a note, and the one
-call that has a meaning, numpy's way of making an array, is recognised by its form.
+A pickle is a program for a small stack machine, and an unpickler that refuses foreign names still runs the rest of it:
+a key of tuples within shared tuples takes 2**60 steps to hash, a memo index of 2**31 takes 32 GiB. So nothing is run
+here. Python's own ``pickletools`` takes the file apart, and only those opcodes are followed that a dictionary of
+numbers, texts, lists and arrays needs. A name stays text, a call stays a note of it, and the calls that have a meaning
+(numpy's ways of making an array of bytes, Python 3's way of writing bytes for Python 2) are recognised by their form.
 
 Protocols 0 to 5. Texts of Python 2 come as bytes.
 """
 
 from __future__ import annotations
 
+import math
 import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workbench.tasks.errors import TaskError
 
 __all__ = ["read_array_pickle"]
 
-_RECONSTRUCT = {f"{module}.multiarray _reconstruct" for module in ("numpy.core", "numpy._core")}
-_CODEC, _BYTES, _DTYPE = "_codecs encode", {"__builtin__ bytes", "builtins bytes"}, "numpy dtype"
-_FROM_BUFFER = {f"{module}.numeric _frombuffer" for module in ("numpy.core", "numpy._core")}
-_UNSIGNED_BYTE = {"u1", b"u1", "|u1", b"|u1", "B", b"B"}
-_DEEPEST = 16  # tuples within tuples; an array needs three
+_MAKES_ARRAY = {"numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"}
+_ARRAY_OF_BUFFER = {"numpy.core.numeric _frombuffer", "numpy._core.numeric _frombuffer"}  # protocol 5
+_DTYPE, _ARRAY, _CODEC = "numpy dtype", "numpy ndarray", "_codecs encode"
+_NO_BYTES = {"__builtin__ bytes", "builtins bytes"}  # Python 3 writes b"" for Python 2 as bytes()
+_KNOWN = _MAKES_ARRAY | _ARRAY_OF_BUFFER | _NO_BYTES | {_DTYPE, _ARRAY, _CODEC}
+_BYTE = {"u1", "|u1", "B", b"u1", b"|u1", b"B"}
+
+_MARK = object()
+_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
+_VALUES |= {"BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
+_OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
+_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 @dataclass(frozen=True, eq=False)
 class _Name:
-    """What a pickle asks to import."""
+    """What a pickle asks to import: module and name, a space between them."""
 
     text: str
 
@@ -46,38 +55,32 @@ class _Call:
     state: Any = None
 
 
-_MARK = object()
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "UNICODE"}
-_VALUES |= {"BINBYTES", "SHORT_BINBYTES", "BINUNICODE8", "BINBYTES8", "BYTEARRAY8"}
-_OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
-_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-
-
-def read_array_pickle(content: bytes) -> Any:
-    """Return the value that a pickle holds.
+def read_array_pickle(content: bytes) -> dict[Any, Any]:
+    """Return the dictionary that a pickle holds.
 
     Args:
         content: A whole pickle.
 
     Returns:
-        Dictionaries, lists, tuples, numbers, texts, bytes; arrays of unsigned bytes as numpy arrays that share the memory
-        of ``content`` or of a part of it.
+        Its values by key: arrays of unsigned bytes (read-only), numbers, texts, bytes, lists. What is neither, and what
+        lies deeper, comes as an object of no use, unread.
 
     Raises:
-        TaskError: When it is damaged, or holds or asks for anything else.
+        TaskError: When it is damaged, or holds or asks for anything else; the sentence says what, not where.
     """
     machine = _Machine()
     try:
         for code, argument, _ in pickletools.genops(content):
             if code.name == "STOP":
-                return machine.result()
+                (value,) = machine.stack
+                if type(value) is not dict:
+                    raise TaskError("it holds no dictionary")
+                return {key: _value_of(part) for key, part in value.items()}
             machine.follow(code.name, argument)
     except TaskError:
         raise
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError, TypeError, AttributeError) as error:
-        raise TaskError(f"it is damaged ({str(error) or type(error).__name__})") from error
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:  # as damaged files will
+        raise TaskError(f"it is damaged ({type(error).__name__}: {error})") from error
     raise TaskError("it ends too early")
 
 
@@ -85,14 +88,8 @@ class _Machine:
     """The stack and the memo of a pickle, and what its opcodes do to them."""
 
     def __init__(self) -> None:
-        self._stack: list[Any] = []
+        self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._depth: dict[int, int] = {}  # of tuples, by identity; the tuples are on the stack or in the memo
-
-    def result(self) -> Any:
-        """Return what is left in the end."""
-        (value,) = self._stack
-        return _made(value)
 
     def follow(self, name: str, argument: Any) -> None:
         """Do what one opcode says.
@@ -102,89 +99,126 @@ class _Machine:
             argument: What stands behind it.
         """
         if name in _VALUES:
-            self._stack.append(argument)
+            self.stack.append(argument)
         elif name in _OLD_TEXTS:
-            self._stack.append(argument.encode("latin-1"))
+            self.stack.append(argument.encode("latin-1"))
         elif name in _CONSTANTS:
-            self._stack.append(_CONSTANTS[name])
+            self.stack.append(_CONSTANTS[name])
         elif name in _PUTS:
-            self._memo[argument] = self._stack[-1]
+            self._memo[argument] = self.stack[-1]
+        elif name == "MEMOIZE":
+            self._memo[len(self._memo)] = self.stack[-1]
         elif name in _GETS:
-            self._stack.append(self._memo[argument])
+            self.stack.append(self._memo[argument])
         elif name in _TUPLES:
-            self._tuple([self._stack.pop() for _ in range(_TUPLES[name])][::-1])
-        elif (action := _ACTIONS.get(name)) is not None:
-            action(self, argument)
+            self.stack.append(tuple([self.stack.pop() for _ in range(_TUPLES[name])][::-1]))
+        elif name in _ACTIONS:
+            _ACTIONS[name](self, argument)
         else:
             raise TaskError(f"it holds more than arrays and plain values ({name})")
 
-    def _tuple(self, parts: list[Any]) -> None:
-        made = tuple(parts)
-        depth = 1 + max((self._depth[id(part)] for part in parts if type(part) is tuple and part), default=0)
-        if depth > _DEEPEST:
-            raise TaskError(f"it holds tuples within tuples, more than {_DEEPEST} deep")
-        if made:
-            self._depth[id(made)] = depth
-            self._memo[-1 - len(self._depth)] = made  # kept, so that no other tuple gets its identity
-        self._stack.append(made)
-
-    def _after_mark(self) -> list[Any]:
+    def after_mark(self) -> list[Any]:
+        """Take what was put on the stack since the last mark."""
         parts: list[Any] = []
-        while (part := self._stack.pop()) is not _MARK:
+        while (part := self.stack.pop()) is not _MARK:
             parts.append(part)
         return parts[::-1]
 
-    def _memoize(self, _: Any) -> None:
-        self._memo[sum(1 for index in self._memo if index >= 0)] = self._stack[-1]
-
-    def _append(self, parts: list[Any]) -> None:
-        target = self._stack[-1]
-        if type(target) is not list:
+    def append(self, parts: list[Any]) -> None:
+        """Add items to the list on top."""
+        if type(self.stack[-1]) is not list:
             raise TaskError("it is damaged (items for what is no list)")
-        target.extend(parts)
+        self.stack[-1].extend(parts)
 
-    def _set(self, parts: list[Any]) -> None:
-        target = self._stack[-1]
-        keys = [_made(key) for key in parts[::2]]
-        if type(target) is not dict or len(parts) % 2 or not all(type(key) in (bytes, str, int) for key in keys):
-            raise TaskError("it holds a dictionary whose keys are no names")
-        target.update(zip(keys, parts[1::2], strict=True))
+    def set(self, parts: list[Any]) -> None:
+        """Add keys and values to the dictionary on top."""
+        keys = [_value_of(key) for key in parts[::2]]
+        # Only these: the hash of a tuple takes as long as its author likes.
+        if type(self.stack[-1]) is not dict or not all(type(key) in {bytes, str, int} for key in keys):
+            raise TaskError("it is damaged (a dictionary whose keys are no names)")
+        self.stack[-1].update(zip(keys, parts[1::2], strict=True))
 
-    def _import(self, argument: str) -> None:
-        self._stack.append(_Name(_known(argument)))
+    def name(self, text: str) -> None:
+        """Put the name of something to import on the stack."""
+        if text not in _KNOWN:
+            raise TaskError(f"it asks for {text.replace(' ', '.', 1)[:80]!r}")
+        self.stack.append(_Name(text))
 
-    def _import_from_stack(self, _: Any) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        self._stack.append(_Name(_known(f"{module} {name}")))
+    def name_from_stack(self) -> None:
+        """Put such a name on the stack whose parts lie there."""
+        name, module = self.stack.pop(), self.stack.pop()
+        self.name(f"{module} {name}" if type(module) is type(name) is str else "something without a name")
 
-    def _call(self, _: Any) -> None:
-        arguments, function = self._stack.pop(), self._stack.pop()
+    def call(self) -> None:
+        """Put the note of a call on the stack."""
+        arguments, function = self.stack.pop(), self.stack.pop()
         if type(function) is not _Name or type(arguments) is not tuple:
-            raise TaskError("it is damaged (a call of what is no name)")
-        self._stack.append(_Call(function.text, arguments))
+            raise TaskError("it is damaged (a call of what has no name)")
+        self.stack.append(_Call(function.text, arguments))
 
-    def _build(self, _: Any) -> None:
-        state, target = self._stack.pop(), self._stack[-1]
-        if type(target) is not _Call:
-            raise TaskError("it is damaged (a state for what has none)")
-        target.state = state
+    def build(self) -> None:
+        """Note the state that is given to what was called."""
+        state = self.stack.pop()
+        if type(self.stack[-1]) is not _Call:
+            raise TaskError("it is damaged (a state for what was not called)")
+        self.stack[-1].state = state
 
 
 _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "PROTO": lambda machine, argument: None,
     "FRAME": lambda machine, argument: None,
-    "MARK": lambda machine, argument: machine._stack.append(_MARK),
-    "EMPTY_LIST": lambda machine, argument: machine._stack.append([]),
-    "EMPTY_DICT": lambda machine, argument: machine._stack.append({}),
-    "LIST": lambda machine, argument: machine._stack.append(machine._after_mark()),
-    "TUPLE": lambda machine, argument: machine._tuple(machine._after_mark()),
-    "APPEND": lambda machine, argument: machine._append([machine._stack.pop()]),
-    "APPENDS": lambda machine, argument: machine._append(machine._after_mark()),
-    "SETITEM": lambda machine, argument: machine._set([machine._stack.pop(-2), machine._stack.pop()]),
-    "SETITEMS": lambda machine, argument: machine._set(machine._after_mark()),
-    "MEMOIZE": _Machine._memoize,
-    "GLOBAL": _Machine._import,
-    "STACK_GLOBAL": _Machine._import_from_stack,
-    "REDUCE": _Machine._call,
-    "BUILD": _Machine._build,
+    "MARK": lambda machine, argument: machine.stack.append(_MARK),
+    "EMPTY_LIST": lambda machine, argument: machine.stack.append([]),
+    "LIST": lambda machine, argument: machine.stack.append(machine.after_mark()),
+    "EMPTY_DICT": lambda machine, argument: machine.stack.append({}),
+    "TUPLE": lambda machine, argument: machine.stack.append(tuple(machine.after_mark())),
+    "APPEND": lambda machine, argument: machine.append([machine.stack.pop()]),
+    "APPENDS": lambda machine, argument: machine.append(machine.after_mark()),
+    "SETITEM": lambda machine, argument: machine.set([machine.stack.pop(-2), machine.stack.pop()]),
+    "SETITEMS": lambda machine, argument: machine.set(machine.after_mark()),
+    "GLOBAL": lambda machine, argument: machine.name(argument),
+    "STACK_GLOBAL": lambda machine, argument: machine.name_from_stack(),
+    "REDUCE": lambda machine, argument: machine.call(),
+    "BUILD": lambda machine, argument: machine.build(),
 }
+
+
+def _dict_after_mark(machine: _Machine, _: Any) -> None:
+    parts = machine.after_mark()
+    machine.stack.append({})
+    machine.set(parts)
+
+
+_ACTIONS["DICT"] = _dict_after_mark
+
+
+def _value_of(part: Any) -> Any:
+    """Return what the note of a call stands for, and anything else as it is."""
+    if type(part) is not _Call:
+        return part
+    if part.name in _NO_BYTES and part.arguments == ():
+        return b""
+    if part.name == _CODEC:
+        text, encoding = part.arguments
+        if type(text) is not str or encoding not in {"latin1", "latin-1"}:
+            raise TaskError("it holds bytes in an encoding other than Latin-1")
+        return text.encode("latin-1")
+    if part.name in _ARRAY_OF_BUFFER:
+        buffer, dtype, shape, order = part.arguments
+        return _array(buffer, dtype, shape, order == "F")
+    if part.name in _MAKES_ARRAY and type(part.state) is tuple:
+        _version, shape, dtype, fortran, buffer = part.state
+        return _array(_value_of(buffer), dtype, shape, bool(fortran))
+    raise TaskError(f"it holds what is no array of bytes ({part.name})")
+
+
+def _array(buffer: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray[Any, Any]:
+    asked = dtype.arguments[0] if type(dtype) is _Call and dtype.name == _DTYPE and dtype.arguments else None
+    if type(asked) is _Call:
+        asked = _value_of(asked)
+    if type(asked) not in {str, bytes} or asked not in _BYTE or type(buffer) not in {bytes, bytearray}:
+        raise TaskError("it holds an array of anything but unsigned bytes")
+    whole = type(shape) is tuple and all(type(length) is int and length >= 0 for length in shape)
+    if not whole or math.prod(shape) != len(buffer):
+        raise TaskError("it holds an array whose shape does not fit its content")
+    return np.frombuffer(bytes(buffer), np.uint8).reshape(shape, order="F" if fortran else "C")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ class CriteoReader:
             try:
                 with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                     yield from _bounded_lines(file)
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, zlib.error) as error:
                 raise TaskError(f"{path} cannot be read: {error}") from error
 
     def _reject(self, line: RejectedLine) -> None:

@@ -82,7 +82,7 @@ def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any
                 break
             try:
                 row = json.loads(line.decode())
-            except ValueError:
+            except (ValueError, RecursionError):  # no JSON, or nested without end
                 row = None
             if not isinstance(row, dict):
                 raise RunError(f"{path}: line {number} is not a JSON object; the file was damaged after it was written")

@@ -133,6 +133,8 @@ class RunRecorder:
                 counts = _Counts()
                 _repair(path / "events.jsonl", next_step, lambda row: None)
                 _repair(path / "steps.jsonl", next_step, counts.add_row)
+                if strange := sorted(name for name in counts.columns if not is_method_column(name)):
+                    raise RunError(f"{path}: unknown column `{strange[0]}`; the file was damaged after it was written")
             except BaseException:
                 writer_lock.release(path)
                 raise
@@ -316,13 +318,16 @@ def _repair(path: Path, next_step: int | None, visit: Callable[[Mapping[str, Any
     content = path.read_bytes()
     intact = intact_size(content)
     rows = [row for chunk in read_rows(path) for row in chunk]
-    stays = [next_step is None or int(row.get("step", 0)) < next_step for row in rows]
+    for number, row in enumerate(rows, start=1):
+        if type(row.get("step", 0)) is not int:
+            raise RunError(f"{path}: `step` must be a whole number, got {row['step']!r:.60} in line {number}")
+    stays = [next_step is None or row.get("step", 0) < next_step for row in rows]
     if all(stays):
         if intact < len(content):
             os.truncate(path, intact)
     else:
-        lines = content[:intact].splitlines(keepends=True)
-        write_bytes_atomically(path, b"".join(line for line, kept in zip(lines, stays, strict=True) if kept))
+        lines = content[:intact].split(b"\n")[:-1]
+        write_bytes_atomically(path, b"".join(line + b"\n" for line, kept in zip(lines, stays, strict=True) if kept))
     for row, kept in zip(rows, stays, strict=True):
         if kept:
             visit(row)

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,8 @@ class Run:
     def _facts(self) -> dict[str, str]:
         overflows = len(self.overflow_steps)
         facts = {
-            "task": str(self.environment.get("task") or ""),
-            "level": str(self.environment.get("level") or ""),
+            "task": _text(self.environment.get("task")),
+            "level": _text(self.environment.get("level")),
             "steps": f"{len(self.steps):,}",
             "overflows": f"{overflows:,}",
             "duration": f"{self.duration:.1f} s",
@@ -288,7 +289,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
         return
     if depth == 0:
         return
-    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:  # not ours to read, or gone meanwhile
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
                 yield from _walk(Path(entry.path), depth - 1)
@@ -296,12 +297,14 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 
 def _read_table(path: Path, name: str, fixed: Any, most_histograms: int | None = None) -> pd.DataFrame:
     # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
-    with contextlib.suppress(FileNotFoundError):
-        return tables.to_frame(tables.read_json_table(path / f"{name}.jsonl", fixed), most_histograms)
     try:
+        with contextlib.suppress(FileNotFoundError):
+            return tables.to_frame(tables.read_json_table(path / f"{name}.jsonl", fixed), most_histograms)
         return tables.to_frame(tables.read_parquet_table(path / f"{name}.parquet", fixed), most_histograms)
     except FileNotFoundError as error:
         raise RunError(f"{path} is not a whole run: it has neither {name}.jsonl nor {name}.parquet") from error
+    except OSError as error:
+        raise RunError(f"{path}: its {name} cannot be read ({error.strerror or error})") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -309,7 +312,9 @@ def _read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise RunError(f"{path.parent} is not a run directory: it has no {path.name}") from error
-    except ValueError as error:  # wrong JSON and wrong UTF-8 alike
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:  # wrong JSON and wrong UTF-8 alike
         raise RunError(f"{path}: not valid JSON ({error}); the file was damaged after it was written") from error
     if not isinstance(values, dict):
         raise RunError(f"{path}: must hold a JSON object, got {type(values).__name__}")
@@ -319,7 +324,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_json_or_nothing(path: Path) -> dict[str, Any]:
     try:
         return _read_json(path)
-    except (RunError, OSError):
+    except RunError:
         return {}
 
 
@@ -328,20 +333,37 @@ def _overview(root: Path, path: Path) -> dict[str, Any]:
     summary = _read_json_or_nothing(path / "summary.json")
     recorded = summary.get("recorded")
     if isinstance(recorded, Mapping):
-        steps, overflows = int(recorded.get("steps", 0)), int(recorded.get("overflow_steps", 0))
+        steps, overflows = _count(recorded.get("steps")), _count(recorded.get("overflow_steps"))
     else:
         steps, overflows = _count_lines(path / "steps.jsonl")
     return {
-        "run": path.relative_to(root).as_posix(),
-        "started": pd.Timestamp(_started(path), unit="s", tz="UTC"),
-        "task": str(environment.get("task") or ""),
-        "level": str(environment.get("level") or ""),
+        "run": _text(path.relative_to(root).as_posix()),
+        "started": datetime.fromtimestamp(_started(path), UTC),
+        "task": _text(environment.get("task")),
+        "level": _text(environment.get("level")),
         "steps": steps,
         "final_metric": _metric(summary),
         "overflows": overflows,
-        "size_bytes": sum(entry.lstat().st_size for entry in path.rglob("*") if entry.is_file()),
+        "size_bytes": _size(path),
         "finished": (path / "summary.json").exists(),
     }
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 <= value < 2**63 else 0
+
+
+def _text(value: Any) -> str:
+    """Return text that can be shown and stored: a file's name, or a value of a file, may be no Unicode."""
+    return str(value or "").encode("utf-8", "backslashreplace").decode()
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for entry in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # gone in this moment: the run has just ended, or was pruned
+            total += entry.lstat().st_size if entry.is_file() else 0
+    return total
 
 
 def _count_lines(path: Path) -> tuple[int, int]:
@@ -357,8 +379,9 @@ def _count_lines(path: Path) -> tuple[int, int]:
 def _started(path: Path) -> float:
     """Return when a run began, in seconds since the epoch; the folder's own time where the run does not say."""
     try:
-        return pd.Timestamp(_read_json(path / "environment.json")["started"]).timestamp()
-    except (RunError, OSError, KeyError, ValueError, TypeError):
+        started = datetime.fromisoformat(_read_json(path / "environment.json")["started"])
+        return (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()
+    except (RunError, KeyError, ValueError, TypeError, OverflowError):
         return path.stat().st_mtime
 
 
@@ -371,9 +394,9 @@ def _is_certainly_run(path: Path) -> bool:
 
 def _metric(summary: Mapping[str, Any]) -> float:
     value = summary.get("metric")
-    return float(value) if isinstance(value, int | float) else math.nan
+    return float(value) if isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63) else math.nan
 
 
 def _metric_text(summary: Mapping[str, Any]) -> str:
     value = _metric(summary)
-    return f"{value:.6g} {summary.get('metric_name') or ''}".strip() if value == value else ""
+    return f"{value:.6g} {_text(summary.get('metric_name'))}".strip() if value == value else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -77,7 +78,9 @@ def read_json_table(path: Path, fixed: pa.Schema) -> pa.Table:
     tables = list(_json_tables(path, fixed))
     names = set().union(*(table.column_names for table in tables)) - set(fixed.names)
     schema = step_schema(names) if names else fixed
-    return pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
+    table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
+    _check_complete(path, table, fixed)
+    return table
 
 
 def read_parquet_table(path: Path, fixed: pa.Schema) -> pa.Table:
@@ -88,21 +91,24 @@ def read_parquet_table(path: Path, fixed: pa.Schema) -> pa.Table:
         fixed: Columns that must be there, with their types.
 
     Raises:
-        RunError: When the file cannot be read as Parquet, or a column is missing or of another type.
+        RunError: When the file cannot be read as Parquet, is larger than the memory that is free, or a column is
+            missing, of another type, twice there or no step's.
         FileNotFoundError: When there is no such file.
     """
     try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
+        # Not read_table, which reads a folder as one table, and a folder's name `lr=0.1` as one more column.
+        with pq.ParquetFile(path) as file:
+            _check_schema(path, file.schema_arrow, fixed)
+            _check_size(path, file.metadata)
+            table = (
+                file.read().replace_schema_metadata()
+            )  # notes that pandas would follow are not for strangers to write
+        table.validate(full=True)
+    except (FileNotFoundError, RunError):
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunError(f"{path}: not a readable Parquet file ({_first_line(error)}); restore it or rerun") from error
-    for field in fixed:
-        found = table.schema.field(field.name).type if field.name in table.column_names else None
-        if found is None or not found.equals(field.type):
-            raise RunError(
-                f"{path}: column `{field.name}` must have type {field.type}, got {found or 'no such column'}"
-            )
+    _check_complete(path, table, fixed)
     return table
 
 
@@ -175,9 +181,53 @@ def _table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Tabl
         values = [row.get(field.name, default) for row in rows]
         try:
             arrays.append(_array(values, field.type))
-        except (pa.ArrowException, OverflowError) as error:
+        except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
             raise RunError(f"{path}: column `{field.name}` must hold {field.type} ({_first_line(error)})") from error
     return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _check_schema(path: Path, schema: pa.Schema, fixed: pa.Schema) -> None:
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise RunError(f"{path}: column `{name}` must be there once, got {schema.names.count(name)} of the name")
+    for field in fixed:
+        found = schema.field(field.name).type if field.name in schema.names else None
+        if found is None or not found.equals(field.type):
+            raise RunError(
+                f"{path}: column `{field.name}` must have type {field.type}, got {found or 'no such column'}"
+            )
+    for name in schema.names:
+        may_be = name in fixed.names or (fixed.names == list(COLUMNS) and is_method_column(name))
+        if not may_be or (name not in fixed.names and not schema.field(name).type.equals(pa.float64())):
+            raise RunError(f"{path}: column `{name}` of type {schema.field(name).type} is none of a run's")
+
+
+def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
+    """Refuse a file that unpacks into more than there is memory for: repeated values take next to nothing in a file."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    needed = sum(8 * max(group.column(i).num_values, 0) for group in groups for i in range(group.num_columns))
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise RunError(
+            f"{path}: needs at least {needed / 2**30:.1f} GiB of memory to be read, {free / 2**30:.1f} GiB are free"
+        )
+
+
+def _check_complete(path: Path, table: pa.Table, fixed: pa.Schema) -> None:
+    """Refuse a value that is missing: only a method's column has steps without one."""
+    for name in fixed.names:
+        if any(_has_null(chunk) for chunk in table.column(name).chunks):
+            raise RunError(f"{path}: column `{name}` must have a value in every row, some have none")
+
+
+def _has_null(array: pa.Array) -> bool:
+    if array.null_count:
+        return True
+    if pa.types.is_list(array.type):
+        return _has_null(array.flatten())
+    if pa.types.is_struct(array.type):
+        return any(_has_null(part) for part in array.flatten())
+    return False
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -205,4 +255,4 @@ def _tuples(column: pa.ChunkedArray, most: int | None) -> np.ndarray[tuple[int],
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:300]

@@ -39,7 +39,12 @@ def acquire(folder: Path) -> bool:
         return False
     with contextlib.suppress(FileNotFoundError):
         path.unlink()  # left by a killed writer
-    owner = {"host": platform.node(), "pid": os.getpid(), "began": psutil.Process().create_time()}
+    owner = {
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "began": psutil.Process().create_time(),
+        "ticks": _ticks(os.getpid()),
+    }
     try:
         with path.open("x", encoding="utf-8") as file:
             json.dump(owner, file)
@@ -80,12 +85,14 @@ def last_change(folder: Path) -> float:
 def _held(folder: Path, now: float | None = None) -> bool:
     try:
         owner = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
-        host, pid, began = str(owner["host"]), int(owner["pid"]), float(owner["began"])
+        host, pid, began, ticks = str(owner["host"]), int(owner["pid"]), float(owner["began"]), owner.get("ticks")
     except FileNotFoundError:
         return False
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         # Half a lock: its writer was stopped, or is at it right now. The quiet time decides.
         return (time.time() if now is None else now) - last_change(folder) < QUIET_SECONDS
+    if not 0 < pid < 2**31:  # no number of a process: somebody else's file
+        return False
     if host != platform.node():
         return (time.time() if now is None else now) - last_change(folder) < FOREIGN_QUIET_SECONDS
     try:
@@ -93,8 +100,22 @@ def _held(folder: Path, now: float | None = None) -> bool:
         # A killed child that its parent has not waited for keeps its number, but writes no more.
         if writer.status() == psutil.STATUS_ZOMBIE:
             return False
+        if ticks is not None and (running := _ticks(pid)) is not None:
+            return bool(running == ticks)
         return bool(abs(writer.create_time() - began) < _START_TOLERANCE_SECONDS)
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:
         return True
+
+
+def _ticks(pid: int) -> int | None:
+    """Return when a process began, in clock ticks since the machine did; None where the system does not say.
+
+    A clock that is set moves the time of day of every start, and a living writer would lose its lock.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the name, in brackets, may hold blanks
+    except (OSError, ValueError, IndexError):  # not Linux, or no such process
+        return None

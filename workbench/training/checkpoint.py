@@ -66,10 +66,13 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
     state = read_checkpoint(path, boosted.device)
     if (scheduler is None) != (state["scheduler"] is None):
         raise ValueError(f"{path}: the run that wrote it had {'no' if scheduler else 'a'} learning-rate scheduler")
-    boosted.load_state_dict(state["boosted"])
-    if scheduler is not None:
-        scheduler.load_state_dict(state["scheduler"])
-    restore_generators(state, boosted.device)
+    try:
+        boosted.load_state_dict(state["boosted"])
+        if scheduler is not None:
+            scheduler.load_state_dict(state["scheduler"])
+        restore_generators(state, boosted.device)
+    except Exception as error:  # torch's own loaders fail in any way they like
+        raise ValueError(f"{path}: not a checkpoint of this setup ({type(error).__name__}: {error})") from error
 
 
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
@@ -92,6 +95,8 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
         raise ValueError(f"{path}: not a checkpoint of this package ({error})") from error
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise ValueError(f"{path}: not a checkpoint of this package (format {_FORMAT})")
+    if missing := [name for name in ("boosted", "scheduler", "torch_rng", "device_rng") if name not in state]:
+        raise ValueError(f"{path}: not a checkpoint of this package, it lacks `{missing[0]}`")
     return state
 
 
