@@ -33,6 +33,9 @@ class Engine(StrEnum):
 
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
 StorageOption = typer.Option(None, metavar="URL", help="Optuna storage URL; without it SQLite beside the study.")
+EngineOption = typer.Option(
+    Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
+)
 OutOption = typer.Option(None, metavar="DIR", help="Folder for the files; without it the study's result folder.")
 TrialsOption = typer.Option(
     None, "--trials", metavar="FILE", help="Write a table of all trials, FILE.parquet or FILE.csv, and nothing else."
@@ -66,9 +69,7 @@ def tune(
         min=1,
         help="Processes that search at the same time (1), or trials at a time (with Ray as many as there is room for).",
     ),
-    engine: Engine = typer.Option(
-        Engine.PROCESSES, help="Who runs the trials: processes of this machine, or a Ray cluster."
-    ),
+    engine: Engine = EngineOption,
     address: str = typer.Option(
         None,
         metavar="auto|HOST:PORT",
