@@ -116,7 +116,8 @@ def shown_url(url: str) -> str:
     except (SQLAlchemyError, ValueError):
         return "given"
     secret = {key for key in parsed.query if any(word in key.lower() for word in ("pass", "secret", "token", "key"))}
-    return hide_passwords(parsed.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True))
+    shown = parsed.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+    return hide_passwords(shown.replace("%2A", "*"))
 
 
 def _open(parsed: URL, url: str, patience: Patience, role: str, grace: float, *, wait: bool) -> StudyStorage:

@@ -110,6 +110,7 @@ class StudyStorage(RDBStorage):
         self.role = role
         self.grace_seconds = grace_seconds
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
+        self._live: set[str] = set()  # those claims, and such as are being made: threads may look at each other's
         super().__init__(url, engine_kwargs=engine_kwargs)
 
     # What may be repeated as it is: reads, and writes that say the whole of what shall be.
@@ -138,7 +139,7 @@ class StudyStorage(RDBStorage):
         mark: dict[str, Any] | None = None
         template = template_trial
         if template is None:
-            mark = new_mark(self.role, self.grace_seconds)
+            mark = self._new_mark()
             template = optuna.create_trial(state=TrialState.RUNNING, user_attrs={MARK: mark})
         wanted = template
 
@@ -175,17 +176,17 @@ class StudyStorage(RDBStorage):
         """Return whether a trial is still this process's, after taking it back if it waits for anybody."""
         with_mark = self.patience.call(lambda: self._running(TrialState.RUNNING, trial_id=trial_id))
         if with_mark:
-            return self._is_mine(trial_id, with_mark[0].mark)
+            return self._is_mine(with_mark[0].mark)
         return trial_id in self._claims and self._claim(trial_id)
 
     def forget(self, trial_id: int) -> None:
         """Forget a trial that this process no longer runs."""
-        self._claims.pop(trial_id, None)
+        self._live.discard(self._claims.pop(trial_id, ""))
 
     def beat(self, trial_id: int) -> bool:
         """Send one heartbeat, without waiting for a database that is away; return whether the trial is still ours."""
         running = self._running(TrialState.RUNNING, trial_id=trial_id)
-        if not running or not self._is_mine(trial_id, running[0].mark):
+        if not running or not self._is_mine(running[0].mark):
             return False
         self.record_heartbeat(trial_id)
         return True
@@ -196,7 +197,7 @@ class StudyStorage(RDBStorage):
 
     def is_held_here(self, trial: RunningTrial) -> bool:
         """Return whether this process runs a trial."""
-        return self._is_mine(trial.trial_id, trial.mark)
+        return self._is_mine(trial.mark)
 
     def put_back(self, seen: RunningTrial, *, died: bool) -> bool:
         """Let a running trial wait again; it keeps its number and what it has drawn and measured.
@@ -228,11 +229,11 @@ class StudyStorage(RDBStorage):
                     trial = session.get_one(table, seen.trial_id, populate_existing=True)
                     trial.state = TrialState.FAIL
                     trial.datetime_complete = datetime.datetime.now()
-        self._claims.pop(seen.trial_id, None)
+        self.forget(seen.trial_id)
         return True
 
     def _claim(self, trial_id: int) -> bool:
-        mark = new_mark(self.role, self.grace_seconds)
+        mark = self._new_mark()
         table = models.TrialModel
 
         def claim() -> bool:
@@ -248,8 +249,16 @@ class StudyStorage(RDBStorage):
 
         claimed = self.patience.call(claim)
         if claimed:
+            self.forget(trial_id)
             self._claims[trial_id] = mark["claim"]
+        else:
+            self._live.discard(mark["claim"])
         return claimed
+
+    def _new_mark(self) -> dict[str, Any]:
+        mark = new_mark(self.role, self.grace_seconds)
+        self._live.add(mark["claim"])
+        return mark
 
     def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> None:
         table = models.TrialModel
@@ -257,7 +266,7 @@ class StudyStorage(RDBStorage):
             locking = update(table).where(table.trial_id == trial_id, table.state.in_(_UNFINISHED))
             unfinished = _changed(session, locking.values(state=table.state))
             mark = _attribute(session, trial_id, MARK)
-            mine = mark is None or self._is_mine(trial_id, mark)
+            mine = mark is None or self._is_mine(mark)
             trial = session.get_one(table, trial_id, populate_existing=True)
             if not unfinished:
                 if mine and trial.state == state:
@@ -306,8 +315,8 @@ class StudyStorage(RDBStorage):
             return None
         return session.scalars(asked.order_by(table.number)).first()
 
-    def _is_mine(self, trial_id: int, mark: Mapping[str, Any] | None) -> bool:
-        return mark is not None and trial_id in self._claims and mark.get("claim") == self._claims[trial_id]
+    def _is_mine(self, mark: Mapping[str, Any] | None) -> bool:
+        return mark is not None and mark.get("claim") in self._live
 
     def _set_attribute(self, session: Session, trial_id: int, key: str, value: Any) -> None:
         self._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)

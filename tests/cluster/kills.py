@@ -1,0 +1,216 @@
+"""Kill processes of a study at random moments, and see afterwards that nothing was lost and nothing counts twice."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import multiprocessing
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from tests.tuning.fake_experimenter import calls, make_fake, make_slow_fake
+from workbench.config import BoostConfig
+from workbench.tuning import StudyBusyError, join_study, tune
+from workbench.tuning.storage import StudyStorage, open_storage
+
+STUDY = """
+[study]
+task = "fake"
+budget_steps = 100
+evaluate_every = 10
+n_trials = 6
+objective = "speed"
+
+[allowed_drop]
+o1 = 0.02
+o2 = 0.05
+
+[sampler]
+name = "random"
+
+[space]
+level = ["O0", "O1", "O2"]
+"boost.less_bn" = [false, true]
+"boost.grad_freeze" = [true]
+"grad_freeze.freeze_p" = { low = 0.4, high = 0.9 }
+
+[confirm]
+seeds_min = 2
+seeds_max = 2
+candidates = 1
+"""
+
+_PATIENCE_SECONDS = 240.0
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+def drive(directory: Path, url: str | None, jobs: int) -> None:
+    """Tune; a predecessor that was killed a moment ago may still have workers that end."""
+    while True:
+        try:
+            tune(directory, storage=url, jobs=jobs, make_experimenter=make_slow_fake)
+        except StudyBusyError:
+            time.sleep(0.2)
+        else:
+            return
+
+
+def work(directory: Path, url: str | None) -> None:
+    """Work as `workbench worker` does."""
+    join_study(directory, url, make_experimenter=make_slow_fake)
+
+
+def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start a process that is killed later, forked from a fresh one that has imported what a study needs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "tests.cluster.kills", "workbench.tuning"])
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def kill(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = _PATIENCE_SECONDS) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+@functools.cache
+def opened(url: str) -> StudyStorage:
+    """Open a database once: that takes longer than all the questions to it."""
+    return open_storage(url, wait=True)
+
+
+def stored(url: str) -> list[FrozenTrial]:
+    """Return the trials as the database has them now."""
+    return [trial for study in opened(url).get_all_studies() for trial in opened(url).get_all_trials(study._study_id)]
+
+
+@dataclass
+class Witness:
+    """What was seen finished between the kills, and has to stay as it was seen.
+
+    Args:
+        directory: Folder of the study.
+        url: Its database.
+        n_trials: Trials the study is to have.
+        kills: Kills so far.
+    """
+
+    directory: Path
+    url: str
+    n_trials: int = 6
+    kills: int = 0
+    _seen: dict[int, Any] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """See that all that had finished is as it was, and that exported files are whole."""
+        trials = stored(self.url)
+        now = {one.number: (one.state, one.params, one.values) for one in trials if one.state in _FINISHED}
+        lost = {number: was for number, was in self._seen.items() if now.get(number) != was}
+        assert not lost, f"finished and then changed: {lost}"
+        self._seen = now
+        for path in (self.directory / "result").glob("*.json"):
+            json.loads(path.read_text(encoding="utf-8"))
+        for path in (self.directory / "result").glob("boost_config*.json"):
+            BoostConfig.from_json(path)
+
+    def judge(self) -> None:
+        """See that the study is complete: every trial once, none running, none lost, files exported."""
+        self.look()
+        trials = stored(self.url)
+        assert [one.number for one in trials] == list(range(len(trials)))
+        assert {one.state for one in trials} & {TrialState.RUNNING, TrialState.WAITING} == set(), trials
+        failed = [one for one in trials if one.state == TrialState.FAIL]
+        given_up = [one for one in failed if one.user_attrs.get("worker_deaths", 0) >= 3]
+        surplus = [one for one in failed if "message" not in one.user_attrs]
+        assert len(failed) == len(given_up) + len(surplus), [one.user_attrs.get("message") for one in failed]
+        counted = [one for one in trials if one.state in _FINISHED and "repeats" not in one.user_attrs]
+        assert len(counted) == self.n_trials, [(one.number, one.state.name) for one in trials]
+        assert sum(bool(one.user_attrs.get("baseline")) for one in counted) == 1
+        assert all(math.isfinite(value) for one in counted for value in one.values)
+        # Trained to its end more than once is only what was killed between its end and its record.
+        ended = [line for line in calls(self.directory) if line.startswith("trained")]
+        assert len(ended) - len(set(ended)) <= self.kills, ended
+
+    def export(self) -> None:
+        """Confirm and export, and see that both files are there."""
+        result = tune(self.directory, storage=self.url, make_experimenter=make_fake)
+        assert set(result.exported) == {"o1", "o2"}
+        self.look()
+
+
+def kill_workers(witness: Witness, repetitions: int, moments: random.Random) -> None:
+    """Two workers on one database; one of them is killed, and another comes."""
+    workers = [start(work, witness.directory, witness.url) for _ in range(2)]
+    for _ in range(repetitions):
+        begun = len(calls(witness.directory))
+        _wait_for_work(witness, begun, workers)
+        time.sleep(moments.uniform(0.0, 0.25))
+        victim = moments.randrange(2)
+        if workers[victim].is_alive():
+            kill(workers[victim])
+            witness.kills += 1
+        witness.look()
+        workers[victim] = start(work, witness.directory, witness.url)
+    for worker in workers:
+        worker.join(_PATIENCE_SECONDS)
+        assert worker.exitcode == 0
+    witness.judge()
+    witness.export()
+
+
+def kill_driver(witness: Witness, repetitions: int, moments: random.Random, jobs: int) -> None:
+    """`workbench tune`, alone or with workers of its own; killed and started again."""
+    driver = start(drive, witness.directory, witness.url, jobs)
+    for _ in range(repetitions):
+        begun = len(calls(witness.directory))
+        _wait_for_work(witness, begun, [driver])
+        time.sleep(moments.uniform(0.0, 0.25))
+        if driver.is_alive():
+            kill(driver)
+            witness.kills += 1
+        witness.look()
+        driver = start(drive, witness.directory, witness.url, jobs)
+    driver.join(_PATIENCE_SECONDS)
+    assert driver.exitcode == 0
+    witness.judge()
+    witness.export()
+
+
+def kill_database(witness: Witness, repetitions: int, moments: random.Random, server: Any) -> None:
+    """Two workers; every process of the database server is killed, and the server started again."""
+    workers = [start(work, witness.directory, witness.url) for _ in range(2)]
+    for _ in range(repetitions):
+        begun = len(calls(witness.directory))
+        _wait_for_work(witness, begun, workers)
+        time.sleep(moments.uniform(0.0, 0.25))
+        server.kill()
+        witness.kills += 1
+        time.sleep(moments.uniform(0.0, 0.5))
+        server.start()
+        witness.look()
+    for worker in workers:
+        worker.join(_PATIENCE_SECONDS)
+        assert worker.exitcode == 0, signal.Signals(-worker.exitcode) if (worker.exitcode or 0) < 0 else worker.exitcode
+    witness.judge()
+    witness.export()
+
+
+def _wait_for_work(witness: Witness, begun: int, processes: Sequence[BaseProcess]) -> None:
+    wait_until(lambda: len(calls(witness.directory)) > begun or not any(process.is_alive() for process in processes))

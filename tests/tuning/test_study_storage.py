@@ -1,0 +1,237 @@
+"""What the study's database promises to processes that come, die and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from tests.tuning.fake_experimenter import FakeExperimenter, write_study
+from workbench.tuning.patience import Patience
+from workbench.tuning.stale_trials import StaleTrials
+from workbench.tuning.storage import TAKEN_ERRORS, default_storage, open_study
+from workbench.tuning.study_file import read_study
+from workbench.tuning.study_storage import StudyStorage, TrialTakenError, was_given_up
+
+
+class Forgetful(StudyStorage):
+    """A database whose next confirmations get lost on the way."""
+
+    losses = 0
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Session]:
+        with super()._transaction() as session:
+            yield session
+        if self.losses > 0:
+            self.losses -= 1
+            raise OperationalError("", None, Exception("server closed the connection unexpectedly"))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_study(tmp_path_factory.mktemp("storage") / "s")
+
+
+@pytest.fixture(scope="module")
+def databases(directory: Path) -> Iterator[tuple[Forgetful, Forgetful]]:
+    """Two processes' views of one database."""
+    url = default_storage(directory)
+    here, there = (Forgetful(url, patience=Patience(60.0, sleep=lambda _: None), role="worker") for _ in range(2))
+    yield here, there
+    for database in (here, there):
+        database.engine.dispose()
+
+
+@pytest.fixture
+def here(databases: tuple[Forgetful, Forgetful]) -> Forgetful:
+    return databases[0]
+
+
+@pytest.fixture
+def there(databases: tuple[Forgetful, Forgetful]) -> Forgetful:
+    return databases[1]
+
+
+@pytest.fixture
+def study(here: Forgetful) -> optuna.Study:
+    """A study without trials."""
+    return optuna.create_study(storage=here)
+
+
+def loaded(study: optuna.Study, database: StudyStorage) -> optuna.Study:
+    return optuna.load_study(study_name=study.study_name, storage=database)
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let new marks be those of a process on another machine."""
+    monkeypatch.setattr("workbench.tuning.process_mark._machine", lambda: "another")
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+
+
+def test_a_waiting_trial_is_taken_once(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
+    study.enqueue_trial({})
+    trial = study.get_trials()[0]
+    assert there.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    assert not here.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+    assert [one.trial_id for one in here.running(study._study_id) if there.is_held_here(one)] == [trial._trial_id]
+
+
+def test_whoever_comes_first_enqueues_o0(directory: Path, here: Forgetful, there: Forgetful) -> None:
+    file, experimenter = read_study(directory), FakeExperimenter(directory)
+    studies = [open_study(database, file, experimenter) for database in (here, there)]
+    template = {"level": "O0"}
+    studies[1].enqueue_trial(template, user_attrs={"baseline": True})  # as one that had not seen the first does
+    trials = studies[0].get_trials()
+    assert [(one.state, one.user_attrs) for one in trials] == [(TrialState.WAITING, {"baseline": True})]
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_lost_confirmation_changes_nothing(study: optuna.Study, here: Forgetful, lost: int) -> None:
+    study.enqueue_trial({}, user_attrs={"baseline": True})
+    for number in range(2):
+        here.losses = lost  # taking the first, creating the second
+        trial = study.ask()
+        assert trial.number == number
+        here.losses = lost
+        study.tell(trial, 0.5)
+    here.losses = 0
+    assert [(one.state, one.values) for one in study.get_trials()] == [(TrialState.COMPLETE, [0.5])] * 2
+
+
+def test_who_was_believed_dead_does_not_write_beside_its_successor(
+    study: optuna.Study, here: Forgetful, there: Forgetful
+) -> None:
+    trial = study.ask()
+    (seen,) = there.running(study._study_id)
+    assert there.put_back(seen, died=True)
+    successor = loaded(study, there).ask()
+    assert successor.number == trial.number
+    assert not here.holds(trial._trial_id)
+    assert not here.beat(trial._trial_id)
+    with pytest.raises(TrialTakenError, match="another process runs trial 0 now"):
+        study.tell(trial, 1.0)
+    loaded(study, there).tell(successor, 2.0)
+    with pytest.raises((ValueError, *TAKEN_ERRORS)):
+        study.tell(trial, 1.0)
+    assert [one.values for one in study.get_trials()] == [[2.0]]
+
+
+def test_a_finished_run_counts_although_its_trial_was_put_back(
+    study: optuna.Study, here: Forgetful, there: Forgetful
+) -> None:
+    trial = study.ask()
+    assert there.put_back(there.running(study._study_id)[0], died=True)
+    assert here.holds(trial._trial_id)  # nobody has begun it yet
+    study.tell(trial, 1.0)
+    assert loaded(study, there).get_trials()[0].values == [1.0]
+
+
+def test_two_who_saw_the_same_put_it_back_once(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
+    trial = study.ask()
+    trial.suggest_float("x", 0.0, 1.0)
+    trial.report(0.25, step=3)
+    (seen,) = there.running(study._study_id)
+    assert there.put_back(seen, died=True)
+    again = loaded(study, there).ask()
+    assert not here.put_back(seen, died=True)  # it runs again, under another claim
+    there.beat(again._trial_id)
+    frozen = study.get_trials()[0]
+    assert (frozen.state, frozen.params, frozen.intermediate_values) == (TrialState.RUNNING, trial.params, {3: 0.25})
+    assert frozen.user_attrs["worker_deaths"] == 1
+
+
+def test_a_heartbeat_meanwhile_keeps_the_trial(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
+    trial = study.ask()
+    (seen,) = there.running(study._study_id)
+    here.beat(trial._trial_id)
+    assert not there.put_back(seen, died=True)
+
+
+def test_a_trial_that_ends_three_workers_is_given_up(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
+    for _ in range(3):
+        study.ask()
+        assert there.put_back(there.running(study._study_id)[0], died=True)
+    (trial,) = study.get_trials()
+    assert was_given_up(trial)
+    assert trial.user_attrs["message"].startswith("its worker died 3 times while it ran this trial")
+    assert study.ask().number == 1
+
+
+def test_a_trial_that_is_handed_back_is_never_given_up(study: optuna.Study, here: Forgetful) -> None:
+    for _ in range(5):
+        assert study.ask().number == 0
+        assert here.put_back(here.running(study._study_id)[0], died=False)
+
+
+def test_silence_tells_of_a_process_elsewhere(
+    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    stale = StaleTrials(here, study, clock=lambda: now[0])
+    with monkeypatch.context() as patch:
+        elsewhere(patch)
+        trial = loaded(study, there).ask()
+    assert stale.put_back() == []  # first seen
+    now[0] = 179.0
+    assert stale.put_back() == []
+    there.beat(trial._trial_id)
+    now[0] = 200.0
+    assert stale.put_back() == []  # it was heard
+    now[0] = 370.0
+    assert stale.put_back() == []
+    now[0] = 381.0
+    here.patience.note_failure()  # the database was away: nobody could be heard
+    assert stale.put_back() == []
+    here.patience._failed_at = -float("inf")
+    now[0] = 390.0
+    assert stale.put_back() == [0]
+    assert study.get_trials()[0].state == TrialState.WAITING
+
+
+def test_a_process_that_is_gone_here_is_noticed_at_once(
+    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", lambda: 2**22 + 1)  # larger than any process number
+        patch.setattr("workbench.tuning.process_mark._started", lambda pid: 1.0)
+        loaded(study, there).ask()
+    assert StaleTrials(here, study).put_back() == [0]
+
+
+def test_a_running_process_here_keeps_its_trial_and_so_does_this_one(
+    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getpid", os.getppid)
+        loaded(study, there).ask()
+    study.ask()
+    assert StaleTrials(here, study).put_back() == []
+
+
+def test_a_trial_from_before_the_machine_was_started_again_is_nobodys_where_nobody_else_works(
+    study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("workbench.tuning.process_mark._machine", lambda: "the boot before")
+        loaded(study, there).ask()
+    assert StaleTrials(here, study).put_back() == []
+    assert StaleTrials(here, study).put_back(alone=True) == [0]
+
+
+def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Forgetful) -> None:
+    from workbench.tuning.storage import put_back
+
+    trial = study.ask()
+    here.losses = 1
+    put_back(here, study, trial.number)
+    here.losses = 0
+    assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
