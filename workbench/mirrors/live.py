@@ -159,3 +159,4 @@ class _Thread(threading.Thread):
             with self._changed:
                 self.error = error
                 self._records, self._events = [], []
+            self.mirror.abandon()

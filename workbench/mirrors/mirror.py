@@ -142,6 +142,9 @@ class Mirror(ABC):
             summary: As in ``summary.json``; its ``state`` says how the run ended.
         """
 
+    def abandon(self) -> None:  # noqa: B027  # most have nothing to give back
+        """Give back what the run holds here, after an error; never raises."""
+
     @abstractmethod
     def _begin(self, run: MirroredRun) -> None: ...
 

@@ -102,7 +102,7 @@ class MlflowMirror(Mirror):
     def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None:
         for event in events[: _MOST_EVENTS - len(self._told)]:
             self._told.append(f"step {event.step}\t{event.kind}\t{event.subject}\t{event.message}")
-        with _quiet():
+        with _quiet_logs():
             self._send_metrics([(point.step, self._run.started + point.seconds, point.values) for point in points])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class MlflowMirror(Mirror):
         end = self._run.started + self._selection.seconds_at(-1)
         state = str(summary.get("state", ""))
         client = self._opened()
-        with _quiet():
+        with _quiet_logs():
             self._send_metrics([(int(summary.get("steps") or 0), end, summary_numbers(summary))])
             for name in ("state", "in_effect", "message", "metric_name"):
                 if summary.get(name):
@@ -221,13 +221,21 @@ def _json(values: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what MLflow says about its own tables and about its libraries' old calls."""
+    """Leave out what MLflow logs about its tables, and what its libraries warn of while they are loaded.
+
+    Not for the thread that sends blocks: warnings are filtered for the whole process.
+    """
+    with _quiet_logs(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
     logger = logging.getLogger("mlflow")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.setLevel(level)

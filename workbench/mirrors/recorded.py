@@ -55,11 +55,8 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
             for records, events in _blocks(run):
                 mirror.write(records, events)
             mirror.finish(run.summary)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise _failed(mirror, path, error) from error
-        except Exception as error:
-            if type(error).__module__.partition(".")[0] not in {"mlflow", "sqlalchemy", "requests"}:
-                raise
+        except Exception as error:  # a disk, a server, a database: each library has errors of its own
+            mirror.abandon()
             raise _failed(mirror, path, error) from error
     return [str(mirror) for mirror in wanted]
 

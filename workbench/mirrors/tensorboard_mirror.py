@@ -7,10 +7,11 @@ nor torch is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from workbench.atomic_file import write_text_atomically
 from workbench.mirrors.errors import MirrorError
@@ -40,6 +41,7 @@ class TensorBoardMirror(Mirror):
         self.folder = Path(folder)
         self._described: set[str] = set()
         self._sentences: dict[str, int] = {}
+        self._file: BinaryIO | None = None
 
     def __str__(self) -> str:
         return f"TensorBoard in {self.folder}"
@@ -50,7 +52,7 @@ class TensorBoardMirror(Mirror):
         Raises:
             MirrorError: When it is not.
         """
-        require("tensorboard.summary.writer.event_file_writer", "TensorBoard")
+        require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
         """Say whether the run is there; a file of ours beside the event files tells.
@@ -75,8 +77,9 @@ class TensorBoardMirror(Mirror):
         return "complete" if mark.get("complete") is True else "partial"
 
     def _begin(self, run: MirroredRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as FileEvent
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self.check()
         self.state_of(run)
@@ -86,13 +89,18 @@ class TensorBoardMirror(Mirror):
             for left in folder.glob(_EVENT_FILES):  # ours, as the mark beside them said
                 left.unlink()
             self._mark(complete=False)
-            self._writer = EventFileWriter(str(folder))
+            # Not by the writer with a thread of its own: an error is to come out here.
+            name = f"events.out.tfevents.{round(run.started):010d}.workbench"
+            self._file = (folder / name).open("wb")
+            self._writer = RecordWriter(self._file)
+            self._described, self._sentences = set(), {}
+            self._writer.write(FileEvent(wall_time=run.started, file_version="brain.Event:2").SerializeToString())
+            self._add(hparams_pb(_plain(run.parameters), start_time_secs=run.started), 0, run.started)
+            self._text("about/environment", _as_table(run.environment), 0, run.started)
+            self._writer.flush()
         except OSError as error:
+            self.abandon()
             raise MirrorError(f"{folder}: cannot be written ({error.strerror or error})") from None
-        self._described, self._sentences = set(), {}
-        self._add(hparams_pb(_plain(run.parameters), start_time_secs=run.started), 0, run.started)
-        self._text("about/environment", _as_table(run.environment), 0, run.started)
-        self._writer.flush()
 
     def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None:
         for point in points:
@@ -118,14 +126,23 @@ class TensorBoardMirror(Mirror):
         self._text("about/summary", _as_table(shown), step, end)
         self._add(_session_end(str(summary.get("state", "")), end), step, end)
         self._writer.close()
+        self._file = None
         self._mark(complete=bool(summary.get("state")))
+
+    def abandon(self) -> None:
+        """Close the event file; what is in it stays readable."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what a full disk did not take is lost
+                self._file.close()
+            self._file = None
 
     def _mark(self, *, complete: bool) -> None:
         mark = {"run": self._run.name, "started": self._run.environment.get("started"), "complete": complete}
         write_text_atomically(self.folder / self._run.name / _MARK, json.dumps(mark) + "\n")
 
     def _scalars(self, values: Mapping[str, float], step: int, when: float) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.scalar.metadata import create_summary_metadata
 
         new = [name for name in values if name not in self._described]
         about = described(new)
@@ -133,9 +150,8 @@ class TensorBoardMirror(Mirror):
         entries = []
         for name, value in values.items():
             info = about.get(name)
-            meta = None
-            if info is not None:
-                meta = SummaryMetadata(summary_description=f"{info.description} Unit: {info.unit or 'none'}.")
+            words = f"{info.description} Unit: {info.unit or 'none'}." if info is not None else ""
+            meta = create_summary_metadata(display_name="", description=words) if name in new else None
             entries.append(Summary.Value(tag=name, simple_value=value, metadata=meta))
         self._add(Summary(value=entries), step, when)
 
@@ -147,7 +163,7 @@ class TensorBoardMirror(Mirror):
     def _add(self, summary: Any, step: int, when: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event as FileEvent
 
-        self._writer.add_event(FileEvent(wall_time=when, step=step, summary=summary))
+        self._writer.write(FileEvent(wall_time=when, step=step, summary=summary).SerializeToString())
 
 
 def _session_end(state: str, when: float) -> Any:

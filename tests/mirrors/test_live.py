@@ -1,0 +1,130 @@
+"""A run is mirrored while it goes on, and whatever happens to a mirror, the run goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.small_tasks import small_task
+from tests.mirrors.fake_mirror import CONFIG, ENVIRONMENT, SUMMARY, FakeMirror, events_of_a_run, steps_of_a_run
+from workbench.cli import main
+from workbench.facade import train
+from workbench.mirrors import LiveMirrors, MirrorError, MirrorWarning, mirrors_named
+from workbench.records import EventKind
+from workbench.telemetry import read_run
+
+
+def begun(*mirrors: FakeMirror, wait_seconds: float = 30.0) -> LiveMirrors:
+    live = LiveMirrors(mirrors, wait_seconds=wait_seconds)
+    live.begin("run", CONFIG.to_dict(), ENVIRONMENT)
+    return live
+
+
+def test_a_training_reaches_its_mirrors_from_its_first_step_to_its_summary(tmp_path: Path) -> None:
+    mirror = FakeMirror()
+    result = train(small_task(), steps=12, evaluate_every=6, out=tmp_path, device="cpu", mirrors=[mirror])
+    assert result.path is not None
+    recorded = read_run(result.path)
+    assert [point.step for point in mirror.points if "training/loss" in point.values] == list(range(12))
+    losses = [point.values["training/loss"] for point in mirror.points if "training/loss" in point.values]
+    assert losses == recorded.steps["loss"].tolist()
+    assert [p.values["evaluation/accuracy"] for p in mirror.points if "evaluation/accuracy" in p.values] == [
+        metric for _, metric in result.curve
+    ]
+    assert mirror.runs[0].name == result.path.name
+    assert mirror.runs[0].environment == recorded.environment
+    assert [summary["metric"] for summary in mirror.summaries] == [result.metric]
+
+
+def test_a_training_that_records_nothing_is_mirrored_all_the_same() -> None:
+    mirror = FakeMirror()
+    train(small_task(), steps=3, out=None, device="cpu", mirrors=[mirror])
+    assert len([point for point in mirror.points if "training/loss" in point.values]) == 3
+    assert mirror.runs[0].parameters["level"] == "O0"
+    assert mirror.summaries[0]["state"] == "finished"
+
+
+def test_a_training_that_an_error_ends_is_closed_in_its_mirrors() -> None:
+    mirror = FakeMirror()
+    with pytest.raises(ZeroDivisionError):
+        train(small_task(fail_at=2), steps=5, out=None, device="cpu", mirrors=[mirror])
+    assert mirror.summaries[0]["state"] == "interrupted"
+    assert "the loss of the user's task failed" in mirror.summaries[0]["message"]
+
+
+def test_a_mirror_that_fails_is_given_up_with_one_warning_and_without_its_password(tmp_path: Path) -> None:
+    broken, sound = FakeMirror(fails_at=1), FakeMirror()
+    with pytest.warns(MirrorWarning, match=r"a fake was given up \(https://me:\*\*\*@mirror.example went") as warned:
+        result = train(small_task(), steps=8, out=tmp_path, device="cpu", mirrors=[broken, sound], drain_seconds=0.0)
+    assert len(warned) == 1
+    assert result.steps == 8
+    assert result.path is not None
+    assert read_run(result.path).finished
+    assert sound.summaries[0]["steps"] == 8
+    assert not broken.summaries
+
+
+def test_a_mirror_that_hangs_holds_neither_the_run_nor_its_end() -> None:
+    gate = threading.Event()
+    live = begun(FakeMirror(gate=gate), wait_seconds=0.05)
+    live.write(steps_of_a_run(), events_of_a_run())
+    try:
+        with pytest.warns(MirrorWarning, match="did not take the end of the run within 0.05 s"):
+            live.finish(SUMMARY)
+    finally:
+        gate.set()
+
+
+def test_a_slow_mirror_gets_fewer_points_and_every_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.mirrors.live._MOST_WAITING", 100)
+    gate = threading.Event()
+    mirror = FakeMirror(gate=gate)
+    live = begun(mirror)
+    steps = steps_of_a_run(1000)
+    for first in range(0, 1000, 50):
+        live.write(steps[first : first + 50])
+    gate.set()
+    live.finish(SUMMARY)
+    assert len(mirror.points) < 500
+    assert mirror.points[-1].values["loss_scale/overflows"] == 100.0
+    assert mirror.summaries == [SUMMARY]
+
+
+def test_events_that_are_no_evaluation_arrive_as_they_are() -> None:
+    mirror = FakeMirror()
+    live = begun(mirror)
+    live.write(steps_of_a_run(), events_of_a_run())
+    live.finish(SUMMARY)
+    assert [event.kind for event in mirror.events] == [EventKind.OVERFLOW]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mirror to")]
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "told"),
+    [("tensorboard=logs", "tensorboard", "TensorBoard"), ("mlflow=sqlite:///x.db", "mlflow", "MLflow")],
+)
+def test_a_library_that_is_not_installed_is_said_before_anything_is_trained(
+    name: str, library: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for module in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MirrorError, match=rf'{told} needs.*: pip install "boost-workbench\[mirrors\]"'):
+        train(small_task(), steps=2, out=tmp_path, device="cpu", mirrors=[name])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--task", "digits-lenet", "--steps", "2", "--out", str(tmp_path), "--mirror", name])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert [line for line in err.splitlines() if "pip install" in line]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard=", "mlflow=", "", "=x"])
+def test_a_mirror_of_another_name_is_refused(name: str) -> None:
+    with pytest.raises(MirrorError, match="a mirror must be"):
+        mirrors_named([name])
