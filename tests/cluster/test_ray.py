@@ -1,0 +1,141 @@
+"""A study on a real Ray cluster: the same trials as without, and nothing lost when a worker or the driver is killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from tests.cluster.ray_fakes import DIES_ALWAYS, DIES_ONCE, make_mortal, make_together, make_very_slow_fake
+from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
+from workbench.tuning import RayEngine, StudyError, tune
+from workbench.tuning.storage import default_storage
+
+pytestmark = pytest.mark.cluster
+
+NO_CONFIRMATION = STUDY + "enabled = false\n"
+PROCESS = Path(__file__).with_name("ray_cluster_process.py")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Start a cluster with two CPUs and one "slot"; this process joins it once."""
+    ray = pytest.importorskip("ray", reason='needs Ray: pip install "boost-workbench[cluster]"')
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as folder:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        for name in ("RAY_raylet_start_wait_time_s", "RAY_worker_register_timeout_seconds"):
+            patch.setenv(name, "240")  # a busy machine is no fault of the code
+        patch.setenv("RAY_agent_register_timeout_ms", "240000")
+        patch.syspath_prepend(str(Path(__file__).parents[2]))  # workers import the fakes
+        cluster = subprocess.Popen(
+            [sys.executable, str(PROCESS), folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert cluster.stdout is not None
+            where = cluster.stdout.readline().strip()
+            assert where, "Ray did not start"
+            ray.init(address=where, log_to_driver=False, configure_logging=False)
+            yield where
+        finally:
+            ray.shutdown()
+            cluster.communicate("", timeout=120)
+
+
+def trials_of(directory: Path) -> list[optuna.trial.FrozenTrial]:
+    storage = default_storage(directory)
+    name = optuna.get_all_study_names(storage)[0]
+    return optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_one_place_runs_the_same_trials_as_one_process(address: str, tmp_path: Path) -> None:
+    here, there = write_study(tmp_path / "a" / "s"), write_study(tmp_path / "b" / "s")
+    expected = tune(here, make_experimenter=make_fake)
+    found = tune(there, make_experimenter=make_fake, ray=RayEngine("CPU=1", address, jobs=1))
+    for mine, its in zip(trials_of(there), trials_of(here), strict=True):
+        assert (mine.number, mine.state, mine.params, mine.values) == (its.number, its.state, its.params, its.values)
+        assert mine.intermediate_values == its.intermediate_values
+    assert calls(there) == calls(here)
+    assert found.chosen == expected.chosen
+    assert not (there / ".ray-driver").exists()
+
+
+def test_a_killed_worker_costs_no_trial_and_two_share_what_allows_two(address: str, tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", NO_CONFIRMATION)
+    tune(directory, make_experimenter=make_mortal, ray=RayEngine("CPU=0.5, slot=0.5", address))
+    trials, lines = trials_of(directory), calls(directory)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    states = {f"trial_{trial.number:04d}": trial.state for trial in trials}
+    assert states.pop(DIES_ALWAYS) == TrialState.FAIL
+    assert "died 3 times" in trials[int(DIES_ALWAYS[-4:])].user_attrs["message"]
+    assert set(states.values()) <= {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
+    ran = [trial for trial in trials if "trained" in trial.user_attrs and "repeats" not in trial.user_attrs]
+    assert len(ran) == 10
+    begun = [line.split()[-1] for line in lines if line.startswith("train ")]
+    assert begun.count(DIES_ONCE) == 2
+    assert begun.count(DIES_ALWAYS) == 3
+    assert all(begun.count(name) == 1 for name in set(begun) - {DIES_ONCE, DIES_ALWAYS})
+    # One that died for the trial that dies once, three for the other, and two at a time.
+    assert len({line for line in lines if line.startswith("process")}) >= 5
+
+
+def drive(directory: Path, address: str) -> None:
+    engine = RayEngine("CPU=1", address, jobs=2)
+    tune(directory, make_experimenter=make_very_slow_fake, ray=engine)
+
+
+def test_a_killed_driver_loses_nothing(address: str, tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", NO_CONFIRMATION)
+    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(directory, address))
+    driver.start()
+    wait_until(lambda: sum(line.startswith("trained") for line in calls(directory)) >= 3 or not driver.is_alive())
+    driver.kill()
+    driver.join()
+    finished = {trial.number: trial for trial in trials_of(directory) if trial.state.is_finished()}
+    tune(directory, make_experimenter=make_fake, ray=RayEngine("CPU=1", address, jobs=1))
+    trials = trials_of(directory)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert all(trial.state.is_finished() for trial in trials)
+    assert finished
+    assert all(trials[number].datetime_complete == trial.datetime_complete for number, trial in finished.items())
+    ran = [trial for trial in trials if "trained" in trial.user_attrs and "repeats" not in trial.user_attrs]
+    assert len(ran) == 10
+
+
+def test_two_ranks_train_a_trial_together(address: str, tmp_path: Path) -> None:
+    text = NO_CONFIRMATION.replace("n_trials = 10", 'n_trials = 3\nranks = 2\ndevice = "cpu"')
+    directory = write_study(tmp_path / "s", text)
+    tune(directory, make_experimenter=make_together, ray=RayEngine("CPU=0.5", address))
+    lines = calls(directory)
+    trained = sum("trained" in t.user_attrs and "repeats" not in t.user_attrs for t in trials_of(directory))
+    assert trained == 3
+    for rank in range(2):
+        assert lines.count(f"rank {rank} of 2") == trained
+    assert lines.count("sum 1") == 2 * trained
+    assert {trial.state for trial in trials_of(directory)} <= {TrialState.COMPLETE, TrialState.PRUNED}
+
+
+def test_what_no_node_has_is_said_at_once(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORKBENCH_RAY_WAIT", "0")
+    directory = write_study(tmp_path / "s")
+    with pytest.raises(StudyError, match=r"a trial needs CPU=1, GPU=1, and no node .* 1 node with CPU=2, slot=1"):
+        tune(directory, make_experimenter=make_fake, ray=RayEngine("GPU=1", address))
+    assert sorted(path.name for path in directory.iterdir()) == ["study.db.lock", "study.toml"]

@@ -1,0 +1,94 @@
+"""Resources of a trial as they are written for Ray, and what is said when they are wrong; no Ray is started here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tuning.fake_experimenter import make_fake, write_study
+from workbench.tuning import RayEngine, StudyError, tune
+from workbench.tuning.ray_folders import marked, pack_run, python_files, study_folder_here, unpack_run
+from workbench.tuning.ray_resources import parse_resources
+
+
+@pytest.mark.parametrize(
+    ("text", "amounts"),
+    [
+        ("GPU=1", {"CPU": 1.0, "GPU": 1.0}),
+        ("CPU=2", {"CPU": 2.0}),
+        ("CPU=2, GPU=0.5", {"CPU": 2.0, "GPU": 0.5}),
+        ("NPU=1", {"CPU": 1.0, "NPU": 1.0}),
+        ("CPU=0.5,a100-80G=1", {"CPU": 0.5, "a100-80G": 1.0}),
+        (["CPU=2", "GPU=1"], {"CPU": 2.0, "GPU": 1.0}),
+    ],
+    ids=["gpu", "cpu", "fraction", "npu", "custom", "list"],
+)
+def test_resources_are_read(text: str | list[str], amounts: dict[str, float]) -> None:
+    assert parse_resources(text).amounts == amounts
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "names nothing"),
+        ("GPU", "is not NAME=AMOUNT"),
+        ("1=GPU", "is not NAME=AMOUNT"),
+        ("gpu=1", "did you mean GPU=1?"),
+        ("GPU=", "a number of at least"),
+        ("GPU=0", "a number of at least"),
+        ("GPU=nan", "a number of at least"),
+        ("GPU=inf", "a number of at least"),
+        ("GPU=-1", "a number of at least"),
+        ("GPU=1.5", "whole number"),
+        ("GPU=1,GPU=1", "names GPU twice"),
+    ],
+)
+def test_wrong_resources_are_one_sentence(text: str, said: str) -> None:
+    with pytest.raises(StudyError, match="--resources-per-trial") as caught:
+        parse_resources(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_resources_are_asked_for_in_rays_words() -> None:
+    options = parse_resources("CPU=2,GPU=0.5,memory=1000,NPU=1").options
+    assert options == {"num_cpus": 2.0, "num_gpus": 0.5, "memory": 1000, "resources": {"NPU": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("text", "room"), [("CPU=1", 8), ("CPU=3", 2), ("GPU=0.5", 4), ("GPU=1", 2), ("GPU=4", 0), ("NPU=1", 0)]
+)
+def test_a_node_has_room_for_what_its_scarcest_resource_allows(text: str, room: int) -> None:
+    assert parse_resources(text).room({"CPU": 8.0, "GPU": 2.0}) == room
+
+
+def test_without_ray_the_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(StudyError, match=r'pip install "boost-workbench\[cluster\]"'):
+        tune(write_study(tmp_path / "s"), make_experimenter=make_fake, ray=RayEngine())
+
+
+def test_a_folder_is_shared_when_its_marker_says_so(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("a = 1\n", encoding="utf-8")
+    with marked(tmp_path) as token:
+        assert study_folder_here(tmp_path, token, {}) == (tmp_path, True)
+        other, shared = study_folder_here(tmp_path, "another word", python_files(tmp_path))
+    assert not shared
+    assert (other / "task.py").read_text(encoding="utf-8") == "a = 1\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["task.py"], "the marker stayed"
+
+
+def test_a_run_comes_back_as_it_was_under_a_name_that_is_free(tmp_path: Path) -> None:
+    run = tmp_path / "there" / "runs" / "trial_0001"
+    (run / "deeper").mkdir(parents=True)
+    (run / "summary.json").write_text("{}", encoding="utf-8")
+    (run / "deeper" / "values").write_bytes(bytes(range(256)))
+    packed = pack_run(tmp_path / "there", "runs/trial_0001")
+    assert packed
+    here = tmp_path / "here"
+    assert unpack_run(here, "runs/trial_0001", packed) == "runs/trial_0001"
+    assert unpack_run(here, "runs/trial_0001", packed) == "runs/trial_0001.2"
+    for name in ("trial_0001", "trial_0001.2"):
+        assert (here / "runs" / name / "deeper" / "values").read_bytes() == bytes(range(256))
