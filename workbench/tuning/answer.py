@@ -246,6 +246,7 @@ def _result(
 ) -> StudyResult:
     importance, note = parameter_importance(study, file)
     attributes = study.user_attrs
+    ended, notes = attributes.get("search_ended", ""), attributes.get("warm_start_notes", [])
     return StudyResult(
         name=file.study.name,
         directory=directory,
@@ -260,7 +261,7 @@ def _result(
         freezing_limits=freezing_limits_of(study),
         importance=importance,
         environment=attributes.get("environment", {}),
-        messages=[note] if note else [],
+        messages=[one for one in (ended, *notes, note) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
     )
 

@@ -25,15 +25,27 @@ class PerTrialSampler(BaseSampler):
     Args:
         make: Makes a sampler from a seed.
         seed: Seed of the study; the trial's number makes a seed of each trial from it.
+        is_exhausted: Whether there is nothing left to draw; None for samplers that never run out.
     """
 
-    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], BaseSampler],
+        seed: int,
+        is_exhausted: Callable[[optuna.Study], bool] | None = None,
+    ) -> None:
         self._make = make
         self._seed = seed
+        self._is_exhausted = is_exhausted
         self._inner: dict[int, BaseSampler] = {}  # by trial number: a driver may have several trials in hand
 
+    def is_exhausted(self, study: optuna.Study) -> bool:
+        """Return whether nothing is left to draw."""
+        return self._is_exhausted is not None and self._is_exhausted(study)
+
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Make the trial's sampler."""
+        """Make the trial's sampler; anew for one that is run again."""
+        self._inner.pop(trial.number, None)
         self._of(trial).before_trial(study, trial)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

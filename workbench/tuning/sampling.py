@@ -62,7 +62,12 @@ def make_sampler(
     check_sampler(name, options, space=space, n_trials=n_trials, objective=objective)
     if name in _GRIDS:
         grid = grid_points(space, options.get("points"))
-        return PerTrialSampler(lambda drawn: GridSampler(space, grid, seed=drawn, study_seed=seed), seed)
+        whole = GridSampler(space, grid, seed=seed, study_seed=seed)
+        return PerTrialSampler(
+            lambda drawn: GridSampler(space, grid, seed=drawn, study_seed=seed),
+            seed,
+            lambda study: not whole.missing(study),
+        )
     return PerTrialSampler(
         lambda drawn: SAMPLERS[name](options, space=space, seed=drawn, study_seed=seed, n_trials=n_trials), seed
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, SnapshotConfig, requested_switches
 from workbench.config.errors import did_you_mean, sentence_of
@@ -33,6 +33,7 @@ __all__ = [
     "SpeedSection",
     "StudyFile",
     "StudySection",
+    "WarmStartSection",
     "parse_study",
     "read_study",
     "study_folder",
@@ -65,6 +66,10 @@ class StudySection(_Part):
         threads: CPU threads of a training process; None leaves it to torch, which takes all cores. Small networks
             train fastest, and speed is measured best, with one.
         ranks: Processes that train every run together; candidates and O0 alike.
+        device_hours: Hours the trials of the search may take, times ``ranks``, all workers and commands together; None
+            means no limit.
+        patience: The search ends when so many trials in a row found nothing better; None lets it go on. Like
+            ``device_hours`` it may be changed while the study goes on: it says when to end, not what is asked.
     """
 
     name: str = ""
@@ -78,6 +83,8 @@ class StudySection(_Part):
     device: str = "auto"
     threads: int | None = Field(None, ge=1)
     ranks: int = Field(1, ge=1)
+    device_hours: float | None = Field(None, gt=0)
+    patience: int | None = Field(None, ge=1)
 
 
 class AllowedDrop(_Part):
@@ -186,6 +193,21 @@ class ConfirmSection(_Part):
     time_share: float = Field(0.4, ge=0, lt=1)
 
 
+class WarmStartSection(_Part):
+    """``[warm_start]``: what was found before and is tried first, after O0.
+
+    Attributes:
+        sources: ``from`` in the file: folders of studies or exported boost_config.json files, relative to this study's
+            folder; one or a list. Further ones may be added while the study goes on.
+        trials: Best trials that are taken of each study.
+    """
+
+    sources: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
+        alias="from", min_length=1
+    )
+    trials: int = Field(5, ge=1)
+
+
 class StudyFile(_Part):
     """A whole ``study.toml``, checked.
 
@@ -199,6 +221,7 @@ class StudyFile(_Part):
         loss_scale_replay: Loss-scale policy by replay; None when the study does not ask for it.
         freezing_limit: What freezing could save at best; None when the study does not ask for it.
         confirm: Confirmation.
+        warm_start: What is tried first; None when nothing is.
         space: What is searched; filled from ``[space]``.
     """
 
@@ -211,6 +234,7 @@ class StudyFile(_Part):
     loss_scale_replay: LossScaleReplaySection | None = None
     freezing_limit: FreezingLimitSection | None = None
     confirm: ConfirmSection = ConfirmSection()
+    warm_start: WarmStartSection | None = None
     space: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -293,6 +317,9 @@ class StudyFile(_Part):
             for name in ("fixed_choices", "check_policies"):
                 if not content["loss_scale_replay"][name]:
                     del content["loss_scale_replay"][name]
+        for when in ("device_hours", "patience"):
+            del content["study"][when]  # when to end, and where to begin, may change while the study goes on
+        del content["warm_start"]
         content["baseline"] = _flat(_nested(self.baseline))
         content["space"] = {dimension.path: dimension.describe() for dimension in self.dimensions}
         return content

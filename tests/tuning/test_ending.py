@@ -1,0 +1,132 @@
+"""When a search ends: device-hours, patience, an exhausted grid; and that status says which."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
+from workbench.tuning import parse_study, read_result, tune
+from workbench.tuning.ending import SearchEnd, device_hours, dominated_area, trials_without_gain
+
+NO_CONFIRMATION = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
+
+
+def ended(value: float, *, seconds: float = 1.0, allowed: bool = True, state: TrialState = TrialState.COMPLETE) -> Any:
+    value_of = None if state == TrialState.FAIL else value
+    trial = create_trial(state=state, value=value_of, constraints={"metric_deficit": -0.1 if allowed else 0.1})
+    trial.datetime_start = datetime.datetime(2026, 1, 1)
+    trial.datetime_complete = trial.datetime_start + datetime.timedelta(seconds=seconds)
+    return trial
+
+
+def study_of(*trials: Any, directions: int = 1) -> optuna.Study:
+    study = optuna.create_study(directions=["minimize"] * directions)
+    study.add_trials(trials)
+    return study
+
+
+@pytest.mark.parametrize(
+    ("trials", "idle"),
+    [
+        ([5.0], 0),
+        ([5.0, 6.0, 5.0], 2),
+        ([5.0, 6.0, 4.0], 0),
+        ([5.0, 4.0, (1.0, "refused"), 4.5], 2),
+        ([5.0, 4.0, (1.0, "pruned"), (1.0, "failed"), (1.0, "repeat")], 1),
+    ],
+)
+def test_trials_without_gain_count_finished_ones_that_are_no_better_and_allowed(trials: list[Any], idle: int) -> None:
+    stored = []
+    for trial in trials:
+        value, kind = trial if isinstance(trial, tuple) else (trial, "")
+        states = {"pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        one = ended(value, allowed=kind != "refused", state=states.get(kind, TrialState.COMPLETE))
+        if kind == "repeat":
+            one.set_user_attr("repeats", 0)
+        stored.append(one)
+    assert trials_without_gain(study_of(*stored)) == idle
+
+
+def test_with_two_objectives_a_gain_is_a_larger_dominated_area() -> None:
+    def both(metric: float, time: float) -> Any:
+        return create_trial(values=[metric, time], constraints={"metric_deficit": -0.1})
+
+    baseline = create_trial(values=[1.0, 1.0], constraints={"metric_deficit": -0.1}, user_attrs={"baseline": True})
+    front = [baseline, both(1.0, 0.9), both(1.02, 0.8)]
+    study = study_of(*front, directions=2)
+    study.set_user_attr("allowed_drops", {"o1": 0.01, "o2": 0.05})
+    assert trials_without_gain(study) == 0
+    study.add_trial(both(1.03, 0.85))  # worse than the last in both
+    study.add_trial(both(1.2, 0.1))  # beyond what is allowed
+    assert trials_without_gain(study) == 2
+    study.add_trial(both(0.9, 0.95))
+    assert trials_without_gain(study) == 0
+
+
+def test_the_dominated_area_is_that_of_the_union_of_rectangles() -> None:
+    assert dominated_area([]) == 0.0
+    assert dominated_area([(-2.0, -1.0)]) == 2.0
+    assert dominated_area([(-2.0, -1.0), (-1.0, -2.0)]) == 3.0
+    assert dominated_area([(-2.0, -1.0), (-1.0, 0.5), (3.0, -4.0)]) == 2.0
+
+
+def test_device_hours_add_up_over_trials_and_ranks_and_survive_a_clock_set_back() -> None:
+    trials = [ended(1.0, seconds=3600), ended(1.0, seconds=1800, state=TrialState.FAIL), ended(1.0, seconds=-600)]
+    assert device_hours(study_of(*trials), ranks=1) == pytest.approx(1.5)
+    assert device_hours(study_of(*trials), ranks=4) == pytest.approx(6.0)
+    running = create_trial(state=TrialState.RUNNING)
+    running.datetime_start = datetime.datetime.now() - datetime.timedelta(hours=2)
+    assert device_hours(study_of(*trials, running), ranks=1) == pytest.approx(3.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ("device_hours = 0.5", "because it has used 1 of 0.5 device-hours; 2 of 10 trials had finished."),
+        ("patience = 1", "because 1 trials in a row found nothing better (`study.patience` is 1); 2 of 10"),
+        ("n_trials = 2", "with all 2 trials."),
+        ("device_hours = 2.0\npatience = 5", ""),
+    ],
+)
+def test_whichever_limit_comes_first_ends_the_search_and_is_named(keys: str, sentence: str) -> None:
+    text = STUDY.replace("n_trials = 10\n", "") if "n_trials" in keys else STUDY
+    file = parse_study(text.replace("[study]\n", f"[study]\n{keys}\n"))
+    study = study_of(ended(1.0, seconds=1800), ended(2.0, seconds=1800))
+    reason = SearchEnd(study, file, file.study.n_trials).reason()
+    assert sentence in reason
+    assert bool(sentence) == bool(reason)
+
+
+@pytest.mark.slow
+def test_a_study_that_finds_nothing_better_ends_early_and_goes_on_with_more_patience(tmp_path: Path) -> None:
+    text = NO_CONFIRMATION.replace("n_trials = 10", "n_trials = 30\npatience = 2")
+    directory = write_study(tmp_path / "s", text)
+    result = tune(directory, make_experimenter=make_fake)
+    finished = [trial for trial in result.trials if trial.seconds > 0.0]
+    assert len(finished) < 30
+    assert min(trial.value for trial in finished if trial.feasible) not in [one.value for one in finished[-2:]]
+    told = [one for one in result.messages if "`study.patience` is 2" in one]
+    assert told
+    assert told[0] in read_result(directory).messages
+    before = len(calls(directory))
+    write_study(directory, text.replace("patience = 2", "patience = 4"))
+    assert len(tune(directory, make_experimenter=make_fake).trials) > len(result.trials)
+    assert len(calls(directory)) > before
+
+
+@pytest.mark.slow
+def test_a_grid_ends_the_search_when_every_point_was_tried(tmp_path: Path) -> None:
+    text = NO_CONFIRMATION.replace(
+        '"grad_freeze.freeze_p" = { low = 0.3, high = 0.9 }', '"grad_freeze.freeze_p" = [0.7]'
+    )
+    text = text.replace('"boost.less_bn" = [false, true]\n', "").replace('["O0", "O1", "O2"]', '["O1"]')
+    directory = write_study(tmp_path / "s", text + '\n[sampler]\nname = "grid"\n')
+    result = tune(directory, make_experimenter=make_fake)
+    assert len(result.trials) == 1 + 3  # O0; no freezing and both of its types
+    assert any("every point of the grid has been tried" in message for message in read_result(directory).messages)
