@@ -21,7 +21,16 @@ from workbench.config.errors import ConfigError
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
 from workbench.config.parameters import ParameterInfo, describe_parameters
-from workbench.config.resolve import LEVELS, Dropped, Plan, line_search_trials, requested_switches, resolve
+from workbench.config.resolve import (
+    LEVELS,
+    Dropped,
+    Outline,
+    Plan,
+    deciding,
+    line_search_trials,
+    requested_switches,
+    resolve,
+)
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
 
@@ -43,10 +52,12 @@ __all__ = [
     "LessBNConfig",
     "LossScaleConfig",
     "OptimizerConfig",
+    "Outline",
     "ParameterInfo",
     "Plan",
     "Section",
     "SnapshotConfig",
+    "deciding",
     "describe_parameters",
     "line_search_trials",
     "requested_switches",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.optimizer import OptimizerConfig
 
-__all__ = ["LEVELS", "Dropped", "Plan", "line_search_trials", "requested_switches", "resolve"]
+__all__ = ["LEVELS", "Dropped", "Outline", "Plan", "deciding", "line_search_trials", "requested_switches", "resolve"]
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "O0": (),
@@ -66,6 +66,19 @@ class Dropped:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """Which parameters are in effect: all of a plan but the values its configuration holds.
+
+    Args:
+        names: Section -> names whose values count as the configuration has them.
+        derived: Path -> value of those that follow from others; what it says of a path in ``names`` holds.
+    """
+
+    names: Mapping[str, tuple[str, ...]]
+    derived: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,19 +126,31 @@ class Plan:
         A switch's value is whether it is in effect, not what the file says. Values that are unset are left out,
         except ``loss_scale.kind`` when only the device decides it (amp auto).
         """
+        outline = self.outline()
         effective = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
-        for section, names in self._names_in_effect().items():
+        for section, names in outline.names.items():
             part = getattr(self.config, section)
-            for name in () if part is None else type(part).model_fields if names is _EVERY else names:
+            for name in names:
                 value = getattr(part, name)
                 if value is not None:
                     effective[f"{section}.{name}"] = value
-        effective["loss_scale.kind"] = _loss_scale_kind(self.config)
+        return effective | outline.derived
+
+    def outline(self) -> Outline:
+        """Return which parameters are in effect, without the values they have in the configuration."""
+        config = self.config
+        derived: dict[str, Any] = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
+        derived["loss_scale.kind"] = _loss_scale_kind(config)
         if self.dim_reduce:
-            effective["dim_reduce.line_search_trials"] = line_search_trials(self.config)
-        if self.config.amp.level in {"O2", "O3"}:
-            effective["amp.keep_batchnorm_fp32"] = self.config.effective_keep_batchnorm_fp32("")
-        return effective
+            derived["dim_reduce.line_search_trials"] = line_search_trials(config)
+        if config.amp.level in {"O2", "O3"}:
+            derived["amp.keep_batchnorm_fp32"] = config.effective_keep_batchnorm_fp32("")
+        names = {}
+        for section, given in self._names_in_effect().items():
+            part = getattr(config, section)
+            if part is not None:
+                names[section] = tuple(name for name in type(part).model_fields if name in given)
+        return Outline(names, derived)
 
     def matters(self, path: str) -> bool:
         """Return whether changing one parameter may change what this plan does; a search need not sample the others."""
@@ -250,6 +275,42 @@ def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
             given = {name: getattr(config.boost, name) for name in SWITCHES}
             return table | {name: value for name, value in given.items() if value is not None}
     return table
+
+
+def deciding(section: str, part: Any) -> tuple[Any, ...]:
+    """Return what of one section decides which parameters are in effect.
+
+    Two configurations that agree in this, section by section, have the same outline at the same level on the same
+    number of ranks. Whoever asks about thousands of configurations can look their outline up by it.
+
+    Args:
+        section: Name of the section.
+        part: The section itself; None for an optimizer that is the task's own.
+    """
+    match section:
+        case "boost":
+            return (part.mode, *(getattr(part, name) for name in SWITCHES))
+        case "common":
+            return (part.device_number,)
+        case "less_bn":
+            return (part.fn_flag, part.gc_flag)
+        case "grad_freeze":
+            return (part.param_groups == 1, part.total_steps == 0)
+        case "grad_accumulation":
+            return (part.grad_accumulation_step == 1,)
+        case "dim_reduce":
+            return (part.pca_mat_path is None, part.weight_load_dir is None, part.line_search_trials)
+        case "loss_scale":
+            return (part.kind, part.drop_overflow_update)
+        case "amp":
+            return (part.level, part.dtype, part.keep_batchnorm_fp32)
+        case "optimizer":
+            return () if part is None else (part.name,)
+        case "snapshots":
+            return (part.count > 0,)
+        case "compatibility":
+            return (part.adasum_servers, part.dim_reduce)
+    return ()  # provenance tells, it does not act
 
 
 def line_search_trials(config: BoostConfig) -> int:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters
 from workbench.config.errors import did_you_mean, shown
+from workbench.tuning.differences import Differences
 from workbench.tuning.errors import StudyError
 from workbench.tuning.plans import StudyPlans
 
-__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "in_effect", "read_space", "suggest"]
+__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "read_space", "suggest"]
 
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
@@ -181,78 +181,57 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
     ]
     idle: list[Dimension] = []  # switches that had no effect when they were last looked at
+    look = Differences(config, level, plans)
     while True:
-        looked_at = [one for one in waiting if one not in idle]
-        chosen = next((one for one in looked_at if in_effect(one, config, level, plans, waiting)), None)
+        chosen = _first_in_effect([one for one in waiting if one not in idle], look, waiting)
         if chosen is None and idle:
             # Looking at a switch costs a plan per value of every other dimension. What a plain parameter's value
             # changes about it was foreseen then, so once more at the end is enough.
-            chosen = next((one for one in idle if in_effect(one, config, level, plans, waiting)), None)
+            chosen = _first_in_effect(idle, look, waiting)
         if chosen is None:
-            return Suggestion(level, config, values)
+            return Suggestion(level, look.config, values)
         waiting.remove(chosen)
         value = chosen.draw(trial)
         values[chosen.path] = value
-        config = config.with_values({chosen.path: value})
+        look = look.with_value(chosen.path, value)
         idle = [] if _rank(chosen) < _PLAIN else [one for one in waiting if _rank(one) < _PLAIN]
 
 
-def in_effect(
-    dimension: Dimension, config: BoostConfig, level: str, plans: StudyPlans, waiting: Sequence[Dimension] = ()
-) -> bool:
-    """Return whether a dimension can make a difference.
+def _first_in_effect(
+    dimensions: Sequence[Dimension], look: Differences, waiting: Sequence[Dimension]
+) -> Dimension | None:
+    """Return the first dimension that can make a difference, or None.
 
     Args:
-        dimension: The dimension in question; a single choice always counts, it is a setting.
-        config: What is drawn so far.
-        level: Boost level.
-        plans: How the study resolves configurations.
+        dimensions: The dimensions in question; a single choice always counts, it is a setting.
+        look: What is decided so far.
         waiting: Dimensions still to be drawn; a switch counts when it matters at one of their values.
     """
-    extremes = dimension.extremes
-    if len(extremes) == 1 or _differ(dimension, config, level, plans):
-        return True
-    if _rank(dimension) >= _PLAIN:
-        return False
-    return any(
-        _differ(dimension, config, level, plans, {other.path: value})
-        for other in waiting
-        if other.path != dimension.path
-        for value in other.extremes
-        if _possible(config, other.path, value)
-    )
+    values = [(other.path, value) for other in waiting for value in other.extremes]
+    deciding: list[tuple[str, Any]] | None = None
+    for one in dimensions:
+        extremes = one.extremes
+        if len(extremes) == 1 or look.differ(one.path, extremes):
+            return one
+        if _rank(one) >= _PLAIN:
+            continue
+        if deciding is None:
+            deciding = [(path, value) for path, value in values if look.decides(path, value)]
+        section = one.path.partition(".")[0]
+        # A value that decides nothing leaves a switch as it is, unless one section's rules hold for both.
+        near = [
+            (path, value)
+            for path, value in values
+            if path.partition(".")[0] == section and (path, value) not in deciding and look.possible(path, value)
+        ]
+        if any(look.differ(one.path, extremes, other) for other in (*deciding, *near) if other[0] != one.path):
+            return one
+    return None
 
 
 def all_off(base: BoostConfig) -> BoostConfig:
     """Return O0: everything switched off, precision, loss scale and optimizer as in the study's baseline."""
     return base.with_values({"boost.mode": "disable_all"})
-
-
-def _differ(
-    dimension: Dimension,
-    config: BoostConfig,
-    level: str,
-    plans: StudyPlans,
-    besides: Mapping[str, Any] = MappingProxyType({}),
-) -> bool:
-    first, *others = dimension.extremes
-    outcome = _outcome(config, level, {**besides, dimension.path: first}, plans)
-    return any(_outcome(config, level, {**besides, dimension.path: value}, plans) != outcome for value in others)
-
-
-def _outcome(config: BoostConfig, level: str, values: Mapping[str, Any], plans: StudyPlans) -> object:
-    try:
-        return plans.resolve(config.with_values(values), level).parameters_in_effect()
-    except ConfigError as error:  # not being possible is an outcome of its own
-        return f"refused: {error}"
-
-
-def _possible(config: BoostConfig, path: str, value: Any) -> bool:
-    try:
-        config.with_values({path: value})
-    except ConfigError:
-        return False
-    return True
 
 
 # Level first, then modes, switches, flags and names that decide what else matters, then their parameters, in whatever
