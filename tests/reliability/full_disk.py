@@ -1,0 +1,70 @@
+"""A disk that is full: a small file system of its own where one may be mounted, else a limit on the size of files."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ["FullDisk", "LimitedFiles", "SmallDisk", "disk_of"]
+
+
+class FullDisk:
+    """A folder in which only so much can be written.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def leave(self, free_bytes: int) -> None:
+        """Make it full but for so much."""
+        raise NotImplementedError
+
+    def empty(self) -> None:
+        """Make room again."""
+        raise NotImplementedError
+
+
+class SmallDisk(FullDisk):
+    """A file system in memory, with a file that fills it."""
+
+    def leave(self, free_bytes: int) -> None:
+        self.empty()
+        with (self.path / "filler").open("wb", buffering=0) as filler:
+            filler.write(b"\0" * max(shutil.disk_usage(self.path).free - free_bytes, 0))
+
+    def empty(self) -> None:
+        (self.path / "filler").unlink(missing_ok=True)
+
+
+class LimitedFiles(FullDisk):
+    """No file of this process may become larger than so much."""
+
+    def leave(self, free_bytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (free_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    def empty(self) -> None:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def disk_of(kind: str, folder: Path) -> Iterator[FullDisk]:
+    """Yield a disk of a kind, ``"disk"`` or ``"limit"``; skip where the machine has none to give."""
+    folder.mkdir()
+    if kind == "limit":
+        limited = LimitedFiles(folder)
+        yield limited
+        limited.empty()
+        return
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here; run as root on a machine of your own")
+    yield SmallDisk(folder)
+    subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -1,0 +1,124 @@
+"""A clock that is set while something runs: durations, locks and lists stay right."""
+
+from __future__ import annotations
+
+import datetime as dates
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cli.conftest import Command
+from tests.telemetry.run_samples import some_steps
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, write_study
+from workbench.telemetry import RunRecorder, TelemetryError, list_runs, prune_runs, read_run
+from workbench.telemetry.writer_lock import being_written
+from workbench.tuning import read_result, tune
+from workbench.tuning.study_file import StudyFile
+
+DAY = 86_400.0
+
+
+class Clock:
+    """The time of day, as a test sets it; monotonic clocks go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.offset = 0.0
+        now, create_time = time.time, psutil.Process.create_time
+        clock = self
+
+        class Date(dates.datetime):
+            @classmethod
+            def now(cls, tz: Any = None) -> Any:
+                return cls.fromtimestamp(now() + clock.offset, tz)
+
+        monkeypatch.setattr(time, "time", lambda: now() + self.offset)
+        # Linux tells when a process began from when the machine did, which moves with the time of day.
+        monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + self.offset)
+        monkeypatch.setattr("workbench.telemetry.recorder.datetime", Date)
+        monkeypatch.setattr(dates, "datetime", Date)
+
+    def jump(self, seconds: float) -> None:
+        self.offset += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY], ids=["back", "forward"])
+def test_a_run_keeps_its_writer_and_its_durations(jump: float, clock: Clock, tmp_path: Path) -> None:
+    recorder = RunRecorder.create(tmp_path, {}, {})
+    recorder.write(some_steps(0, 3))
+    clock.jump(jump)
+    assert being_written(recorder.path, finished=False)
+    with pytest.raises(TelemetryError, match="being written by another process"):
+        RunRecorder.reopen(recorder.path)
+    assert prune_runs(tmp_path, keep=0) == []
+    recorder.write(some_steps(3, 3))
+    recorder.finish({"metric": 1.0})
+    run = read_run(recorder.path)
+    assert run.duration == pytest.approx(2.75)
+    assert len(list_runs(tmp_path)) == 1
+
+
+def test_the_lock_of_a_killed_writer_does_not_come_back_with_the_clock(clock: Clock, tmp_path: Path) -> None:
+    recorder = RunRecorder.create(tmp_path, {}, {})
+    lock = recorder.path / "writer.lock"
+    lock.write_text(lock.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {os.getppid()}'))
+    clock.jump(DAY)
+    RunRecorder.reopen(recorder.path).close()
+
+
+class Jumping(FakeExperimenter):
+    """Sets the clock at every second run."""
+
+    clock: Clock
+    runs = 0
+
+    def train(self, *arguments: Any, **options: Any) -> Any:
+        Jumping.runs += 1
+        Jumping.clock.jump(-DAY if Jumping.runs % 2 else DAY)
+        return super().train(*arguments, **options)
+
+
+def test_a_study_ends_as_it_would_without_the_jumps(clock: Clock, tmp_path: Path) -> None:
+    def make(file: StudyFile, directory: Path) -> FakeExperimenter:
+        Jumping.clock = clock
+        return Jumping(directory)
+
+    text = STUDY.replace("n_trials = 10", "n_trials = 4").replace("[confirm]", "[confirm]\nenabled = false")
+    steady = write_study(tmp_path / "steady", text)
+    jumping = write_study(tmp_path / "jumping", text)
+    calm = tune(steady, make_experimenter=lambda file, directory: FakeExperimenter(directory))
+    etas: list[float] = []
+    wild = tune(jumping, make_experimenter=make, timeout=600.0, on_progress=lambda one: etas.append(one.eta_seconds))
+    assert [trial.value for trial in wild.trials] == [trial.value for trial in calm.trials]
+    assert wild.chosen == calm.chosen
+    assert 0.0 <= wild.seconds < 600.0
+    assert not [eta for eta in etas if eta < 0.0]
+    assert not [trial for trial in read_result(jumping).trials if trial.seconds < 0.0]
+
+
+@pytest.mark.slow
+def test_training_measures_with_a_clock_that_nobody_sets(
+    workbench: Command, here: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = RunRecorder.write
+
+    def jump_and_write(recorder: RunRecorder, steps: Any) -> None:
+        clock.jump(-DAY)
+        append(recorder, steps)
+
+    monkeypatch.setattr(RunRecorder, "write", jump_and_write)
+    outcome = workbench("train", "--task", "wine.py", "--steps", 20, "--device", "cpu", "--json")
+    assert outcome.code == 0
+    (path,) = (here / "runs").iterdir()
+    run = read_run(path)
+    assert 0.0 <= run.duration < 600.0
+    assert run.steps["seconds"].is_monotonic_increasing
+    assert (run.steps["step_ms"] >= 0.0).all()

@@ -1,0 +1,107 @@
+"""No module of the package runs what a file holds, or times anything by a clock that people set."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import workbench
+
+PACKAGE = Path(workbench.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What runs code, or builds what a file names; and where it may stand, with the reason.
+RUNS_CODE = {"eval", "exec", "compile", "__import__", "execfile", "input"}
+UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "jsonpickle"}
+ALLOWED = {
+    ("tasks/loading.py", "exec"): "a task file is the user's own program, named on the command line",
+    ("tasks/loading.py", "compile"): "the same",
+    ("training/checkpoint.py", "torch.load"): "with weights_only=True, which builds tensors and plain values",
+    ("tuning/export.py", "np.load"): "without allow_pickle, memory-mapped, for the shape alone",
+}
+
+# Days and dates are for people and for files' own times; durations are measured with a monotonic clock.
+WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
+TELLS_THE_TIME = {
+    "telemetry/recorder.py": "when a run began and ended, and its name",
+    "telemetry/run_directory.py": "the age of files",
+    "telemetry/writer_lock.py": "the age of files",
+    "tuning/storage.py": "the name of an archive",
+    "tuning/export.py": "when a file was written",
+    "tuning/ending.py": "when a trial began, as Optuna stored it",
+    "tuning/study_storage.py": "when a trial began and ended, as Optuna's own storage says it",
+    "tuning/workers.py": "a deadline handed to processes, whose monotonic clocks may differ",
+    "experiments/run.py": "when a run began",
+    "mirrors/mirror.py": "when a run began, for a library that asks",
+    "mirrors/model_callback.py": "the same",
+}
+
+
+@functools.cache
+def nodes(module: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+
+
+def dotted(node: ast.AST) -> str:
+    """Return ``a.b.c`` for names and attributes of names, and nothing for anything else."""
+    if isinstance(node, ast.Attribute):
+        return f"{inner}.{node.attr}" if (inner := dotted(node.value)) else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@functools.cache
+def calls(module: Path) -> list[tuple[str, ast.Call]]:
+    """Return every call with the dotted name of what is called; names that were imported stand for themselves."""
+    return [(dotted(node.func), node) for node in nodes(module) if isinstance(node, ast.Call)]
+
+
+def keywords(call: ast.Call) -> dict[str, str]:
+    return {one.arg or "**": ast.unparse(one.value) for one in call.keywords}
+
+
+def test_nothing_runs_or_unpickles_a_file() -> None:
+    found: list[str] = []
+    used = set()
+    for module in MODULES:
+        place = module.relative_to(PACKAGE).as_posix()
+        for node in nodes(module):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found += [f"{place}:{node.lineno} imports {name}" for name in names if name.split(".")[0] in UNPICKLES]
+        for name, call in calls(module):
+            key = (place, name)
+            loads = name in {"torch.load", "np.load", "numpy.load", "torch.jit.load", "torch.hub.load"}
+            if name in RUNS_CODE or loads:
+                used.add(key)
+                if key not in ALLOWED:
+                    found.append(f"{place}:{call.lineno} calls {name}")
+            if name == "torch.load" and keywords(call).get("weights_only") != "True":
+                found.append(f"{place}:{call.lineno} loads without weights_only=True")
+            if keywords(call).get("allow_pickle", "False") != "False":
+                found.append(f"{place}:{call.lineno} allows pickles")
+            if keywords(call).get("shell", "False") != "False" or name in {"os.system", "os.popen"}:
+                found.append(f"{place}:{call.lineno} starts a shell")
+    assert not found
+    assert used == ALLOWED.keys(), "an exception that nobody needs any more"
+
+
+def test_only_dates_are_told_by_a_clock_that_people_set() -> None:
+    found = {
+        f"{module.relative_to(PACKAGE).as_posix()}"
+        for module in MODULES
+        for name, _ in calls(module)
+        if name in WALL_CLOCK
+    }
+    assert not found - TELLS_THE_TIME.keys()
+
+
+@pytest.mark.parametrize("notebook", sorted((PACKAGE.parent / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_no_notebook_runs_or_unpickles_a_file(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert not re.findall(r"pickle|torch\.load\(|(?<![.\w])(?:eval|exec)\(", text)  # model.eval() is another
