@@ -8,10 +8,12 @@ import threading
 from typing import Any
 
 import ipywidgets as widgets
+import plotly.graph_objects as go
 
+from workbench.panels.figure_place import FigurePlace
 from workbench.panels.panel import Panel
 
-__all__ = ["everything", "our_threads", "text_in"]
+__all__ = ["drawn", "everything", "our_threads", "text_in"]
 
 
 def everything(widget: widgets.Widget) -> list[Any]:
@@ -29,3 +31,9 @@ def text_in(widget: widgets.Widget | Panel) -> str:
 def our_threads() -> list[str]:
     """Return the names of the threads that panels have started and that still live."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench ")]
+
+
+def drawn(place: FigurePlace) -> go.Figure:
+    """Return the figure that stands in a place."""
+    assert place.figure is not None, "there is nothing to see yet"
+    return place.figure.static()

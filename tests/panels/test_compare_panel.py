@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.experiments.small_tasks import small_task
-from tests.panels.looking import our_threads, text_in
+from tests.panels.looking import drawn, our_threads, text_in
 from workbench.config import BoostConfig, ConfigError
 from workbench.panels.compare_panel import ComparePanel, seeds_of, settled_config
 from workbench.panels.shared_config import SharedConfig
@@ -94,9 +94,9 @@ def test_the_configuration_is_compared_with_o0_and_the_verdict_is_a_sentence(mad
         assert sentence in text
     assert "Configuration" in text
     assert panel.bar.value == 1.0
-    title = panel.figure.static().layout.title.text.replace("<br>", " ")
+    title = drawn(panel.figure).layout.title.text.replace("<br>", " ")
     assert title.startswith("this configuration is ")
-    assert len(panel.figure.static().data[1].x) == 2
+    assert len(drawn(panel.figure).data[1].x) == 2
 
 
 def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Callable[..., ComparePanel], tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_four_sides_with_a_file_and_json_text_twice_in_a_row(made: Callable[...,
         assert panel.state is PanelState.DONE
         assert panel.comparison is not None
         assert [side.label for side in panel.comparison.sides] == ["O0", "mine.json", "JSON text", "mine.json (2)"]
-        assert list(panel.figure.static().layout.yaxis.ticktext) == ["mine.json", "JSON text", "mine.json (2)"]
+        assert list(drawn(panel.figure).layout.yaxis.ticktext) == ["mine.json", "JSON text", "mine.json (2)"]
         assert "one seed bounds nothing" in text_in(panel)
 
 
@@ -244,7 +244,7 @@ def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -
     panel._take([_Step(i, k, RunProgress(100, 100, 0.2, 0.5 + i, 1.0, 2.0)) for k in range(2) for i in range(2)])
     assert "all 4 runs done; now timing steps side by side" in text_in(panel)
     assert panel._metrics == [[0.5, 0.5], [1.5, 1.5]]
-    assert list(panel.figure.static().data[1].x) == [1.0, 1.0]
+    assert list(drawn(panel.figure).data[1].x) == [1.0, 1.0]
 
 
 def test_closing_in_the_middle_leaves_no_thread(made: Callable[..., ComparePanel]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.panels.looking import our_threads, text_in
+from tests.panels.looking import drawn, our_threads, text_in
 from tests.panels.recorded_runs import POLICY, recorded_run
 from workbench.config import BoostConfig
 from workbench.experiments.replayed_run import ReplayedRun
@@ -44,12 +44,12 @@ def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossSc
     assert panel.state is PanelState.DONE
     text = text_in(panel)
     assert "toy, O1, 60 steps, 9 overflows" in text
-    assert panel.trace.static().layout.title.text.startswith("The loss scale stands at")
-    assert panel.exponents.static().data[0].type == "heatmap"
+    assert drawn(panel.trace).layout.title.text.startswith("The loss scale stands at")
+    assert drawn(panel.exponents).data[0].type == "heatmap"
     assert len(panel.policies) == 50  # the recorded one is among them
     assert len(panel.choice.options) == 50
     assert panel.groups is None
-    assert {trace.name for trace in panel.scatter.static().data} >= {"replayed policy"}
+    assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
 
 
 def test_the_assumption_and_the_error_are_said(panel: LossScalePanel) -> None:
@@ -70,8 +70,8 @@ def test_a_moved_slider_is_answered(panel: LossScalePanel) -> None:
     panel.control(WINDOW)._take(1000)
     assert panel.wait_for_answer(LONG)
     assert "init 2⁸, factor 2, window 1000: 0 overflows in 60 updates" in text_in(panel)
-    assert "replayed: init 2⁸, factor 2, window 1000" in [trace.name for trace in panel.trace.static().data]
-    chosen = next(trace for trace in panel.scatter.static().data if trace.name.startswith("chosen"))
+    assert "replayed: init 2⁸, factor 2, window 1000" in [trace.name for trace in drawn(panel.trace).data]
+    chosen = next(trace for trace in drawn(panel.scatter).data if trace.name.startswith("chosen"))
     assert chosen.x[0] == 0.0
 
 
@@ -254,7 +254,7 @@ def test_a_run_that_lacks_something_is_a_sentence(
     with LossScalePanel(recorded_run(tmp_path, **options)) as panel:  # type: ignore[arg-type]
         settled(panel)
         assert panel.state is PanelState.DONE
-        notes = [note.text for note in panel.scatter.static().layout.annotations]
+        notes = [note.text for note in drawn(panel.scatter).layout.annotations]
         assert sentence in text_in(panel) + " ".join(notes)
         assert panel.use_button.disabled is not replays
         assert panel.control(INIT).disabled is not replays

@@ -120,13 +120,17 @@ def ended(panel: StudyPanel) -> list[int]:
     return [one.number for one in panel.study.trials if one.state in {"complete", "pruned"}]
 
 
-def test_a_new_panel_says_what_it_will_ask_and_draws_empty_figures(made: Callable[..., StudyPanel]) -> None:
+def test_a_new_panel_says_what_it_will_ask_and_makes_no_figure_yet(made: Callable[..., StudyPanel]) -> None:
     panel = made(tiny_task(), SharedConfig(BoostConfig().with_values({"optimizer.name": "Adam", "optimizer.lr": 0.01})))
     assert panel.state is PanelState.IDLE
     assert panel.entries["study.task"].disabled
     assert panel.start_button.description == "Start"
     assert "optimizer.name = Adam" in text_in(panel)
-    assert "Did the search still find something better?" in titles(panel)["history"].replace("<br>", " ")
+    assert "No trial has ended yet" in text_in(panel)
+    for view, question in (("Parameters", "Which values do the good trials have in common?"), ("Overview", "faster")):
+        panel.view.value = view
+        assert question in text_in(panel)
+    assert titles(panel) == {}
     assert not Path("studies").exists()
 
 

@@ -24,11 +24,11 @@ from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 from workbench.figures import MetricScale
 from workbench.figures.labels import counted
-from workbench.figures.live import LiveFigure
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
 from workbench.panels import placed_widgets as placed
 from workbench.panels.copy_button import WHOLE_WORDS
 from workbench.panels.durations import duration_text
+from workbench.panels.figure_place import FigurePlace
 from workbench.panels.panel import Panel, Theme, close_recursively, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
@@ -202,8 +202,12 @@ class ComparePanel(Panel):
         self.worker = self.new_worker(self._take, self._end)
         self.sides = [_SideChoice(self, number) for number in range(_MOST_SIDES)]
         self._make_controls(task if isinstance(task, str) else task.name, steps, seeds, device, out)
-        self.figure = LiveFigure(
-            paired_comparison_figure((), metric=self._metric, theme=theme, height=_HEIGHT), theme=theme, interval=0
+        self.figure = FigurePlace(
+            "Which configuration is faster, and what does it cost?",
+            "Start trains every configuration with the same seeds.",
+            theme=theme,
+            height=_HEIGHT,
+            interval=0,
         )
         self.cleaned_up_by(self.figure.close)
         self._verdict, self._table = text_of(""), text_of("")

@@ -27,6 +27,7 @@ from workbench.figures.labels import counted, percent, superscripted
 from workbench.figures.live import LiveFigure
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for, parsed
+from workbench.panels.figure_place import FigurePlace
 from workbench.panels.idle_reasons import idle_reason, switch_refusals
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
@@ -212,11 +213,12 @@ class LossScalePanel(Panel):
     def _make_figures(self) -> None:
         theme = self.theme
         nothing = "Choose a recorded run on the left."
-        self.trace = LiveFigure(_waiting("Which loss scale did training settle on?", nothing, theme), theme=theme)
-        policies = replay_policies_figure(_no_policies(), theme=theme).update_layout(height=_HEIGHT)
-        self.scatter = LiveFigure(policies, theme=theme, on_pick=self.guarded(self.choose))
-        self.exponents = LiveFigure(
-            _waiting("Do the gradients fit into float16 at this loss scale?", nothing, theme), theme=theme
+        self.trace = FigurePlace("Which loss scale did training settle on?", nothing, theme=theme, height=_HEIGHT)
+        self.scatter = FigurePlace(
+            _SCATTER_QUESTION, nothing, theme=theme, height=_HEIGHT, on_pick=self.guarded(self.choose)
+        )
+        self.exponents = FigurePlace(
+            "Do the gradients fit into float16 at this loss scale?", nothing, theme=theme, height=_HEIGHT
         )
         for figure in (self.trace, self.scatter, self.exponents):
             self.cleaned_up_by(figure.close)
@@ -624,17 +626,11 @@ def _waiting(question: str, sentence: str, theme: Theme) -> Any:
     return empty_figure(question, sentence, theme=theme, height=_HEIGHT)
 
 
-def _show(live: LiveFigure, figure: Any) -> None:
+def _show(live: LiveFigure | FigurePlace, figure: Any) -> None:
     """Show a figure in the height of its place: plotly gives up following the width when a height changes."""
     figure.update_layout(height=_HEIGHT)
     live.update(figure)
     live.flush()
-
-
-def _no_policies() -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame({name: [] for name in ("init", "factor", "window", "wasted_share", "underflow_share")})
 
 
 def _listed_runs(folder: Path) -> list[tuple[str, Path]]:

@@ -33,6 +33,7 @@ from workbench.figures.live import LiveFigure
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import control_for, number_text
 from workbench.panels.durations import duration_text
+from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import Panel, Theme, column, row, text_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
@@ -51,6 +52,14 @@ if TYPE_CHECKING:
 __all__ = ["StudyOrder", "StudyPanel", "run_study"]
 
 _VIEWS: Final = ("Overview", "Parameters", "Importance")
+# What stands in a view while there is no trial: the question of its first figure.
+_QUESTIONS: Final = {
+    "Overview": "How much faster can this task be trained, and what does that cost?",
+    "Parameters": "Which values do the good trials have in common?",
+    "Importance": "Which parameters decided how a trial went?",
+}
+_NO_TRIAL: Final = "No trial has ended yet: Start searches, and a folder that holds a study is opened."
+_NOTHING_HEIGHT: Final = 430  # pixels
 _OBJECTIVES: Final = {
     "time_to_target": "Time to target (O0 steps)",
     "speed": "Step time relative to O0",
@@ -270,6 +279,8 @@ class StudyPanel(Panel):
         self.view = placed.ToggleButtons(options=list(_VIEWS), style={"button_width": "auto"}, css="wb-auto")
         # What is not looked at is not drawn, and a figure drawn while it is hidden would not know its width.
         self._stage = placed.Stack(css="wb-stage")
+        self._nothing = placed.Html(css="wb-wide")
+        self.cleaned_up_by(self._nothing.close)  # it stands in the panel only until there are trials
         self._answer = text_of("")
         self.take_buttons = {
             target: _button(f"Take {target}", f"Put boost_config.{target}.json into the configuration of the panels")
@@ -612,6 +623,10 @@ class StudyPanel(Panel):
         self._show_figures()
 
     def _show_figures(self) -> None:
+        if not self._trials():
+            self._nothing.value = nothing_html(_QUESTIONS[self.view.value], _NO_TRIAL, height=_NOTHING_HEIGHT)
+            self._stage.children = (self._nothing,)
+            return
         names = {"Overview": ("speed", "history"), "Parameters": ("parameters",), "Importance": ("importance",)}
         shown = names[self.view.value]
         wanted = tuple(self._shown_now(name).widget for name in shown)
