@@ -21,6 +21,8 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,9 +111,12 @@ class StudyStorage(RDBStorage):
         self.patience = patience
         self.role = role
         self.grace_seconds = grace_seconds
+        self._began: dict[int, float] = {}  # trial -> time.monotonic() when this process began it
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
         self._live: set[str] = set()  # those claims, and such as are being made: threads may look at each other's
         super().__init__(url, engine_kwargs=engine_kwargs)
+        # Else the connections of its pool stay open until they are collected one by one, with a warning for each.
+        weakref.finalize(self, self.engine.dispose).atexit = False
 
     # What may be repeated as it is: reads, and writes that say the whole of what shall be.
     create_new_study = _patiently(RDBStorage.create_new_study)
@@ -155,6 +160,7 @@ class StudyStorage(RDBStorage):
         created = self.patience.call(create)
         if mark is not None:
             self._claims[created._trial_id] = mark["claim"]
+            self._began[created._trial_id] = time.monotonic()
         return created
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
@@ -170,6 +176,7 @@ class StudyStorage(RDBStorage):
         if state == TrialState.RUNNING:
             return self._claim(trial_id)
         self.patience.call(lambda: self._finish(trial_id, state, values))
+        self._began.pop(trial_id, None)
         return True
 
     def holds(self, trial_id: int) -> bool:
@@ -251,6 +258,7 @@ class StudyStorage(RDBStorage):
         if claimed:
             self.forget(trial_id)
             self._claims[trial_id] = mark["claim"]
+            self._began[trial_id] = time.monotonic()
         else:
             self._live.discard(mark["claim"])
         return claimed
@@ -278,7 +286,13 @@ class StudyStorage(RDBStorage):
                 self._set_trial_value_without_commit(session, trial, objective, value)
             trial.state = state
             if state.is_finished():
-                trial.datetime_complete = datetime.datetime.now()
+                trial.datetime_complete = self._end_of(trial_id, trial.datetime_start)
+
+    def _end_of(self, trial_id: int, start: datetime.datetime | None) -> datetime.datetime:
+        # By a clock that nobody sets: a time of day put forward by a day would cost the study 24 device-hours.
+        if start is None or trial_id not in self._began:
+            return datetime.datetime.now()
+        return start + datetime.timedelta(seconds=time.monotonic() - self._began[trial_id])
 
     def _running(
         self, state: TrialState, *, study_id: int | None = None, trial_id: int | None = None
