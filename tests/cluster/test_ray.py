@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import secrets
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,42 +11,29 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from tests.cluster.ray_cluster import cluster, environment
 from tests.cluster.ray_fakes import DIES_ALWAYS, DIES_ONCE, make_mortal, make_together, make_very_slow_fake
 from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
 from workbench.tuning import RayEngine, StudyError, tune
 from workbench.tuning.storage import default_storage
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(580)]
 
 NO_CONFIRMATION = STUDY + "enabled = false\n"
-PROCESS = Path(__file__).with_name("ray_cluster_process.py")
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Start a cluster with two CPUs and one "slot"; this process joins it once."""
+    """Start a cluster; this process joins it once."""
     ray = pytest.importorskip("ray", reason='needs Ray: pip install "boost-workbench[cluster]"')
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray") as folder:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        for name in ("RAY_raylet_start_wait_time_s", "RAY_worker_register_timeout_seconds"):
-            patch.setenv(name, "240")  # a busy machine is no fault of the code
-        patch.setenv("RAY_agent_register_timeout_ms", "240000")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment().items():
+            patch.setenv(name, value)
         patch.syspath_prepend(str(Path(__file__).parents[2]))  # workers import the fakes
-        cluster = subprocess.Popen(
-            [sys.executable, str(PROCESS), folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert cluster.stdout is not None
-            where = cluster.stdout.readline().strip()
-            assert where, "Ray did not start"
+        with cluster() as where:
             ray.init(address=where, log_to_driver=False, configure_logging=False)
             yield where
-        finally:
             ray.shutdown()
-            cluster.communicate("", timeout=120)
 
 
 def trials_of(directory: Path) -> list[optuna.trial.FrozenTrial]:
