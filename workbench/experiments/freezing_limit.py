@@ -126,7 +126,7 @@ class _RestingSide(TimedSide):
         self.frequency, self.groups = like.frequency, like.groups
         freezing = like.boosted.optimizer
         assert isinstance(freezing, FreezeOpt)  # the caller looked
-        names = {parameter: name for name, parameter in like.boosted.model.named_parameters()}
+        names: dict[torch.Tensor, str] = {value: name for name, value in like.boosted.model.named_parameters()}
         chosen = {group: {names[p] for p in freezing.group_parameters(group) if p in names} for group in self.groups}
         own = dict(self.boosted.model.named_parameters())
         self._trained = {group: [own[name] for name in own if name in kept] for group, kept in chosen.items()}

@@ -220,7 +220,7 @@ def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], c
     slower = np.tile(central.overflows, (_SLOWER_REPETITIONS, 1))
     for row in slower:
         noise = thresholds.noise_log2 * rng.standard_normal(n)
-        row[many] = _held_up(thresholds, [policies[index] for index in many], np.exp2(noise))
+        row[many] = _held_up(thresholds, [policies[int(index)] for index in many], np.exp2(noise))
     return np.concatenate([counts, slower])
 
 

@@ -104,8 +104,8 @@ class _Axis:
     def ticks(self) -> list[float]:
         span = self._high - self._low
         if self.log and span > 1.0:
-            step = max(1, round(span / 4))
-            return [10.0**power for power in range(math.ceil(self._low), math.floor(self._high) + 1, step)]
+            decades = max(1, round(span / 4))
+            return [10.0**power for power in range(math.ceil(self._low), math.floor(self._high) + 1, decades)]
         low, high = (10.0**self._low, 10.0**self._high) if self.log else (self._low, self._high)
         rough = (high - low) / 5.5
         base = 10.0 ** math.floor(math.log10(rough))
