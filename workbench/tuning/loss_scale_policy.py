@@ -168,10 +168,10 @@ def _check(
                 run_id=f"loss_scale_check_{name}",
                 on_step=on_step,
             )
-            observed = {"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged}
-            stored = plain({**asdict(outcome), **observed})
+            stored = plain({"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged})
             study.set_user_attr(f"loss_scale_check:{name}", stored)
-        rows.append(dict(stored))
+        seen = {key: stored[key] for key in ("observed", "metric", "diverged")}
+        rows.append({**asdict(outcome), **seen})
     return rows
 
 
