@@ -20,7 +20,7 @@ from typing import Any
 import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models  # the tables; their version is checked when a database is opened
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -72,7 +72,7 @@ class Notes:
             with Session(engine) as session, session.begin():
                 stored = _stored(session, self._study._study_id)
                 for key, value in self._missing(stored, trials, ids, answer).items():
-                    _put(session, self._study._study_id, key, value)
+                    _put(session, self._study._study_id, key, value, is_new=key not in stored)
         except SQLAlchemyError:  # away, or another process wrote the same notes at the same moment
             return
 
@@ -193,13 +193,13 @@ def _stored(session: Session, study_id: int) -> dict[str, Any]:
     return {key: json.loads(value) for key, value in found}
 
 
-def _put(session: Session, study_id: int, key: str, value: Any) -> None:
+def _put(session: Session, study_id: int, key: str, value: Any, *, is_new: bool) -> None:
     table = models.StudySystemAttributeModel
-    row = session.scalars(select(table).where(table.study_id == study_id, table.key == key)).first()
-    if row is None:
+    if is_new:
         session.add(table(study_id=study_id, key=key, value_json=json.dumps(value)))
     else:
-        row.value_json = json.dumps(value)
+        mine = update(table).where(table.study_id == study_id, table.key == key)
+        session.execute(mine.values(value_json=json.dumps(value)))
 
 
 def _rows(trial_id: int | None, version: int, body: str, stored: Mapping[str, Any]) -> dict[str, Any]:
