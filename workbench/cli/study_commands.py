@@ -32,7 +32,9 @@ class Engine(StrEnum):
 
 
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
-StorageOption = typer.Option(None, metavar="URL", help="Optuna storage URL; without it SQLite beside the study.")
+StorageOption = typer.Option(
+    None, metavar="URL", envvar="WORKBENCH_STORAGE", help="Optuna storage URL; without it SQLite beside the study."
+)
 EngineOption = typer.Option(
     Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
 )

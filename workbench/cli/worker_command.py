@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def worker(
+    context: typer.Context,
     study: Path = StudyArgument,
     storage: str = typer.Option(
         None,
@@ -74,7 +75,9 @@ def worker(
         f"{result.name}: {result.finished} of {result.n_trials} trials finished, "
         f"{result.finished_here} by this worker in {clock(result.seconds)}"
     )
-    with_storage = f" --storage {quoted(result.storage)}" if storage else ""
+    source = context.get_parameter_source("storage")
+    told = source is not None and source.name == "COMMANDLINE"  # from the environment the next command has it, too
+    with_storage = f" --storage {quoted(result.storage)}" if told else ""
     if result.complete:
         asked = f" --trials {trials}" if trials else ""
         say(f"next: workbench tune {quoted(study)}{with_storage}{asked} confirms the best and exports")
