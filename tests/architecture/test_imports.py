@@ -138,6 +138,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "pandas": {"telemetry", "experiments", "tuning", "figures", "reports", "facade", "panels"},
     "sqlalchemy": {"tuning"},
     "psycopg": {"tuning"},
+    "ray": {"tuning"},
     "tensorboard": {"mirrors"},
     "mlflow": {"mirrors"},
     "psutil": {"devices", "telemetry", "tuning"},
@@ -229,6 +230,7 @@ def test_every_imported_library_is_a_declared_dependency() -> None:
 
 # Imported only where they are installed, or a part of a declared dependency's own interface.
 OPTIONAL = {
+    "ray": "the extra `cluster`",
     "tensorboard": "the extra `mirrors`",
     "mlflow": "the extra `mirrors`",
     "cmaes": "the sampler of that name; without it its name is refused with what to install",
