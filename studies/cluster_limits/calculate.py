@@ -33,13 +33,13 @@ def limits(measured: dict[str, Any], nodes: int, seconds: float) -> dict[str, fl
     per_trial = measured["per_trial"]
     slowest = measured["growth"][-1]["cpu_ms"] / 1e3
     server = max((row["server_cpu_ms"] for row in measured["postgresql"]), default=float("nan")) / 1e3
+    driver = rate * slowest + beats * per_trial["heartbeat_cpu_ms"] / 1e3
     return {
         "trials_per_second": rate,
         "commits_per_second": rate * per_trial["commits"] + beats * per_trial["heartbeat_commits"],
-        "driver_cores": rate * slowest + beats * per_trial["heartbeat_cpu_ms"] / 1e3,
+        "driver_cores": driver,
         "server_cores": rate * server,
-        "nodes_per_driver": seconds
-        / (slowest + seconds * BEATS_PER_GRACE / GRACE_SECONDS * per_trial["heartbeat_cpu_ms"] / 1e3),
+        "nodes_per_driver": nodes / driver,
         "database_gib_per_day": rate * 86400 * per_trial["database_bytes"] / 1024**3,
         "runs_gib_per_day": rate * 86400 * measured["run_directory"]["bytes"] / 1024**3,
     }
