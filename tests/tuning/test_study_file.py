@@ -61,6 +61,17 @@ def test_baseline_sections_and_dotted_keys_mean_the_same() -> None:
         (minimal(ranks='"two"'), '`study.ranks` must be a whole number at least 1, got "two"'),
         (minimal(evaluate_every=1000), "`study.evaluate_every` must not exceed `study.budget_steps` (100), got 1000"),
         (minimal() + "[spaces]\n", 'unknown section "spaces"; did you mean "space"?'),
+        (minimal(device_hours=0), "`study.device_hours` must be greater than 0, got 0"),
+        (minimal(device_hours='"2h"'), "`study.device_hours` must be"),
+        (minimal(patience=0), "`study.patience` must be at least 1, got 0"),
+        (minimal(patience=2.5), "`study.patience` must be a whole number"),
+        (minimal(patients=3), 'unknown key "patients" in section "study"; did you mean "patience"?'),
+        (minimal() + "[warm_start]\n", "`warm_start.from` is missing"),
+        (minimal() + "[warm_start]\nfrom = 3\n", "`warm_start.from` must be a path or a list of paths, got 3"),
+        (minimal() + "[warm_start]\nfrom = []\n", "`warm_start.from` must be a path or a list of paths, got []"),
+        (minimal() + '[warm_start]\nfrom = ["a", 3]\n', "`warm_start.from` must be a path or a list of paths"),
+        (minimal() + '[warm_start]\nfrom = "a"\ntrials = 0\n', "`warm_start.trials` must be at least 1, got 0"),
+        (minimal() + '[warm_start]\nform = "a"\n', "`warm_start.from` is missing"),
         (minimal() + '[sampler]\nname = "tpee"\n', 'did you mean "tpe"?'),
         (minimal() + '[sampler]\nname = "tpe"\nn_startup_trial = 3\n', 'did you mean "n_startup_trials"?'),
         (
@@ -168,6 +179,13 @@ def test_any_file_is_either_accepted_and_stable_or_refused_with_one_sentence(con
     else:
         assert parse_study(text).canonical() == file.canonical()
         file.base_config()
+
+
+def test_when_to_end_and_where_to_begin_are_no_part_of_the_question() -> None:
+    more = parse_study(minimal(device_hours=1.5, patience=4) + '[warm_start]\nfrom = "a"\n')
+    assert more.warm_start is not None
+    assert more.warm_start.sources == ["a"]
+    assert more.canonical() == parse_study(minimal()).canonical(), "studies that were begun without these keys go on"
 
 
 def test_another_number_of_ranks_is_another_question_but_one_rank_is_the_old_one() -> None:

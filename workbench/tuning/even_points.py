@@ -6,7 +6,9 @@ The position in the sequence is the trial's number, which no two processes share
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal
 
 import optuna
@@ -42,13 +44,13 @@ class EvenSampler(BaseSampler):
         qmc_type: Literal["sobol", "halton"] = "sobol",
         scramble: bool = True,
     ) -> None:
-        from scipy.stats import qmc  # half a second that reading a study's state need not wait for
+        from scipy.stats import qmc  # type: ignore[import-untyped]  # here: reading a study's state need not wait for it
 
         kinds = {"sobol": qmc.Sobol, "halton": qmc.Halton}
         if qmc_type not in kinds:
             raise ValueError(f'qmc_type must be one of "sobol", "halton", got "{qmc_type}"')
         self._space = space
-        self._make = lambda axes: kinds[qmc_type](axes, scramble=scramble, rng=study_seed)
+        self._make: Callable[[int], Any] = functools.partial(kinds[qmc_type], scramble=scramble, seed=study_seed)
         self._random = RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:

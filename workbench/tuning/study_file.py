@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, SnapshotConfig, requested_switches
-from workbench.config.errors import did_you_mean, sentence_of
+from workbench.config.errors import did_you_mean, sentence_of, shown
 from workbench.tuning.errors import StudyError
 from workbench.tuning.plans import StudyPlans
 from workbench.tuning.sampling import check_sampler, make_pruner
@@ -193,6 +193,13 @@ class ConfirmSection(_Part):
     time_share: float = Field(0.4, ge=0, lt=1)
 
 
+def _as_sources(value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(one, str) and one for one in names):
+        raise ValueError(f"`warm_start.from` must be a path or a list of paths, got {shown(value)}")
+    return names
+
+
 class WarmStartSection(_Part):
     """``[warm_start]``: what was found before and is tried first, after O0.
 
@@ -202,9 +209,7 @@ class WarmStartSection(_Part):
         trials: Best trials that are taken of each study.
     """
 
-    sources: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
-        alias="from", min_length=1
-    )
+    sources: Annotated[list[str], BeforeValidator(_as_sources)] = Field(alias="from")
     trials: int = Field(5, ge=1)
 
 
