@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import ipywidgets as widgets
-import traitlets
+from ipywidgets.widgets.trait_types import InstanceDict
 
 __all__ = [
     "PLACES",
@@ -85,7 +85,7 @@ class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no t
         **options: As the widget takes them.
     """
 
-    layout = traitlets.Any(None, allow_none=True).tag(sync=True)
+    layout = InstanceDict(widgets.Layout, allow_none=True).tag(sync=True, **widgets.widget_serialization)
 
     def __init__(self, *arguments: Any, css: str = "", **options: Any) -> None:
         super().__init__(*arguments, _dom_classes=tuple(css.split()), **options)
@@ -107,7 +107,7 @@ class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no t
 class _Styleless(_Placed):
     """A widget without a layout and a style; arguments as for ``_Placed``."""
 
-    style = traitlets.Any(None, allow_none=True).tag(sync=True)
+    style = InstanceDict(widgets.Style, allow_none=True).tag(sync=True, **widgets.widget_serialization)
 
 
 class Stack(_Placed, widgets.VBox):  # type: ignore[misc]
