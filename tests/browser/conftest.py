@@ -107,7 +107,7 @@ def lab(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             begun = psutil.Process(server.pid).children(recursive=True)
             server.send_signal(signal.SIGINT)
             try:
-                server.wait(timeout=60)
+                server.wait(timeout=180)  # it ends its kernels one by one
             finally:
                 _, left = psutil.wait_procs(begun, timeout=10)
                 for process in [*left, server]:

@@ -65,8 +65,9 @@ PLACES: Final = """
 .wb-panel .wb-gone{display:none}
 .wb-panel .wb-growing{flex:1 1 0%;min-width:80px;margin:0}
 .wb-panel .wb-path{flex:1 1 120px;width:auto;min-width:0;margin:0}
-.wb-panel .wb-nothing{display:flex;flex-direction:column;align-items:center;justify-content:center;gap:10px;
- text-align:center;padding:0 24px;box-sizing:border-box}
+.wb-panel .wb-nothing{display:flex;flex-direction:column;padding:8px 0;box-sizing:border-box}
+.wb-panel .wb-nothing>b{font-size:15px}
+.wb-panel .wb-nothing>div{margin:auto;padding:0 24px;text-align:center}
 .wb-panel .wb-bar{width:100%;height:14px;margin:0}
 .wb-panel .wb-more{width:auto;margin:4px 0}
 .wb-panel .wb-count{width:72px;min-width:0;margin:0}
