@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
@@ -50,7 +51,8 @@ class EvenSampler(BaseSampler):
         if qmc_type not in kinds:
             raise ValueError(f'qmc_type must be one of "sobol", "halton", got "{qmc_type}"')
         self._space = space
-        self._make: Callable[[int], Any] = functools.partial(kinds[qmc_type], scramble=scramble, seed=study_seed)
+        random = np.random.default_rng(study_seed)
+        self._make: Callable[[int], Any] = functools.partial(kinds[qmc_type], scramble=scramble, seed=random)
         self._random = RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
