@@ -17,9 +17,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tests.tuning.fake_experimenter import calls, make_fake, make_slow_fake
+from tests.tuning.fake_experimenter import calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
-from workbench.tuning import StudyBusyError, join_study, tune
+from workbench.tuning import StudyBusyError, join_study, read_study, tune
 from workbench.tuning.storage import StudyStorage, open_storage
 
 STUDY = """
@@ -27,7 +27,7 @@ STUDY = """
 task = "fake"
 budget_steps = 100
 evaluate_every = 10
-n_trials = 6
+n_trials = {n_trials}
 objective = "speed"
 
 [allowed_drop]
@@ -53,6 +53,11 @@ _PATIENCE_SECONDS = 240.0
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
+def write_killed_study(directory: Path, repetitions: int) -> Path:
+    """Write a study that is long enough for so many kills: three that hit one trial are no chance any more."""
+    return write_study(directory, STUDY.replace("{n_trials}", str(max(6, 2 * repetitions))))
+
+
 def drive(directory: Path, url: str | None, jobs: int) -> None:
     """Tune; a predecessor that was killed a moment ago may still have workers that end."""
     while True:
@@ -72,7 +77,7 @@ def work(directory: Path, url: str | None) -> None:
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start a process that is killed later, forked from a fresh one that has imported what a study needs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.cluster.kills", "workbench.tuning"])
+    context.set_forkserver_preload(["pytest", "tests.cluster.kills", "tests.cluster.preloaded"])
     process = context.Process(target=target, args=arguments)
     process.start()
     return process
@@ -108,13 +113,11 @@ class Witness:
     Args:
         directory: Folder of the study.
         url: Its database.
-        n_trials: Trials the study is to have.
         kills: Kills so far.
     """
 
     directory: Path
     url: str
-    n_trials: int = 6
     kills: int = 0
     _seen: dict[int, Any] = field(default_factory=dict)
 
@@ -141,7 +144,9 @@ class Witness:
         surplus = [one for one in failed if "message" not in one.user_attrs]
         assert len(failed) == len(given_up) + len(surplus), [one.user_attrs.get("message") for one in failed]
         counted = [one for one in trials if one.state in _FINISHED and "repeats" not in one.user_attrs]
-        assert len(counted) == self.n_trials, [(one.number, one.state.name) for one in trials]
+        assert len(counted) == read_study(self.directory).study.n_trials, [
+            (one.number, one.state.name) for one in trials
+        ]
         assert sum(bool(one.user_attrs.get("baseline")) for one in counted) == 1
         assert all(math.isfinite(value) for one in counted for value in one.values)
         # Trained to its end more than once is only what was killed between its end and its record.

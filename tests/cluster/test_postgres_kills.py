@@ -6,28 +6,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import kills
 from tests.cluster.postgres import PostgresServer
-from tests.tuning.fake_experimenter import write_study
 from workbench.tuning.storage import default_storage
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WORKBENCH_GRACE_SECONDS", "20")
+    yield
+    kills.opened.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_workers_that_are_killed_lose_nothing(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, kill_repetitions: int
 ) -> None:
-    directory = write_study(tmp_path / "s", kills.STUDY)
+    directory = kills.write_killed_study(tmp_path / "s", kill_repetitions)
     witness = kills.Witness(directory, _database(kind, directory, request))
     kills.kill_workers(witness, kill_repetitions, random.Random(1))
 
@@ -36,7 +38,7 @@ def test_workers_that_are_killed_lose_nothing(
 def test_a_driver_that_is_killed_loses_nothing(
     kind: str, jobs: int, request: pytest.FixtureRequest, tmp_path: Path, kill_repetitions: int
 ) -> None:
-    directory = write_study(tmp_path / "s", kills.STUDY)
+    directory = kills.write_killed_study(tmp_path / "s", kill_repetitions)
     witness = kills.Witness(directory, _database(kind, directory, request))
     kills.kill_driver(witness, kill_repetitions, random.Random(2), jobs)
 
@@ -44,7 +46,7 @@ def test_a_driver_that_is_killed_loses_nothing(
 def test_a_database_that_is_killed_loses_nothing(
     postgres: PostgresServer, tmp_path: Path, kill_repetitions: int
 ) -> None:
-    directory = write_study(tmp_path / "s", kills.STUDY)
+    directory = kills.write_killed_study(tmp_path / "s", kill_repetitions)
     witness = kills.Witness(directory, postgres.new_database())
     kills.kill_database(witness, kill_repetitions, random.Random(3), postgres)
 

@@ -79,7 +79,7 @@ def test_patience_ends() -> None:
     ("url", "shown"),
     [
         ("postgresql+psycopg://me:s3cret@host:1/x", "postgresql+psycopg://me:***@host:1/x"),
-        ("postgresql+psycopg://host/x?user=me&password=s3cret", "postgresql+psycopg://host/x?user=me&password=***"),
+        ("postgresql+psycopg://host/x?user=me&password=s3cret", "postgresql+psycopg://host/x?password=***&user=me"),
         ("postgresql+psycopg://me@host/x?sslkey=s3cret", "postgresql+psycopg://me@host/x?sslkey=***"),
         ("sqlite:////tmp/study.db", "sqlite:////tmp/study.db"),
         ("me:s3cret@host", "given"),
