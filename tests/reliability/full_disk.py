@@ -63,7 +63,7 @@ def disk_of(kind: str, folder: Path) -> Iterator[FullDisk]:
         yield limited
         limited.empty()
         return
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
     if not shutil.which("mount") or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("no file system can be mounted here; run as root on a machine of your own")
     yield SmallDisk(folder)
