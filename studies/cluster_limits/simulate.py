@@ -44,7 +44,7 @@ from workbench.tuning.warm_up import WarmUps
 
 RESULT = Path(__file__).parent / "result"
 EVALUATIONS = 10
-STORED = (30, 300, 1000)
+STORED = (30, 150, 600)
 """Numbers of finished trials at which the cost of one more is measured."""
 
 STUDY = """
@@ -310,10 +310,12 @@ def postgres(binaries: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 def run_bytes(folder: Path, steps: int = 200) -> dict[str, float]:
     """Return the size of a recorded run of a real, small task."""
+    from workbench.devices import select_device
     from workbench.experiments.run import run_task
     from workbench.tasks import load_task
 
-    done = run_task(load_task("digits-lenet"), BoostConfig(), level="O0", steps=steps, seed=0, device="cpu", out=folder)
+    cpu = select_device("cpu")
+    done = run_task(load_task("digits-lenet"), BoostConfig(), level="O0", steps=steps, seed=0, device=cpu, out=folder)
     assert done.path is not None
     return {"steps": steps, "bytes": sum(path.stat().st_size for path in done.path.rglob("*") if path.is_file())}
 

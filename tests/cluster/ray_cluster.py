@@ -61,12 +61,11 @@ def cluster() -> Iterator[str]:
                     break
             else:
                 raise AssertionError("Ray did not start:\n" + "".join(told))
-            threading.Thread(target=process.stdout.read, daemon=True).start()
             yield f"127.0.0.1:{port}"
         finally:
             up.set()
             process.terminate()
-            process.wait(60)
+            process.communicate(timeout=60)
 
 
 def tell_ports(folder: str, up: threading.Event) -> None:

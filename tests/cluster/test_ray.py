@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +26,13 @@ NO_CONFIRMATION = STUDY + "enabled = false\n"
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Start a cluster; this process joins it once."""
-    ray = pytest.importorskip("ray", reason='needs Ray: pip install "boost-workbench[cluster]"')
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('needs Ray: pip install "boost-workbench[cluster]"')
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment().items():
             patch.setenv(name, value)
+        import ray  # it reads its variables as it is imported
+
         patch.syspath_prepend(str(Path(__file__).parents[2]))  # workers import the fakes
         with cluster() as where:
             ray.init(address=where, log_to_driver=False, configure_logging=False)

@@ -11,6 +11,7 @@ A dead driver takes its workers along, and the same command continues, as withou
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ __all__ = ["RayCrew", "RayEngine"]
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 10.0
+_TELL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,16 @@ class RayEngine:
                 first = new_place()  # before there is room: an autoscaler sees who waits
                 wait_for_room(ray, resources, ranks, lambda: end_if_asked(stop))
                 ready = first.ready()
+                began, told = time.monotonic(), False
                 while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
                     end_if_asked(stop)
+                    if not told and time.monotonic() - began > _TELL_SECONDS:
+                        told = True
+                        print(
+                            f"note: waiting for room in the Ray cluster: a trial needs {ranks} x ({resources})",
+                            file=sys.stderr,
+                            flush=True,
+                        )
                 jobs = self.jobs or max(1, n_places(ray, resources, ranks))
                 yield RayCrew(ray, file, directory.resolve(), first, new_place, jobs, stop)
             finally:
