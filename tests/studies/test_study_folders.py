@@ -1,0 +1,87 @@
+"""Every study folder: its question can be read, its command is the one README names, its answer is there and agrees."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from workbench.config import BoostConfig
+from workbench.tuning.study_file import read_study
+
+STUDIES = Path(__file__).parents[2] / "studies"
+MISSION = ("boost_levels", "dim_reduce", "everything", "freeze_p", "loss_scale_windows")
+TUNED = (*MISSION, "quickstart")
+QUOTE = re.compile(r"<!-- results\.md: (.+?) -->\n(.*?)<!-- end -->", re.DOTALL)
+
+
+def _section(page: str, title: str) -> list[str]:
+    """Return the table lines of a section."""
+    body = page.split(f"## {title}\n", 1)
+    assert len(body) == 2, f"results.md has no section {title!r}"
+    return [line for line in body[1].split("\n## ", 1)[0].splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_the_question_is_readable_and_the_readme_names_its_command(name: str) -> None:
+    file = read_study(STUDIES / name)
+    assert file.study.name == name
+    assert f"workbench tune studies/{name}" in (STUDIES / name / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", MISSION)
+def test_a_claim_needs_five_seeds(name: str) -> None:
+    file = read_study(STUDIES / name)
+    assert file.confirm.enabled
+    assert file.confirm.seeds_min >= 5
+
+
+@pytest.mark.parametrize("name", MISSION)
+def test_the_answer_is_there(name: str) -> None:
+    result = STUDIES / name / "result"
+    for target in ("o1", "o2"):
+        config = BoostConfig.from_json(result / f"boost_config.{target}.json")
+        assert config.to_dict()["provenance"]["study"] == name
+    environment = json.loads((result / "environment.json").read_text(encoding="utf-8"))
+    assert environment["versions"]["torch"]
+    assert environment["device"]["device"]
+    for picture in result.glob("*.svg"):
+        ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+    assert f"Written by `workbench tune studies/{name}`" in (result / "results.md").read_text(encoding="utf-8")
+    assert not (result / "report.html").is_symlink()
+
+
+@pytest.mark.parametrize("name", MISSION)
+def test_the_readme_quotes_the_tables_of_the_result(name: str) -> None:
+    folder = STUDIES / name
+    page = (folder / "result" / "results.md").read_text(encoding="utf-8")
+    quotes = QUOTE.findall((folder / "README.md").read_text(encoding="utf-8"))
+    assert quotes
+    for title, body in quotes:
+        told = [line for line in body.splitlines() if line.startswith("|")]
+        assert told == _section(page, title), f"{name}/README.md quotes an earlier {title!r}"
+
+
+@pytest.mark.parametrize("name", MISSION)
+def test_pictures_of_the_readme_exist(name: str) -> None:
+    folder = STUDIES / name
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert shown
+    assert all((folder / path).is_file() for path in shown)
+
+
+def test_replay_is_checked_on_twenty_policies_and_told_as_it_is() -> None:
+    result = STUDIES / "loss_scale_windows" / "result"
+    checked = pd.read_csv(result / "replay_check.csv")
+    assert len(checked) >= 20
+    assert (checked["observed"] > 0).sum() >= 15, "a check without overflows checks nothing"
+    within = checked["observed"].between(checked["overflows_low"], checked["overflows_high"])
+    page = (result / "results.md").read_text(encoding="utf-8")
+    assert (
+        f"Of {len(checked)} policies that were trained, {within.sum()} overflowed as often as their range says." in page
+    )
+    assert within.sum() == sum(" | yes | " in line for line in _section(page, "Loss scale by replay"))
