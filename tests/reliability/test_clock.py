@@ -90,6 +90,7 @@ class Jumping(FakeExperimenter):
         return super().train(*arguments, **options)
 
 
+@pytest.mark.usefixtures("no_waiting_for_the_disk")
 def test_a_study_ends_as_it_would_without_the_jumps(clock: Clock, tmp_path: Path) -> None:
     def make(file: StudyFile, directory: Path) -> FakeExperimenter:
         Jumping.clock = clock

@@ -64,6 +64,7 @@ def sampled(every: int) -> tuple[list[tuple[float, int]], Callable[[float], None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_waiting_for_the_disk")
 def test_a_long_search_grows_no_more_than_what_optuna_keeps(tmp_path: Path) -> None:
     text = STUDY.replace("n_trials = 10", f"n_trials = {N_TRIALS}") + "enabled = false\n[sampler]\nname = 'random'\n"
     directory = write_study(tmp_path / "s", text)
@@ -120,7 +121,7 @@ def test_training_again_and_again_leaves_no_thread_and_no_open_file(
 
     (tmp_path / "wine.py").write_text(TASK)
     monkeypatch.chdir(tmp_path)
-    config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True, "less_bn": True}})
+    config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": True}})
     samples, note = sampled(1)
     n_runs = max(N_TRIALS // 6, 12)
     began = (0, 0)
