@@ -87,7 +87,7 @@ class Notes:
         attributes = self._study.user_attrs
         metric = str(attributes.get("metric_name", "metric"))
         body = study_note(self._file, metric, attributes.get("allowed_drops", {}), trials, answer)
-        before = _body(stored, None)
+        before = _own_body(stored)
         is_ours = not before or stored.get(_OWN) == _digest(before)
         is_answered = _ANSWER in before and not answer
         if is_ours and not is_answered and body != before:
@@ -188,9 +188,13 @@ def _engine_of(study: optuna.Study) -> Any:
 
 
 def _stored(session: Session, study_id: int) -> dict[str, Any]:
+    """Return the keys that are there, with the values of those that the study's own note consists of."""
     table = models.StudySystemAttributeModel
-    found = session.execute(select(table.key, table.value_json).where(table.study_id == study_id))
-    return {key: json.loads(value) for key, value in found}
+    mine = select(table.key).where(table.study_id == study_id)
+    found: dict[str, Any] = dict.fromkeys(session.scalars(mine))
+    own = [key for key in found if key in (_OWN, _version_key(None)) or key.startswith(_part_prefix(None))]
+    values = select(table.key, table.value_json).where(table.study_id == study_id, table.key.in_(own))
+    return found | {key: json.loads(value) for key, value in session.execute(values)}
 
 
 def _put(session: Session, study_id: int, key: str, value: Any, *, is_new: bool) -> None:
@@ -210,8 +214,8 @@ def _rows(trial_id: int | None, version: int, body: str, stored: Mapping[str, An
     return {_version_key(trial_id): version, **rows, **left_over}
 
 
-def _body(stored: Mapping[str, Any], trial_id: int | None) -> str:
-    prefix = _part_prefix(trial_id)
+def _own_body(stored: Mapping[str, Any]) -> str:
+    prefix = _part_prefix(None)
     return "".join(str(stored.get(f"{prefix}{number}", "")) for number in range(len(stored)))
 
 
