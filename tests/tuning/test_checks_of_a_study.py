@@ -1,0 +1,74 @@
+"""What a study measures beside its trials: policies that are trained to check a replay, and the limit of freezing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, write_study
+from workbench.config import BoostConfig
+from workbench.tuning import tune
+from workbench.tuning.errors import StudyError
+from workbench.tuning.study_file import StudyFile, parse_study
+
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").split("[confirm]")[0] + "[confirm]\nenabled = false\n"
+CHECK = (
+    "\n[loss_scale_replay]\nsteps = 30\ninit_choices = [65536.0, 1048576.0]\nfactor_choices = [2.0]\n"
+    "window_choices = [10, 20]\nfixed_choices = [67108864.0]\ncheck_policies = 5\n"
+)
+
+
+class _Timed(FakeExperimenter):
+    def freezing_limit(
+        self, candidate: tuple[BoostConfig, str], *, seed: int, rounds: int, steps_per_block: int
+    ) -> dict[str, float]:
+        self.log(f"limit {rounds} {steps_per_block} {candidate[0].resolve(candidate[1]).grad_freeze}")
+        return {"realised": 1.1, "limit": 1.2}
+
+
+def make_timed(file: StudyFile, directory: Path) -> _Timed:
+    return _Timed(directory)
+
+
+def test_every_checked_policy_is_trained_once_and_stands_beside_its_prediction(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT + CHECK)
+    policy = tune(directory, trials=1, make_experimenter=make_timed).loss_scale_policy
+    assert policy is not None
+    checked: list[dict[str, Any]] = policy["checked"]
+    assert [one["init"] for one in checked] == [2.0**16, 2.0**16, 2.0**20, 2.0**20, 2.0**26]
+    assert {one["observed"] for one in checked} == {3}  # what the stand-in always wastes
+    assert "Of 5 policies that were trained, 5 overflowed as often as their range says." in policy["sentence"]
+    before = calls(directory)
+    assert sum(line.startswith("trained") and "loss_scale_check" in line for line in before) == 5
+    tune(directory, trials=1, make_experimenter=make_timed)
+    assert calls(directory) == before
+    assert (directory / "result" / "boost_config.o1.json").exists()
+
+
+def test_freezing_trials_alone_are_timed_beside_their_limit_and_once(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT + "\n[freezing_limit]\nrounds = 5\nsteps_per_block = 3\n")
+    result = tune(directory, trials=4, make_experimenter=make_timed)
+    freezing = [t for t in result.trials if t.state == "complete" and t.seconds and "freezing" in t.summary]
+    assert freezing
+    assert [row["trial"] for row in result.freezing_limits] == [trial.number for trial in freezing]
+    assert all(row["limit"] == 1.2 for row in result.freezing_limits)
+    timed = [line for line in calls(directory) if line.startswith("limit")]
+    assert timed == ["limit 5 3 True"] * len(freezing)
+    tune(directory, trials=4, make_experimenter=make_timed)
+    assert [line for line in calls(directory) if line.startswith("limit")] == timed
+
+
+def test_studies_begun_before_there_were_checks_ask_the_same() -> None:
+    plain = parse_study(SHORT).canonical()
+    assert "freezing_limit" not in plain
+    unchecked = parse_study(SHORT + "\n[loss_scale_replay]\nsteps = 30\n").canonical()
+    assert "check_policies" not in unchecked["loss_scale_replay"]
+    assert parse_study(SHORT + CHECK).canonical()["loss_scale_replay"]["check_policies"] == 5
+
+
+def test_a_limit_over_ranks_is_refused() -> None:
+    text = SHORT.replace('task = "fake"', 'task = "fake"\nranks = 2') + "\n[freezing_limit]\n"
+    with pytest.raises(StudyError, match="measured in one process"):
+        parse_study(text)
