@@ -99,9 +99,13 @@ def test_a_file_gives_the_table_back(table: pd.DataFrame, tmp_path: Path, suffix
         back = pd.read_parquet(path)
         pd.testing.assert_frame_equal(back, table)
     else:
-        back = pd.read_csv(path, parse_dates=["started", "ended"])
+        empty_ones = {name: str(kind) for name, kind in table.dtypes.items() if str(kind) in ("boolean", "Int64")}
+        back = pd.read_csv(path, parse_dates=["started", "ended"], dtype=empty_ones)
         assert list(back.columns) == list(table.columns)
-        pd.testing.assert_frame_equal(back, table, check_dtype=False)
+        words = [name for name in table.columns if table[name].dtype == "str"]  # a CSV knows no empty one
+        back[words] = back[words].astype("str").fillna("")
+        expected = table.assign(**{name: table[name].fillna("") for name in words})
+        pd.testing.assert_frame_equal(back, expected, check_dtype=False)
 
 
 def test_a_parquet_file_says_the_unit_of_each_column(table: pd.DataFrame, tmp_path: Path) -> None:
