@@ -17,6 +17,7 @@ import multiprocessing
 import platform
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -44,8 +45,6 @@ from workbench.tuning.warm_up import WarmUps
 
 RESULT = Path(__file__).parent / "result"
 EVALUATIONS = 10
-STORED = (30, 150, 600)
-"""Numbers of finished trials at which the cost of one more is measured."""
 
 STUDY = """
 [study]
@@ -157,7 +156,7 @@ def counting() -> Iterator[Counter[str]]:
         event.remove(Engine, "commit", committed)
 
 
-def statements_per_trial(folder: Path, trials: int = 10) -> dict[str, float]:
+def statements_per_trial(folder: Path, trials: int = 8) -> dict[str, float]:
     """Return statements, commits and bytes of one trial on SQLite, and those of one heartbeat."""
     url = f"sqlite:///{folder / 'statements.db'}"
     run_trials(url, folder, 5)
@@ -179,12 +178,12 @@ def statements_per_trial(folder: Path, trials: int = 10) -> dict[str, float]:
     return told
 
 
-def growth(folder: Path, repeats: int = 5) -> list[dict[str, float]]:
+def growth(folder: Path, stored_trials: Sequence[int], repeats: int = 5) -> list[dict[str, float]]:
     """Return the driver's CPU time of one trial (ask, draw, report, tell) at growing numbers of stored trials."""
     rows = []
     url = f"sqlite:///{folder / 'growth.db'}"
-    run_trials(url, folder, STORED[0])
-    for stored in STORED:
+    run_trials(url, folder, min(stored_trials))
+    for stored in stored_trials:
         with searching(url, folder, 10**6) as (search, study, _):
             _fill(study, stored)
             search._run_one()  # reads what is stored; a driver that runs has read it before
@@ -303,7 +302,7 @@ def postgres(binaries: Path) -> Iterator[tuple[str, psutil.Process]]:
             time.sleep(0.2)
         yield f"postgresql+psycopg://study:{password}@127.0.0.1:{port}/postgres", psutil.Process(server.pid)
     finally:
-        server.terminate()
+        server.send_signal(signal.SIGINT)  # without waiting for connections that we still have open
         server.wait(60)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -347,27 +346,31 @@ def main() -> None:
     parser.add_argument("--postgres-bin", type=Path, default=found[-1] if found else None)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--trials", type=int, default=24, help="trials of each crowd")
+    parser.add_argument(
+        "--stored", type=int, nargs="*", default=[30, 300, 1000], help="stored trials to measure beside"
+    )
     asked = parser.parse_args()
     told: dict[str, Any] = {"environment": environment(), "command": " ".join(["python", *sys.argv])}
+
+    def keep(part: str, value: Any) -> None:
+        told[part] = value
+        print(part, value, flush=True)
+        write_text_atomically(RESULT / "measured.json", json.dumps(told, indent=2) + "\n")
+
+    RESULT.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        told["per_trial"] = statements_per_trial(folder)
-        print(told["per_trial"], flush=True)
-        told["run_directory"] = run_bytes(folder)
-        print(told["run_directory"], flush=True)
-        told["sqlite"] = []
-        for workers in asked.workers:
-            url = f"sqlite:///{folder / f'crowd{workers}.db'}"
-            told["sqlite"].append(crowd(url, folder, workers, asked.trials, None))
-            print("sqlite", told["sqlite"][-1], flush=True)
-        told["postgresql"] = []
+        keep("run_directory", run_bytes(folder))
+        keep("per_trial", statements_per_trial(folder))
+        keep("postgresql", [])
         for workers in asked.workers if asked.postgres_bin else []:
             with postgres(asked.postgres_bin) as (url, server):
-                told["postgresql"].append(crowd(url, folder, workers, asked.trials, server))
-                print("postgresql", told["postgresql"][-1], flush=True)
-        told["growth"] = growth(folder)
-    RESULT.mkdir(exist_ok=True)
-    write_text_atomically(RESULT / "measured.json", json.dumps(told, indent=2) + "\n")
+                keep("postgresql", [*told["postgresql"], crowd(url, folder, workers, asked.trials, server)])
+        keep("growth", growth(folder, asked.stored))
+        keep("sqlite", [])
+        for workers in asked.workers:
+            url = f"sqlite:///{folder / f'crowd{workers}.db'}"
+            keep("sqlite", [*told["sqlite"], crowd(url, folder, workers, asked.trials, None)])
 
 
 if __name__ == "__main__":
