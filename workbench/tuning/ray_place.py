@@ -1,8 +1,8 @@
 """A place in a Ray cluster where trials run one after the other: one worker, or one per rank of the trial.
 
 Where it is, Ray decides, from the resources it is asked for; when there is no room yet it waits there, and an
-autoscaler sees that somebody waits. A single worker that dies is restarted by Ray, on another node if need be. Ranks
-are held together by a placement group; when one dies all of them begin anew in it.
+autoscaler sees that somebody waits. In place of a worker that dies Ray is asked for another, on whatever node has room.
+Ranks are held together by a placement group; when one dies all of them begin anew in it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class Place:
         options: dict[str, Any] = {**resources.options, "concurrency_groups": dict(CONCURRENCY_GROUPS)}
         self._numbers = itertools.count(1)
         self._group = self._groups = None
-        if ranks == 1:
-            options["max_restarts"] = -1  # how often a trial may lose its worker, the experimenter counts
-        else:
+        if ranks > 1:
             self._groups = importlib.import_module("ray.util.placement_group")
             self._group = self._groups.placement_group([dict(resources.amounts)] * ranks, strategy="PACK")
         self._worker = ray.remote(**options)(_with_groups(ray))
@@ -180,10 +178,11 @@ class Place:
         except LostWorkerError as error:
             reason = str(error)
         self._heard = None
-        if self._ranks > 1:  # they come back together or not at all
-            self._kill()
-            self._met = False
-            self._start()
+        # Not Ray's max_restarts: calls to an actor that is being restarted fail at once, those to a new one wait; and
+        # ranks come back together or not at all.
+        self._kill()
+        self._met = self._ranks == 1
+        self._start()
         raise LostWorkerError(" ".join(reason.split())[:300])
 
     def _kill(self) -> None:
