@@ -134,7 +134,7 @@ class Plan:
                 value = getattr(part, name)
                 if value is not None:
                     effective[f"{section}.{name}"] = value
-        return effective | outline.derived
+        return {**effective, **outline.derived}
 
     def outline(self) -> Outline:
         """Return which parameters are in effect, without the values they have in the configuration."""

@@ -133,7 +133,7 @@ class Differences:
     def _outcome(self, path: str, value: Any, besides: tuple[str, Any] | None) -> object:
         section, _, name = path.partition(".")
         facts = self._facts
-        changes = ((path, value),)
+        changes: tuple[tuple[str, Any], ...] = ((path, value),)
         if besides is not None:
             other = besides[0].partition(".")[0]
             if other == section:
