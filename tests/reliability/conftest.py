@@ -15,7 +15,7 @@ __all__ = ["here", "no_waiting_for_the_disk", "study", "workbench"]
 
 @pytest.fixture
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Spare this process the wait for the disk at every commit; it is not killed, and what it waits for is not tested."""
+    """Spare this process the wait for the disk at every commit; it is not killed, and no disk is full."""
 
     def hurry(connection: Any, _: Any) -> None:
         connection.execute("PRAGMA synchronous=OFF")

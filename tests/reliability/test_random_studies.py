@@ -162,13 +162,6 @@ def run_to_the_end(content: dict[str, Any]) -> None:
         shutil.rmtree(directory)
 
 
-@pytest.mark.usefixtures("no_waiting_for_the_disk")
-@settings(parent=FUZZ, max_examples=2)
-@given(content=studies(tiny=True))
-def test_a_tiny_study_runs_to_its_end(content: dict[str, Any]) -> None:
-    run_to_the_end(content)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @settings(parent=FUZZ, max_examples=max(FUZZ.max_examples // 2, 5))
