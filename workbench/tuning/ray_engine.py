@@ -3,8 +3,8 @@
     driver: Study.ask / tell, sampler, pruner, database          places: workers in the cluster
       one thread per place, which only waits   <-- messages -->    one process (or one per rank) that trains
 
-The database and its credentials stay with the driver; workers get configurations and numbers. Queueing, placement,
-scaling and restarts are Ray's: a place that has no room yet waits in Ray's queue, and that is what an autoscaler sees.
+The database and its credentials stay with the driver; workers get configurations and numbers. Queueing,
+placement and scaling are Ray's: a place that has no room yet waits in Ray's queue, and that is what an autoscaler sees.
 A dead driver takes its workers along, and the same command continues, as without Ray.
 """
 
