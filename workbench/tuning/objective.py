@@ -24,6 +24,7 @@ from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, 
 from workbench.tuning.plans import explicit_config
 from workbench.tuning.search_space import Suggestion, all_off, suggest
 from workbench.tuning.study_file import StudyFile
+from workbench.tuning.trial_in_hand import TrialInHand
 from workbench.tuning.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 
 __all__ = [
@@ -233,7 +234,8 @@ class Objective:
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self._file = file
-        self._study = study
+        self._hand = TrialInHand(study)
+        self._study = self._hand.study
         self._experimenter = experimenter
         self._allowed = {"O0": allowed_drops["o1"], "O1": allowed_drops["o1"], "O2": allowed_drops["o2"]}
         self._base = file.base_config()
@@ -250,6 +252,10 @@ class Objective:
             optuna.TrialPruned: When it is not worth finishing.
             StudyFailedError: When O0 itself does not train.
         """
+        with self._hand.holding(trial):
+            return self._outcome(trial)
+
+    def _outcome(self, trial: optuna.Trial) -> tuple[float, ...]:
         is_baseline = bool(trial.user_attrs.get("baseline"))
         self._reported = frozenset(self._frozen(trial.number).intermediate_values)
         try:
@@ -265,6 +271,7 @@ class Objective:
         trial.set_user_attr("summary", plan.summary())
         trial.set_user_attr("plan_key", plan.key())
         trial.set_user_attr("allowed_drop", self._allowed[suggestion.level])
+        self._hand.write()
         if is_baseline:
             return self._run_baseline(trial, plan)
         twin = self._equal_plan(plan.key(), trial.number)
@@ -312,6 +319,7 @@ class Objective:
                 steps_per_block=file.speed.steps_per_block,
             )
             trial.set_user_attr("speed", plain(asdict(speed)))
+            self._hand.write()  # an interrupted trial finds it here
         pruned = False
 
         def on_evaluation(step: int, metric: float) -> bool:
@@ -397,6 +405,7 @@ class Objective:
         # What an interrupted trial reported before stands: the same seed gives the same curve.
         if step not in self._reported:
             trial.report(min(deficit, 1e30), step)
+            self._hand.write_now_and_then()
 
     def _constrain(self, trial: optuna.Trial, value: float) -> None:
         if "metric_deficit" not in trial.constraints:

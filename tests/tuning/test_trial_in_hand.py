@@ -1,0 +1,113 @@
+"""Tests for `workbench.tuning.trial_in_hand`: what is gathered is what Optuna would have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import event
+
+from workbench.tuning.storage import open_storage
+from workbench.tuning.trial_in_hand import TrialInHand
+
+
+def new_study(folder: Path) -> optuna.Study:
+    storage = open_storage(f"sqlite:///{folder / 'study.db'}")
+    return optuna.create_study(study_name="study", storage=storage, sampler=optuna.samplers.RandomSampler(seed=0))
+
+
+def as_read_anew(folder: Path, number: int = 0) -> FrozenTrial:
+    storage = open_storage(f"sqlite:///{folder / 'study.db'}")
+    return optuna.load_study(study_name="study", storage=storage).trials[number]
+
+
+def work(trial: optuna.Trial) -> None:
+    trial.suggest_float("x", 1e-3, 1.0, log=True)
+    trial.suggest_categorical("kind", ("a", "b"))
+    trial.suggest_int("n", 1, 9)
+    trial.set_user_attr("config", {"a": [1, None, 0.5]})
+    trial.set_user_attr("config", {"a": [2]})
+    trial.report(0.25, 10)
+    trial.report(float("inf"), 20)
+    trial.set_constraint("deficit", -0.5)
+
+
+def test_a_trial_in_hand_is_stored_as_optuna_stores_it(tmp_path: Path) -> None:
+    stored = []
+    for name in ("plain", "gathered"):
+        (tmp_path / name).mkdir()
+        study = new_study(tmp_path / name)
+        hand, trial = TrialInHand(study), study.ask()
+        if name == "gathered":
+            with hand.holding(trial):
+                work(trial)
+        else:
+            work(trial)
+        study.tell(trial, 1.5)
+        read = as_read_anew(tmp_path / name)
+        attributes = {key: value for key, value in read.user_attrs.items() if key != "process"}
+        stored.append(
+            (read.params, read.distributions, attributes, read.system_attrs, read.intermediate_values, read.values)
+        )
+    assert stored[0] == stored[1]
+    assert stored[0][0].keys() == {"x", "kind", "n"}
+
+
+def test_everything_drawn_is_written_in_one_transaction(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    hand, trial = TrialInHand(study), study.ask()
+    engine, commits = study._storage._backend.engine, []  # type: ignore[attr-defined]
+    with hand.holding(trial):
+        event.listen(engine, "commit", commits.append)
+        work(trial)
+        assert not commits
+        hand.write()
+        assert len(commits) == 1
+        hand.write()
+        assert len(commits) == 1  # nothing was left to write
+    assert as_read_anew(tmp_path).params == trial.params
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, optuna.TrialPruned])
+def test_what_was_measured_before_an_error_is_kept(tmp_path: Path, error: type[BaseException]) -> None:
+    study = new_study(tmp_path)
+    hand, trial = TrialInHand(study), study.ask()
+
+    def fail() -> None:
+        with hand.holding(trial):
+            trial.set_user_attr("speed", 0.5)
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert as_read_anew(tmp_path).user_attrs["speed"] == 0.5
+    trial.set_user_attr("message", "why")  # outside the block written at once
+    assert as_read_anew(tmp_path).user_attrs["message"] == "why"
+
+
+def test_a_trial_that_another_process_has_finished_is_not_written_to(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    hand, trial = TrialInHand(study), study.ask()
+
+    def write() -> None:
+        with hand.holding(trial):
+            trial.set_user_attr("speed", 0.5)
+            study.tell(trial.number, state=TrialState.FAIL)
+
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        write()
+    assert "speed" not in as_read_anew(tmp_path).user_attrs
+
+
+def test_others_are_seen_and_the_own_trial_as_it_stands(tmp_path: Path) -> None:
+    study = new_study(tmp_path)
+    study.tell(study.ask(), 1.0)
+    hand, trial = TrialInHand(study), study.ask()
+    with hand.holding(trial):
+        work(trial)
+        seen: list[Any] = hand.study.get_trials(deepcopy=False)
+    assert [one.state for one in seen] == [TrialState.COMPLETE, TrialState.RUNNING]
+    assert seen[1].intermediate_values[10] == 0.25
