@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from workbench.records import TrialRecord
 from workbench.tuning.experimenter import RunStep
 from workbench.tuning.notes import Notes
-from workbench.tuning.objective import baseline_trial
 from workbench.tuning.selection import TARGETS, competing_trials
-from workbench.tuning.stored_records import counted_trials, trials_of
+from workbench.tuning.stored_records import records_of, trials_of
 from workbench.tuning.study_file import StudyFile
 
 __all__ = ["StudyWatch", "TuneProgress"]
@@ -62,6 +63,8 @@ class StudyWatch:
         self._trial_seconds = math.nan
         self._best = ""
         self._ended = 0
+        self._records: dict[int, TrialRecord] = {}  # of trials that have ended
+        self._attributes: dict[str, Any] = {}  # the study's, which stand once it has begun
         self._notes = Notes(study, file)
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
         plans = 1 + file.confirm.candidates
@@ -107,22 +110,24 @@ class StudyWatch:
     def _refresh(self) -> None:
         if self._on_progress is None:
             return
-        records = trials_of(self._study)
-        counted = {trial.number for trial in counted_trials(self._study)}
-        finished = [one for one in records if one.state in {"complete", "pruned"} and one.number in counted]
+        trials = self._study.get_trials(deepcopy=False)  # once: each look asks the database
+        attributes = self._attributes = self._attributes or self._study.user_attrs
+        records = records_of(trials, higher_is_better=bool(attributes["higher_is_better"]), known=self._records)
+        complete = [one for one in trials if one.state == TrialState.COMPLETE]
+        baseline = next((one.number for one in complete if one.user_attrs.get("baseline")), None)
+        if baseline is not None:  # what has ended is not read again
+            self._records = {one.number: one for one in records if one.state in {"complete", "pruned", "failed"}}
+        repeats = {trial.number for trial in trials if "repeats" in trial.user_attrs}
+        finished = [one for one in records if one.state in {"complete", "pruned"} and one.number not in repeats]
         self._ended = sum(record.state in {"complete", "pruned", "failed"} for record in records)
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
         self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
-        self._best = self._best_of(records)
+        self._best = "" if baseline is None else self._best_of(records, baseline, attributes)
 
-    def _best_of(self, records: list[TrialRecord]) -> str:
+    def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
         """Say who leads the export with the smaller allowed drop, or else the other."""
-        baseline = baseline_trial(self._study)
-        if baseline is None:
-            return ""
-        attributes = self._study.user_attrs
-        reference = next(one for one in records if one.number == baseline.number)
+        reference = next(one for one in records if one.number == baseline)
         for target in TARGETS:
             ranked = competing_trials(
                 records,

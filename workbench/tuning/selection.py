@@ -6,6 +6,8 @@ one device O1 and O2 often do), its metric stayed within the drop that this expo
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,12 +59,13 @@ def competing_trials(
     for trial in trials:
         if trial.state != "complete" or trial.number == baseline.number or not trial.config:
             continue
-        key = _key(trial, trial.level, plans)
-        fits = trial.metric_deficit <= allowed_drop  # False for NaN: a diverged trial never fits
-        if not fits or key in seen or key != _key(trial, TARGETS[target], plans):
+        if not trial.metric_deficit <= allowed_drop:  # so for NaN: a diverged trial never fits
             continue
         candidate = aimed(trial)
-        if cost(candidate, objective) < limit:
+        if not cost(candidate, objective) < limit:
+            continue
+        key = _key(trial, trial.level, plans)  # last, since it resolves a configuration
+        if key not in seen and key == _key(trial, TARGETS[target], plans):
             seen.add(key)
             found.append(candidate)
     return sorted(found, key=lambda trial: (cost(trial, objective), trial.number))
@@ -136,7 +139,12 @@ def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched:
 
 
 def _key(trial: TrialRecord, level: str, plans: StudyPlans) -> str:
+    return _key_of(json.dumps(trial.config), level, plans)
+
+
+@functools.lru_cache(maxsize=4096)  # a search ranks its trials after each of them
+def _key_of(config: str, level: str, plans: StudyPlans) -> str:
     try:
-        return plans.resolve(BoostConfig.from_dict(trial.config), level).key()
+        return plans.resolve(BoostConfig.from_dict(json.loads(config)), level).key()
     except ConfigError as error:
         return f"refused: {error}"

@@ -14,7 +14,15 @@ from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.errors import StudyFailedError
 from workbench.tuning.objective import baseline_trial, metric_deficit, plain, read_speed, read_trained
 
-__all__ = ["FINISHED", "baseline_record", "candidates_of", "counted_trials", "keep_candidates", "trials_of"]
+__all__ = [
+    "FINISHED",
+    "baseline_record",
+    "candidates_of",
+    "counted_trials",
+    "keep_candidates",
+    "records_of",
+    "trials_of",
+]
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of a trial that has run to an end."""
@@ -30,8 +38,12 @@ _STATES = {
 
 def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
-    begun = study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
-    return [trial for trial in begun if "repeats" not in trial.user_attrs]
+    return _counted(study.get_trials(deepcopy=False))
+
+
+def _counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    begun = (*FINISHED, TrialState.RUNNING)
+    return [trial for trial in trials if trial.state in begun and "repeats" not in trial.user_attrs]
 
 
 def trials_of(study: optuna.Study) -> list[TrialRecord]:
@@ -43,10 +55,28 @@ def trials_of(study: optuna.Study) -> list[TrialRecord]:
     Returns:
         Records in the order of trial numbers.
     """
-    baseline = baseline_trial(study)
+    trials = study.get_trials(deepcopy=False)
+    return records_of(trials, higher_is_better=bool(study.user_attrs.get("higher_is_better", True)))
+
+
+def records_of(
+    trials: Sequence[FrozenTrial], *, higher_is_better: bool, known: Mapping[int, TrialRecord] | None = None
+) -> list[TrialRecord]:
+    """Rebuild the records of trials that have been read.
+
+    Args:
+        trials: All trials of the study, in the order of their numbers.
+        higher_is_better: Direction of the metric.
+        known: Records by number that are taken as they are; of trials that have ended since O0 had.
+
+    Returns:
+        Records in the order of the trials.
+    """
+    finished = (trial for trial in trials if trial.state == TrialState.COMPLETE)
+    baseline = next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
     reference = None if baseline is None else read_trained(baseline.user_attrs["trained"]).metric
-    higher = bool(study.user_attrs.get("higher_is_better", True))
-    return [_record(trial, reference, higher) for trial in study.get_trials(deepcopy=False)]
+    known = known or {}
+    return [known.get(trial.number) or _record(trial, reference, higher_is_better) for trial in trials]
 
 
 def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
