@@ -17,6 +17,7 @@ from workbench.bench.live_panel import measure_live_panel
 from workbench.bench.opened_run import measure_open_run
 from workbench.bench.panel_handlers import measure_handlers
 from workbench.bench.recorded import record_run
+from workbench.bench.study_overhead import measure_study_overhead
 from workbench.bench.trace_cost import measure_trace
 from workbench.experiments.replay import replay
 from workbench.experiments.replayed_run import recorded_policy
@@ -103,3 +104,13 @@ def test_widgets_encode_what_they_send() -> None:
     speak_as_in_a_kernel(box)
     assert [each.comm for each in everything_in(box)] == encoders  # those that there are stay
     box.close()
+
+
+def test_study_overhead_tells_trials_of_a_study_and_of_plain_optuna() -> None:
+    findings = measure_study_overhead(1, spaces=[3], trials=[2], evaluations=2)
+    assert [finding.what.rpartition(": ")[2] for finding in findings] == [
+        "whole trial",
+        "processor time",
+        "plain Optuna",
+    ]
+    assert all(0 < finding.estimate.value < math.inf for finding in findings)

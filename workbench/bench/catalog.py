@@ -11,6 +11,7 @@ from workbench.bench.gradient_reduction import measure_reduction
 from workbench.bench.live_panel import measure_live_panel
 from workbench.bench.opened_run import measure_open_run
 from workbench.bench.panel_handlers import measure_handlers
+from workbench.bench.study_overhead import measure_study_overhead
 from workbench.bench.trace_cost import measure_trace
 
 __all__ = ["BENCHMARKS", "BenchError", "chosen"]
@@ -30,6 +31,13 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = MappingProxyType(
                 "How soon is a recorded run of a million steps on show, and 50 policies replayed on it?",
                 measure_open_run,
                 7,
+                quick=False,
+            ),
+            Benchmark(
+                "study_overhead",
+                "What does a trial cost beside its training and evaluation?",
+                measure_study_overhead,
+                1,
                 quick=False,
             ),
         )

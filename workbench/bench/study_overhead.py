@@ -1,0 +1,220 @@
+"""What does a study cost beside its training?
+
+Real studies run in a temporary folder, with their database on disk as ``workbench tune`` has it. Their training costs
+nothing: it calls back as a real run does, step by step and evaluation by evaluation, and returns a number made from
+the configuration. So what a trial takes is what the study takes. After each study plain Optuna has its turn: TPE with
+its defaults, in memory, over as many ranges.
+
+The times are this process's processor times, which a busy machine stretches less than the clock, and the clock's for
+whole trials: the rest is waiting for the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+
+from workbench.bench.benchmark import Finding
+from workbench.bench.rounds import median_of
+from workbench.config import BoostConfig, describe_parameters
+from workbench.tuning import tune
+from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
+from workbench.tuning.progress import TuneProgress
+from workbench.tuning.study_file import StudyFile
+
+__all__ = ["measure_study_overhead"]
+
+GOAL_SECONDS = 0.05
+"""Of any trial; of one that takes a minute it is less than the 1 % allowed."""
+
+_SPACES = (3, 12, 40)
+_AROUND = 5
+"""Trials before and after the one in question whose median is told."""
+
+_FREEZING = ("grad_freeze.freeze_p", "grad_freeze.param_groups", "grad_freeze.freeze_type")
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What one trial took, seconds: by the clock, and of this process's processor time."""
+
+    wall: float
+    processor: float
+
+
+def measure_study_overhead(
+    rounds: int, *, spaces: Sequence[int] = _SPACES, trials: Sequence[int] = (10, 50, 200), evaluations: int = 10
+) -> list[Finding]:
+    """Measure what trials take in studies whose training takes nothing.
+
+    Args:
+        rounds: Studies of each kind.
+        spaces: Ranges searched.
+        trials: Numbers of the trials that are told, in increasing order.
+        evaluations: Evaluations of each run.
+    """
+    findings = []
+    for ranges in spaces:
+        studies, plain = [], []
+        for seed in range(rounds):
+            studies.append(_study(ranges, trials[-1] + _AROUND, evaluations, seed))
+            plain.append(_plain_optuna(ranges, trials[-1] + _AROUND, seed))
+        for number in trials:
+            near = [one for study in studies for one in _near(study, number)]
+            alone = [seconds for study in plain for seconds in _near(study, number)]
+            note = f"{evaluations} evaluations, TPE"
+            label = f"{ranges} ranges, trial {number}"
+            findings += [
+                Finding(f"{label}: whole trial", "s", median_of([one.wall for one in near]), GOAL_SECONDS, note),
+                Finding(f"{label}: processor time", "s", median_of([one.processor for one in near]), None),
+                Finding(f"{label}: plain Optuna", "s", median_of(alone), None, "processor time, in memory"),
+            ]
+    return findings
+
+
+def _near(values: Sequence[Any], number: int) -> Sequence[Any]:
+    return values[max(number - _AROUND, 0) : number + _AROUND]
+
+
+def _study(ranges: int, n_trials: int, evaluations: int, seed: int) -> list[_Trial]:
+    """Run a study and return what each trial after O0 took."""
+    with tempfile.TemporaryDirectory() as folder:
+        steps = 10 * evaluations
+        path = Path(folder) / "study.toml"
+        path.write_text(_file(ranges, n_trials, steps, seed), encoding="utf-8")
+        trials: list[_Trial] = []
+        last = (0, time.perf_counter(), time.process_time())
+
+        def on_progress(progress: TuneProgress) -> None:
+            nonlocal last
+            if progress.phase == "search" and progress.trials > last[0]:
+                now = (progress.trials, time.perf_counter(), time.process_time())
+                trials.append(_Trial(now[1] - last[1], now[2] - last[2]))
+                last = now
+
+        make: Any = _Effortless
+        tune(folder, on_progress=on_progress, make_experimenter=make)
+    return trials[1:]
+
+
+def _file(ranges: int, n_trials: int, steps: int, seed: int) -> str:
+    lines = [
+        "[study]",
+        'task = "effortless"',
+        f"seed = {seed}",
+        f"budget_steps = {steps}",
+        "evaluate_every = 10",
+        f"n_trials = {n_trials}",
+        'objective = "time_to_target"',
+        "[allowed_drop]",
+        "o1 = 0.05",
+        "o2 = 0.1",
+        "[confirm]",
+        "enabled = false",
+        "[space]",
+        *(f'"{path}" = {values}' for path, values in _space(ranges).items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _space(ranges: int) -> Mapping[str, str]:
+    """Return so many dimensions: of freezing alone, or from all there are, with the switches that decide."""
+    if ranges <= len(_FREEZING):
+        return {"boost.grad_freeze": "[true]", **dict.fromkeys(_FREEZING[:ranges], "true")}
+    first = ["level", "boost.less_bn", "boost.grad_freeze", "boost.grad_accumulation", "amp.level", "loss_scale.kind"]
+    first += [*_FREEZING, "optimizer.lr", "optimizer.weight_decay", "loss_scale.init"]
+    searchable = [
+        path
+        for path, about in describe_parameters().items()
+        if about.kind in {"bool", "choice"} or (about.kind in {"int", "float"} and about.low is not None)
+    ]
+    others = [path for path in searchable if path not in first and path != "boost.mode"]
+    others = [path for path in others if "dim_reduce" not in path and "snapshots" not in path]  # those want snapshots
+    return dict.fromkeys([*first, *others][:ranges], "true")
+
+
+def _plain_optuna(ranges: int, n_trials: int, seed: int) -> list[float]:
+    """Return the processor time of each trial of Optuna's own TPE, in memory."""
+    times: list[float] = []
+    last = [time.process_time()]
+
+    def objective(trial: optuna.Trial) -> float:
+        return sum(trial.suggest_float(f"x{number}", 0.0, 1.0) ** 2 for number in range(ranges))
+
+    def note(_: optuna.Study, __: optuna.trial.FrozenTrial) -> None:
+        now = time.process_time()
+        times.append(now - last[0])
+        last[0] = now
+
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        study.optimize(objective, n_trials=n_trials, callbacks=[note])
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+    return times
+
+
+class _Effortless:
+    """Trains nothing, and calls back as training does.
+
+    Args:
+        file: The study's file.
+        directory: Folder of the study.
+    """
+
+    metric_name = "accuracy"
+    higher_is_better = True
+    data_hash = ""
+
+    def __init__(self, file: StudyFile, directory: Path) -> None:
+        self._runs = directory / "runs"
+
+    def environment(self) -> dict[str, Any]:
+        """Return nothing; no machine is described by this."""
+        return {}
+
+    def train(
+        self,
+        config: BoostConfig,
+        level: str,
+        *,
+        seed: int,
+        steps: int,
+        evaluate_every: int,
+        run_id: str = "",
+        on_evaluation: Callable[[int, float], bool] | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+        **_: Any,
+    ) -> Trained:
+        """Return a curve that depends on the configuration alone."""
+        final = 0.8 + 0.1 * np.random.default_rng(zlib.crc32(f"{level} {config}".encode())).random()
+        curve: list[tuple[int, float]] = []
+        for step in range(1, steps + 1):
+            metric = final * (1.0 - math.exp(-6.0 * step / steps))
+            if on_step is not None:
+                on_step(RunStep(step, steps, metric))
+            if step % evaluate_every:
+                continue
+            curve.append((step, metric))
+            if on_evaluation is not None and on_evaluation(step, metric) and step < steps:
+                return Trained(math.nan, tuple(curve), 0.0, message="ended early", steps=step)
+        return Trained(curve[-1][1], tuple(curve), 0.0, steps=steps)
+
+    def speed(self, *_: Any, **__: Any) -> SpeedMeasured:
+        """Return a ratio as if it had been measured."""
+        return SpeedMeasured(0.9, 0.88, 0.92)
+
+    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
+        """Predict nothing; no study here asks."""
+        return []
