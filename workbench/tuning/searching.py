@@ -125,12 +125,15 @@ class Search:
         self._watch.phase("search")
         while True:
             trials = self._study.get_trials(deepcopy=False)  # read once: another process may finish it at any moment
-            state = {trial.state for trial in trials if trial.user_attrs.get("baseline")}
-            if TrialState.COMPLETE in state:
+            baseline = {trial.state: trial for trial in trials if trial.user_attrs.get("baseline")}
+            if TrialState.COMPLETE in baseline:
                 return
-            if TrialState.WAITING in state:
-                self._run_one()
-            elif TrialState.RUNNING in state:
+            if TrialState.WAITING in baseline:
+                # This very trial: asked for the next one, Optuna draws a new one where another process was faster.
+                trial_id = baseline[TrialState.WAITING]._trial_id
+                if self._database.set_trial_state_values(trial_id, TrialState.RUNNING):
+                    self._run_one(optuna.Trial(self._study, trial_id))
+            elif TrialState.RUNNING in baseline:
                 end_if_asked(self._stop)
                 if not self._stale.put_back():
                     time.sleep(_POLL_SECONDS)
@@ -167,10 +170,10 @@ class Search:
     def _wanted(self) -> bool:
         return not self._end.reason()
 
-    def _run_one(self) -> bool:
-        """Run one trial; return whether it finished."""
+    def _run_one(self, begun: optuna.Trial | None = None) -> bool:
+        """Run one trial, the next unless one has been begun; return whether it finished."""
         study = self._study
-        trial = study.ask()
+        trial = begun or study.ask()
         try:
             with kept.beating(self._database, study, trial.number) as self._heart:
                 state, values = self._outcome(trial)
