@@ -20,7 +20,7 @@ __all__ = ["FUZZ", "bounded_memory", "no_foreign_code", "result_or_sentence"]
 _SPARE_BYTES = 1 << 30  # what a reader of a file of kilobytes may take; torch's and Arrow's pools are well below
 
 FUZZ = settings(
-    max_examples=int(os.environ.get("WORKBENCH_FUZZ_EXAMPLES", "10")),
+    max_examples=int(os.environ.get("WORKBENCH_FUZZ_EXAMPLES", "5")),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # a smaller damaged file says no more, and takes minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -86,7 +86,8 @@ def test_a_run_keeps_what_fitted_and_can_be_continued(free: int, disk: FullDisk)
     assert not list_runs(disk.path / "runs").empty if recorders else True
 
 
-@pytest.mark.parametrize("free", [MOMENTS[3], pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("free", [None])
 def test_a_study_that_met_a_full_disk_goes_on(free: int | None, disk: FullDisk) -> None:
     directory = write_study(disk.path / "s", SMALL)
     n_failed = 0
@@ -106,6 +107,7 @@ def test_a_study_that_met_a_full_disk_goes_on(free: int | None, disk: FullDisk) 
         BoostConfig.from_json(path)
 
 
+@pytest.mark.slow
 def test_an_export_leaves_the_former_files_or_new_ones(disk: FullDisk, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SMALL)
     tune(directory, make_experimenter=make_fake)
@@ -149,7 +151,9 @@ def test_commands_on_a_full_disk_end_with_one_sentence(
     assert workbench("tune", home).code == 0
 
 
-@pytest.mark.parametrize("occupied", ["runs", "result", "out"])
+@pytest.mark.parametrize(
+    "occupied", ["runs", pytest.param("result", marks=pytest.mark.slow), pytest.param("out", marks=pytest.mark.slow)]
+)
 def test_a_file_in_the_place_of_a_folder_is_one_sentence(occupied: str, tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", SMALL)
     (directory / occupied).write_text("")
