@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": STEP,
     "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
     # It times what the others do, panels included.
-    "bench": METHODS | STEP | {"experiments", "figures", "facade", "panels"},
+    "bench": METHODS | STEP | {"experiments", "figures", "facade", "panels", "tuning"},
     "cli": STEP
     | {
         "",
@@ -102,7 +102,7 @@ EXCEPTIONS = {
 
 # Library -> the only packages that import it ("cli" keeps --help light, "tuning" keeps Optuna out of figures, ...).
 LIBRARY_HOMES: dict[str, set[str]] = {
-    "optuna": {"tuning"},
+    "optuna": {"tuning", "bench"},
     "plotly": {"figures", "reports"},
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
