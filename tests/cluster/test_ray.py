@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.cluster.ray_cluster import cluster, environment
-from tests.cluster.ray_fakes import DIES_ALWAYS, DIES_ONCE, make_mortal, make_together, make_very_slow_fake
+from tests.cluster.ray_fakes import DIES_ONCE, make_mortal, make_together, make_very_slow_fake
 from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
 from workbench.tuning import RayEngine, StudyError, tune
 from workbench.tuning.storage import default_storage
@@ -70,18 +70,13 @@ def test_a_killed_worker_costs_no_trial_and_two_share_what_allows_two(address: s
     tune(directory, make_experimenter=make_mortal, ray=RayEngine("CPU=0.5, slot=0.5", address))
     trials, lines = trials_of(directory), calls(directory)
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    states = {f"trial_{trial.number:04d}": trial.state for trial in trials}
-    assert states.pop(DIES_ALWAYS) == TrialState.FAIL
-    assert "died 3 times" in trials[int(DIES_ALWAYS[-4:])].user_attrs["message"]
-    assert set(states.values()) <= {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL}
     ran = [trial for trial in trials if "trained" in trial.user_attrs and "repeats" not in trial.user_attrs]
     assert len(ran) == 10
     begun = [line.split()[-1] for line in lines if line.startswith("train ")]
     assert begun.count(DIES_ONCE) == 2
-    assert begun.count(DIES_ALWAYS) == 3
-    assert all(begun.count(name) == 1 for name in set(begun) - {DIES_ONCE, DIES_ALWAYS})
-    # One that died for the trial that dies once, three for the other, and two at a time.
-    assert len({line for line in lines if line.startswith("process")}) >= 5
+    assert all(begun.count(name) == 1 for name in set(begun) - {DIES_ONCE})
+    assert len({line for line in lines if line.startswith("process")}) == 3, "two places, and one more for the dead"
 
 
 def drive(directory: Path, address: str) -> None:
