@@ -74,7 +74,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     tune.get_by_role("button", name="Continue", exact=True).click()
     wait_for_trials(tune, len(before))
     expect(badge).to_contain_text("done", timeout=A_RUN)
-    expect(tune.get_by_text(re.compile(r"5 trials in [\d.]+ s"))).to_be_visible()
+    expect(tune.get_by_text(re.compile(r"5 trials in \d"))).to_be_visible()
     study = read_result(folder)
     assert [trial for trial in study.trials if trial.number < len(before)] == before, "what was finished is kept"
     expect(tune.get_by_text("boost_config.o1.json").first).to_be_visible()
