@@ -118,6 +118,6 @@ def test_two_ranks_train_a_trial_together(address: str, tmp_path: Path) -> None:
 def test_what_no_node_has_is_said_at_once(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_RAY_WAIT", "0")
     directory = write_study(tmp_path / "s")
-    with pytest.raises(StudyError, match=r"a trial needs CPU=1, GPU=1, and no node .* 1 node with CPU=2, slot=1"):
+    with pytest.raises(StudyError, match=r"a trial needs CPU=1, GPU=1, and no node .*1 node with CPU=2, slot=1 in all"):
         tune(directory, make_experimenter=make_fake, ray=RayEngine("GPU=1", address))
     assert sorted(path.name for path in directory.iterdir()) == ["study.db.lock", "study.toml"]
