@@ -80,7 +80,7 @@ class Evil:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"labels": Evil()}, "it asks for posix.system"),
+        ({"labels": Evil()}, "it asks for 'posix.system'"),
         ({"data": np.zeros((30, 10), dtype=np.uint8)}, r"`data` must be uint8 \[n, 3072\]"),
         ({"data": [1, 2]}, r"`data` must be uint8 \[n, 3072\]"),
         ({"labels": [11] * 30}, "`labels` must be 30 numbers from 0 to 9"),

@@ -71,7 +71,7 @@ def _until_panel_shows(path: Path) -> float:
     began = time.perf_counter()
     with LossScalePanel(path) as panel:
         speak_as_in_a_kernel(panel.widget)
-        while not any(trace.x is not None and len(trace.x) for trace in panel.trace.widget.data):
+        while panel.trace.figure is None:  # made with its first numbers
             if time.perf_counter() - began > _PATIENCE_SECONDS or panel.error is not None:
                 raise RuntimeError(f"the panel did not show {path}: {panel.error or panel.state}")
             time.sleep(0.002)

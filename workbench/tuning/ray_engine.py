@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optuna.storages import RDBStorage
-
 from workbench.tuning import ray_folders
 from workbench.tuning import storage as kept
 from workbench.tuning.errors import StudyError, StudyStoppedError
@@ -150,7 +148,7 @@ class RayCrew:
 
     def search(
         self,
-        database: RDBStorage,
+        database: kept.StudyStorage,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,
@@ -215,7 +213,7 @@ class RayCrew:
     def _searching(
         self,
         place: Place,
-        database: RDBStorage,
+        database: kept.StudyStorage,
         allowed: dict[str, float],
         n_trials: int,
         deadline: float | None,

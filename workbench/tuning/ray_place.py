@@ -59,7 +59,8 @@ class Place:
 
     def facts(self) -> TaskFacts:
         """Return what the workers know of the task; waits for the place."""
-        return self._call(lambda: self._get_all([worker.facts.remote() for worker in self._together()])[0])
+        told: TaskFacts = self._call(lambda: self._get_all([worker.facts.remote() for worker in self._together()])[0])
+        return told
 
     def sees_folder(self) -> bool:
         """Return whether the study's folder is shared with this place."""

@@ -87,7 +87,7 @@ class RayWorker:
         """Return this node's address, a free port on it and this process's number."""
         import ray
 
-        host = ray.util.get_node_ip_address()
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         with socket.socket() as free:
             free.bind(("", 0))
             return host, int(free.getsockname()[1]), os.getpid()
@@ -132,7 +132,7 @@ class RayWorker:
 
         Args:
             number: Of the call; larger than any before.
-            method: ``"train"``, ``"speed"`` or ``"replay"``.
+            method: ``"train"``, ``"speed"``, ``"freezing_limit"`` or ``"replay"``.
             arguments: Its positional arguments.
             options: Its plain keyword arguments.
             evaluates: Whether evaluations are told and wait for an answer.

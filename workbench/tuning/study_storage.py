@@ -279,7 +279,7 @@ class StudyStorage(RDBStorage):
             if not unfinished:
                 if mine and trial.state == state:
                     return  # an earlier request got through and its answer did not
-                self.check_trial_is_updatable(trial_id, trial.state)
+                self.check_trial_is_updatable(trial_id, trial.state)  # type: ignore[arg-type]  # a Column to mypy
             if not mine and trial.state == TrialState.RUNNING:
                 raise TrialTakenError(f"another process runs trial {trial.number} now")
             for objective, value in enumerate(values or ()):
@@ -343,7 +343,8 @@ class StudyStorage(RDBStorage):
 
 def _changed(session: Session, statement: Any) -> bool:
     """Return whether an UPDATE found its row."""
-    return bool(session.execute(statement.execution_options(synchronize_session=False)).rowcount)
+    answer: Any = session.execute(statement.execution_options(synchronize_session=False))  # a CursorResult
+    return bool(answer.rowcount)
 
 
 def _attribute(session: Session, trial_id: int, key: str) -> Any:
