@@ -289,7 +289,7 @@ def test_under_torchrun_the_sentence_stands_above_torchruns_own_table(who: int, 
     assert lines.index(f"rank {who} of 3 has died") < next(i for i, line in enumerate(lines) if "FAILED" in line)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thirty_exits_of_two_ranks_are_clean() -> None:
     script = "with ranks.joined('cpu'):\n    for step in train(10, 0.0): pass"
     for _ in range(15):

@@ -65,12 +65,12 @@ def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
     assert our_threads() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reduction_joins_two_ranks() -> None:
     check(measure_reduction(2, task="digits-lenet", steps=2), "xxx", 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_fails_is_told() -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 failed: .*no-such-task"):
         measure_reduction(1, task="no-such-task")

@@ -34,7 +34,7 @@ from tests.browser.notebook_page import (
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(600)]
 
 TABS = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")
 TASK = task_of_the_readme().replace("torch.nn.ReLU()", "torch.nn.BatchNorm1d(64), torch.nn.ReLU()")

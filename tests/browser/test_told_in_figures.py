@@ -16,7 +16,7 @@ from tests.browser.notebook_page import A_NOTEBOOK, choose_from_menu, open_noteb
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(600)]
 
 NOTEBOOKS = ("05_thor_and_adam_offload", "07_online_recommender")
 

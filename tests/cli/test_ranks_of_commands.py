@@ -92,7 +92,7 @@ def test_train_under_torchrun_writes_one_run_and_prints_one_object(here: Path) -
     assert told["world_size"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compare_under_torchrun_prints_one_table(here: Path) -> None:
     (here / "two.json").write_text(
         '{"boost": {"mode": "manual", "less_bn": false, "grad_freeze": false, '
@@ -159,7 +159,7 @@ def test_several_workers_and_several_ranks_exclude_each_other(
     assert "--jobs must be 1 for a study with `study.ranks` = 2" in outcome.sentence
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(two_ranks: Path, failing: str) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing))
@@ -170,8 +170,7 @@ def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(two_
     assert run(*ALONE, "tune", two_ranks).returncode == 0, "nothing finished was lost"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 def test_a_file_that_one_rank_misses_ends_the_study_on_all(two_ranks: Path, failing: str, who: int) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing))
@@ -182,8 +181,7 @@ def test_a_file_that_one_rank_misses_ends_the_study_on_all(two_ranks: Path, fail
     assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 def test_a_rank_that_dies_ends_a_study_with_its_name(two_ranks: Path, failing: str, who: int) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing))

@@ -15,7 +15,7 @@ from tests.cluster import kills
 from tests.cluster.postgres import PostgresServer
 from workbench.tuning.storage import default_storage
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 @pytest.fixture(autouse=True)

@@ -241,7 +241,7 @@ def test_no_policy_is_refused() -> None:
         replay(recorded(wandering(5), POLICIES[0]), [])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_million_steps_under_a_hundred_policies_take_seconds() -> None:
     n = 1_000_000
     histogram = {"group": "g", "lowest": -30, "counts": [1, 5, 10, 4], "zeros": 0, "nonfinite": 0}

@@ -270,7 +270,7 @@ def killed_and_resumed(folder: Path, steps: int, kills: int, seed: int) -> tuple
         return json.loads(out.splitlines()[-1]), n_killed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_random_moments_it_trains_on_every_record_exactly_once(tmp_path: Path) -> None:
     whole, _ = killed_and_resumed(tmp_path / "whole", 400, kills=0, seed=0)
     resumed, n_killed = killed_and_resumed(tmp_path / "killed", 400, kills=3, seed=1)

@@ -237,7 +237,7 @@ def test_the_size_of_growing_tables_is_recorded() -> None:
     assert seen[99]["online.table_evictions"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_stays_flat(tmp_path: Path) -> None:
     sizes: list[int] = []
 

@@ -434,7 +434,7 @@ def test_fifty_runs_leave_neither_threads_nor_widgets_nor_memory(made: Callable[
     assert objects() - n_objects < 200, "fewer than four objects a run"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fifty_panels_leave_neither_threads_nor_widgets_and_hardly_memory(made: Callable[..., TrainPanel]) -> None:
     n_widgets = len(widgets.widget._instances)
 

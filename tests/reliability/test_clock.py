@@ -118,9 +118,9 @@ def test_training_measures_with_a_clock_that_nobody_sets(
 ) -> None:
     append = RunRecorder.write
 
-    def jump_and_write(recorder: RunRecorder, steps: Any) -> None:
+    def jump_and_write(recorder: RunRecorder, *block: Any) -> None:
         clock.jump(-DAY)
-        append(recorder, steps)
+        append(recorder, *block)
 
     monkeypatch.setattr(RunRecorder, "write", jump_and_write)
     outcome = workbench("train", "--task", "wine.py", "--steps", 20, "--device", "cpu", "--json")

@@ -89,7 +89,7 @@ def test_float16_gradients_are_finite_at_a_sane_scale_and_overflow_at_a_huge_one
         assert (half - full).norm() < 0.01 * full.norm()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_300_steps_bring_it_clearly_below_four_bits() -> None:
     task = load_task("topics-gpt")
     model = task.new_model()

@@ -415,7 +415,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 @pytest.mark.parametrize(
-    "n_kills", [pytest.param(4, id="a few moments"), pytest.param(20, id="twenty moments", marks=pytest.mark.slow)]
+    "n_kills", [pytest.param(4, id="a few moments"), pytest.param(20, id="twenty moments", marks=pytest.mark.long)]
 )
 def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_kills: int) -> None:
     directory = write_study(tmp_path / "s", STUDY.replace("seeds_max = 6", "seeds_max = 3"))
