@@ -14,9 +14,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-import psycopg
-from psycopg import sql
-
 PASSWORD = "S3cret-of-the-Study"
 USER = "workbench"
 _PATIENCE_SECONDS = 60.0
@@ -90,6 +87,8 @@ class PostgresServer:
 
     def answers(self) -> bool:
         """Return whether the server takes connections."""
+        import psycopg  # here, because tests are collected without it, too
+
         try:
             psycopg.connect(self._address("postgres"), connect_timeout=5).close()
         except psycopg.OperationalError:
@@ -110,6 +109,9 @@ class PostgresServer:
 
     def new_database(self) -> str:
         """Create an empty database and return its URL, with the password in it."""
+        import psycopg
+        from psycopg import sql
+
         name = f"study_{secrets.token_hex(4)}"
         with psycopg.connect(self._address("postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

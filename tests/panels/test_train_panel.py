@@ -416,6 +416,7 @@ def objects() -> int:
     return len(gc.get_objects())
 
 
+@pytest.mark.long
 def test_fifty_runs_leave_neither_threads_nor_widgets_nor_memory(made: Callable[..., TrainPanel]) -> None:
     panel = made(small_task(), steps=4)
 

@@ -316,7 +316,9 @@ def _train_rank(rank: int, folder: str, order: str) -> None:
     leave_together()
 
 
-@pytest.mark.parametrize("order", ["own buckets", "wrapped by distribute", "wrapped before"])
+@pytest.mark.parametrize(
+    "order", ["own buckets", "wrapped by distribute", pytest.param("wrapped before", marks=pytest.mark.long)]
+)
 def test_two_ranks_with_freezing_train_like_one_on_both_their_data(tmp_path: Path, order: str) -> None:
     torch.multiprocessing.spawn(_train_rank, (str(tmp_path), order), nprocs=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]

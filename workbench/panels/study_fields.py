@@ -76,7 +76,7 @@ MORE_FIELDS: Final = (
         "Who proposes trials.",
         "choice",
         "tpe",
-        choices=("tpe", "random", "gp", "nsga2", "qmc"),
+        choices=("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force"),
     ),
     _field(
         "pruner.name",
@@ -93,6 +93,24 @@ MORE_FIELDS: Final = (
         "float",
         None,
         unit="seconds",
+        optional=True,
+    ),
+    _field(
+        "study.device_hours",
+        "Device-hours",
+        "Trial time times devices, all workers and commands together; unset sets no limit.",
+        "float",
+        None,
+        unit="hours",
+        optional=True,
+    ),
+    _field(
+        "study.patience",
+        "Patience",
+        "Trials in a row without a better one after which the search ends; unset searches on.",
+        "int",
+        None,
+        unit="trials",
         optional=True,
     ),
     _field(

@@ -87,7 +87,7 @@ class RayWorker:
         """Return this node's address, a free port on it and this process's number."""
         import ray
 
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        host = str(ray.util.get_node_ip_address())
         with socket.socket() as free:
             free.bind(("", 0))
             return host, int(free.getsockname()[1]), os.getpid()
