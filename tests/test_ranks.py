@@ -275,8 +275,7 @@ except ranks.RankFailure as error:
     assert errs == ["rank 1 of 3 has not come\n", "", ""]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 def test_under_torchrun_the_sentence_stands_above_torchruns_own_table(who: int, tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text(HEAD + DIES.format(who=who))

@@ -104,7 +104,7 @@ def test_compare_under_torchrun_prints_one_table(here: Path) -> None:
     assert len(list((here / "runs").iterdir())) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wrong_input_under_torchrun_is_one_sentence(here: Path) -> None:
     done = run(*TORCHRUN, "train", "--task", "none.py", "--steps", 6)
     assert done.returncode == 1, "torchrun's own"
@@ -127,7 +127,7 @@ def test_tune_starts_the_ranks_of_the_study_itself(two_ranks: Path) -> None:
     assert told["world_size"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tune_under_torchrun_finishes_the_same_study(two_ranks: Path) -> None:
     done = run(*TORCHRUN, "tune", two_ranks)
     assert done.returncode == 0, done.stderr
@@ -170,7 +170,8 @@ def test_a_step_that_fails_on_every_rank_ends_a_study_with_its_own_sentence(two_
     assert run(*ALONE, "tune", two_ranks).returncode == 0, "nothing finished was lost"
 
 
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 1])
 def test_a_file_that_one_rank_misses_ends_the_study_on_all(two_ranks: Path, failing: str, who: int) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing))
@@ -191,7 +192,7 @@ def test_a_rank_that_dies_ends_a_study_with_its_name(two_ranks: Path, failing: s
     assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_when_all_ranks_are_killed_the_command_that_started_them_says_so(two_ranks: Path, failing: str) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing))
@@ -220,7 +221,7 @@ def test_ctrl_c_ends_every_rank_of_a_study_and_the_same_command_continues(two_ra
     assert summary["state"] == "interrupted"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_ends_a_run_under_torchrun_at_one_step_of_all_ranks(here: Path, failing: str) -> None:
     command = [*TORCHRUN, "train", "--task", failing, "--steps", "500", "--evaluate-every", "500"]
     pipe = subprocess.PIPE

@@ -204,7 +204,7 @@ def _comparison(out: str) -> Any:
     return compare_configs(smooth_task(1), sides, seeds=[0, 1], steps=4, device=CPU, out=Path(out))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_comparison_is_the_same_on_every_rank(two: Ranks, tmp_path: Path) -> None:
     first, other = two.run(_comparison, str(tmp_path))
     assert first == other
