@@ -28,7 +28,7 @@ from workbench.tuning import read_result
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 
 # The README's task with a BatchNorm, so that LessBN has something to remove.
 TASK = task_of_the_readme().replace("torch.nn.ReLU()", "torch.nn.BatchNorm1d(64), torch.nn.ReLU()")
