@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import optuna
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from workbench.credentials import hide_passwords
 
@@ -38,6 +38,8 @@ _log = logging.getLogger("workbench")
 def may_pass(error: BaseException) -> bool:
     """Return whether a storage error may be gone when the same is tried again."""
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+    if isinstance(cause, PendingRollbackError):
+        return True  # what broke its connection was raised before; a new session has a new one
     if not isinstance(cause, DBAPIError):
         return False
     told = str(cause.orig).lower()

@@ -35,7 +35,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from workbench.tuning.patience import Patience
+from workbench.tuning.patience import STORAGE_ERRORS, Patience
 from workbench.tuning.process_mark import new_mark
 
 __all__ = ["DEATHS_OF_A_TRIAL", "MARK", "RunningTrial", "StudyStorage", "TrialTakenError", "was_given_up"]
@@ -82,7 +82,14 @@ def _patiently(
 
     @functools.wraps(method)
     def patient(self: StudyStorage, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return self.patience.call(lambda: method(self, *args, **kwargs))
+        def request() -> _R:
+            try:
+                return method(self, *args, **kwargs)
+            except STORAGE_ERRORS:
+                self.scoped_session.remove()  # its transaction died with the connection; the next request begins anew
+                raise
+
+        return self.patience.call(request)
 
     return patient
 
