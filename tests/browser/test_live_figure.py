@@ -1,4 +1,4 @@
-"""A live figure outlives the place where it is shown: a cleared output, and another cell that shows it again."""
+"""A live figure outlives the place where it is shown, and is seen however slowly it came into being."""
 
 from __future__ import annotations
 
@@ -19,6 +19,36 @@ from workbench.figures.live import LiveFigure
 live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")), interval=0.0)
 live.widget"""
 LONGER = 'live.update_arrays("line", x=np.arange({n}.0), y=np.arange({n}.0))'
+SLOWLY_MADE = """\
+import threading
+import time
+
+import anywidget
+import ipywidgets
+import plotly.graph_objects as go
+
+from workbench.figures.live import LiveFigure
+
+place = ipywidgets.VBox()
+at_once = anywidget.AnyWidget.__init__
+
+
+def then_wait(self, *arguments, **options):
+    at_once(self, *arguments, **options)  # the page knows it from here on, and asks
+    time.sleep(6)
+
+
+def make():
+    anywidget.AnyWidget.__init__ = then_wait
+    try:
+        live = LiveFigure(go.Figure(go.Scatter(x=[0.0, 1.0], y=[0.0, 1.0], name="line")))
+    finally:
+        anywidget.AnyWidget.__init__ = at_once
+    place.children = (live.widget,)
+
+
+threading.Thread(target=make).start()
+place"""
 DRAWN = "(n) => document.querySelector('.js-plotly-plot')?.calcdata?.[0]?.length === n"
 
 
@@ -35,3 +65,9 @@ def test_a_figure_whose_output_was_cleared_goes_on_unseen(lab: Lab, view: View) 
     page.wait_for_function(DRAWN, arg=3)
     assert add_and_run_cell(page, LONGER.format(n=4)).inner_text() == "True"
     page.wait_for_function(DRAWN, arg=4)
+
+
+def test_a_figure_made_in_a_thread_is_drawn_although_the_page_asked_too_early(lab: Lab, view: View) -> None:
+    write_notebook(lab, "slowly_made", FIGURE, SLOWLY_MADE)
+    run_cells(view.page, lab, "slowly_made")
+    expect(view.page.locator(".js-plotly-plot")).to_have_count(2, timeout=20_000)

@@ -260,7 +260,7 @@ _LOADER: Final = """
 const shared = (globalThis["__workbenchPlotly_VERSION"] ??= {asked: 0, arrived: false});
 shared.loaded ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
 export default () => {
-  let ready, place = null;
+  let ready, answered = false, place = null;
   return {
     initialize({model}) {
       let showNow;
@@ -271,6 +271,7 @@ export default () => {
           const address = URL.createObjectURL(new Blob([buffers[0]], {type: "text/javascript"}));
           import(address).then(shared.done, shared.fail).finally(() => URL.revokeObjectURL(address));
         } else if (message?.plotly === "state") {
+          answered = true;
           setTimeout(showNow, 50);  // the state came before, but is taken in later
         }
       });
@@ -286,7 +287,12 @@ export default () => {
       ready = shared.loaded.then(async (module) => {
         const widget = module.default();
         widget.initialize({model: {...model, on: (name, heard) => (place ?? model).on(name, heard)}});
-        model.send({plotly: "state"});
+        const askForState = () => {
+          if (answered) return;
+          model.send({plotly: "state"});
+          setTimeout(askForState, 1000);
+        };
+        askForState();
         await current;
         return widget;
       });
@@ -310,23 +316,28 @@ class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
 
     _esm = _LOADER
 
+    _is_made = False
+
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.on_msg(_Widget._answer)
+        self._is_made = True
 
-    def _answer(self, content: Any, _buffers: Any) -> None:
-        """Give a page what its loader asks for."""
+    def _handle_custom_msg(self, content: Any, buffers: Any) -> None:
+        """Give a page what its loader asks for; a page may ask while another thread still makes the figure."""
         match content:
             case {"plotly": "module"}:
                 self.send({"plotly": "module"}, buffers=[str(FigureWidget._esm).encode()])
             case {"plotly": "state"}:
-                self.send_state(["_widget_data", "_widget_layout"])
-                self.send({"plotly": "state"})
+                if self._is_made:
+                    self.send_state(["_widget_data", "_widget_layout"])
+                    self.send({"plotly": "state"})
+            case _:
+                super()._handle_custom_msg(content, buffers)
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """Return the state for a browser; plotly itself would send the one the widget was made with."""
         state: dict[str, Any] = super().get_state(key, drop_defaults)
-        if not hasattr(self, "_layout_obj"):  # asked for while it is being made
+        if not self._is_made:
             return state
         # Asked of every message, most of which hold neither of the two.
         now = {"_widget_data": lambda: deepcopy(self._data), "_widget_layout": self._layout_obj.to_plotly_json}
