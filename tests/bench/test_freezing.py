@@ -1,0 +1,40 @@
+"""The freezing benchmark at sizes too small to mean anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from workbench.algorithms.freeze_optimizer import FreezeOpt
+from workbench.bench import Finding, Request, freezing
+from workbench.bench.freezing import measure_freezing
+
+
+def measure() -> list[Finding]:
+    request = Request(2, device=torch.device("cpu"), threads=(1,))
+    return measure_freezing(
+        request, widths=(4,), n_blocks=2, batch=2, side=4, groups=2, steps=3, types=(1, 0), shares=(0.5,)
+    )
+
+
+def test_ours_the_peer_and_switching_are_found_for_every_schedule() -> None:
+    found = measure()
+    kinds = ["ours / limit", "requires_grad of all, set every step / limit", "switching / step"]
+    assert [one.what for one in found] == [
+        f"freezing {name} 0.5, 1 thread: {kind}" for name in ("interval", "continuous") for kind in kinds
+    ]
+    assert all(one.estimate is not None and one.estimate.rounds == 2 for one in found)
+    assert [one.goal for one in found[:3]] == [freezing.GOAL, None, freezing.SWITCHING_GOAL]
+
+
+def test_another_schedule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = freezing._Setting.schedule
+    monkeypatch.setattr(freezing._Setting, "schedule", lambda self: ours(self)[1:])
+    assert [one.verdict for one in measure()] == ["differs", "differs"]
+
+
+def test_a_step_that_trains_what_should_rest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FreezeOpt, "enter_group", lambda self, index: None)
+    found = measure()
+    assert {one.verdict for one in found} == {"differs"}
+    assert "weights differ" in found[0].note

@@ -1,0 +1,57 @@
+"""The benchmark of boost levels at sizes too small to mean anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from workbench.bench import Request
+from workbench.bench.levels import exported_configs, measure_levels
+
+REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
+
+
+def export(studies: Path, study: str, config: dict[str, object], **provenance: str) -> None:
+    folder = studies / study / "result"
+    folder.mkdir(parents=True)
+    said = {"task": "digits-lenet", "verdict": "confirmed", "in_effect": "freezing", "sentence": "Confirmed."}
+    content = {**config, "amp": {"level": "O0"}, "provenance": {**said, **provenance}}
+    (folder / "boost_config.o2.json").write_text(json.dumps(content))
+
+
+FREEZING = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True, "adasum": False},
+    "grad_freeze": {"param_groups": 2},
+}
+
+
+def test_what_is_left_out(tmp_path: Path) -> None:
+    export(tmp_path, "a", FREEZING)
+    export(tmp_path, "again", FREEZING)
+    export(tmp_path, "nothing", {}, verdict="O0")
+    export(tmp_path, "own_file", {}, task="tasks.py:mine")
+    assert [(one.study, one.task, one.level) for one in exported_configs(tmp_path)] == [("a", "digits-lenet", "O2")]
+    assert exported_configs(tmp_path / "missing") == []
+
+
+@pytest.mark.filterwarnings("ignore:gradient freezing has no effect")
+def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> None:
+    export(tmp_path, "a", FREEZING)
+    found = measure_levels(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
+    assert [one.what for one in found] == [
+        "levels, 1 thread: O1 / O0",
+        "levels, 1 thread: O0 in channels_last / O0",
+        "levels, 1 thread: exported by a / O0",
+    ]
+    assert all(one.estimate is not None for one in found)
+    assert [one.goal is None for one in found] == [False, True, False]
+    assert found[2].note.endswith("Confirmed.")
+
+
+@pytest.mark.filterwarnings("ignore:gradient freezing has no effect")
+def test_without_studies_their_line_is_absent(tmp_path: Path) -> None:
+    found = measure_levels(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
+    assert [one.verdict for one in found][-1] == "absent"

@@ -1,0 +1,158 @@
+"""How much faster than O0 is a step of a boost level, and of what the studies have exported?
+
+O1 with its defaults trains a ResNet-20 on made-up colour images. Exported configurations train the task of their
+study, where their accuracy was confirmed; of those the fastest counts. What they cost in accuracy is the studies' to
+say, and their sentence stands beside the number. Each kind of step that a freezing schedule has is timed beside O0's
+and weighted as the schedule does (`workbench.experiments.speed_ratio`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from workbench.bench.benchmark import Finding, Request
+from workbench.bench.image_nets import image_task, residual_net
+from workbench.bench.rounds import Estimate, interleaved, ratio_of
+from workbench.config import BoostConfig
+from workbench.experiments.speed_ratio import TimedSide
+from workbench.tasks import Task, load_task
+
+__all__ = ["Exported", "exported_configs", "measure_levels"]
+
+O1_GOAL = 1 / 1.30  # of O0's time
+EXPORTED_GOAL = 1 / 1.60
+
+_PLAIN = BoostConfig.from_dict({"amp": {"level": "O0"}})
+_O0, _O1 = (_PLAIN, "O0"), (_PLAIN, "O1")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A configuration that a study exported.
+
+    Args:
+        study: Name of the study.
+        task: Name of its task.
+        config: The configuration.
+        level: Level it is read with.
+        effect: What is in effect.
+        sentence: What the study says of accuracy and speed.
+    """
+
+    study: str
+    task: str
+    config: BoostConfig
+    level: str
+    effect: str
+    sentence: str
+
+
+def exported_configs(studies: Path, level: str = "O2") -> list[Exported]:
+    """Return what the studies in a folder have exported for a level.
+
+    Left out is what is O0 itself, what is the same as that of another study, and what trains a task that comes in a
+    file beside the study.
+
+    Args:
+        studies: Folder of studies, each with ``result/boost_config.*.json``; may be missing.
+        level: Level in question.
+    """
+    found: dict[str, Exported] = {}
+    for path in sorted(studies.glob(f"*/result/boost_config.{level.lower()}.json")):
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        said = content.get("provenance", {})
+        if said.get("verdict") == "O0" or ":" in said.get("task", ":"):
+            continue
+        config = BoostConfig.from_json(path)
+        plain = json.dumps({key: value for key, value in content.items() if key != "provenance"}, sort_keys=True)
+        study = path.parent.parent.name
+        found.setdefault(
+            plain, Exported(study, said["task"], config, level, said.get("in_effect", ""), said.get("sentence", ""))
+        )
+    return list(found.values())
+
+
+def measure_levels(
+    request: Request,
+    *,
+    widths: tuple[int, ...] = (16, 32, 64),
+    n_blocks: int = 3,
+    batch: int = 32,
+    side: int = 32,
+    steps: int = 10,
+    studies: Path | None = None,
+) -> list[Finding]:
+    """Measure steps of O1 and of exported configurations as multiples of O0's.
+
+    Args:
+        request: Rounds, peers, device, threads.
+        widths: Channels per stage of the residual network under O1.
+        n_blocks: Blocks per stage.
+        batch: Images per step.
+        side: Height and width of an image, pixels.
+        steps: Steps of a side in a round, at least.
+        studies: Folder of studies; None takes ``studies`` in the working directory.
+
+    Returns:
+        O1 over O0; O0 over itself where only the memory layout differs; every exported configuration over O0, the
+        fastest first and with the goal.
+    """
+    device = request.chosen_device()
+    network = functools.partial(residual_net, widths, n_blocks)
+    task = image_task(network, batch, side)
+    in_channels_last = image_task(functools.partial(_in_channels_last, network), batch, side)
+    exported = exported_configs(Path("studies") if studies is None else studies)
+    findings = []
+    for threads in request.each_thread_count():
+        new_side = functools.partial(_new_side, device=device, steps=steps)
+        o0, *others = [new_side(task, *_O0), new_side(task, *_O1), new_side(in_channels_last, *_O0)]
+        (o1, layout), note = _ratios(o0, others, request.rounds)
+        findings.append(Finding(f"levels, {threads}: O1 / O0", "x", o1, O1_GOAL, note))
+        findings.append(Finding(f"levels, {threads}: O0 in channels_last / O0", "x", layout))
+        candidates: list[tuple[Estimate, str, Exported]] = []
+        for name in dict.fromkeys(one.task for one in exported):
+            theirs = load_task(name)
+            of_task = [one for one in exported if one.task == name]
+            sides = [new_side(theirs, one.config, one.level) for one in of_task]
+            ratios, note = _ratios(new_side(theirs, *_O0), sides, request.rounds)
+            candidates += [(ratio, note, one) for ratio, one in zip(ratios, of_task, strict=True)]
+        candidates.sort(key=lambda candidate: candidate[0].value)
+        for number, (ratio, note, one) in enumerate(candidates):
+            what = f"levels, {threads}: exported by {one.study} / O0"
+            goal = EXPORTED_GOAL if number == 0 else None
+            findings.append(
+                Finding(what, "x", ratio, goal, f"{one.effect}, {one.task}, {note}. Its study: {one.sentence}")
+            )
+        if not candidates:
+            what = f"levels, {threads}: exported / O0"
+            findings.append(Finding(what, "x", None, EXPORTED_GOAL, "no study has exported any", "absent"))
+    return findings
+
+
+def _new_side(task: Task, config: BoostConfig, level: str, *, device: torch.device, steps: int) -> TimedSide:
+    side = TimedSide(task, config, level, device=device, seed=0, at_least=steps, before_window=None)
+    if device.type == "cpu" and torch.get_num_threads() == 1:
+        # One thread that never waits: its processor time is its time on a machine that does nothing else.
+        side.clock = time.process_time
+    return side
+
+
+def _ratios(base: TimedSide, sides: Sequence[TimedSide], rounds: int) -> tuple[list[Estimate], str]:
+    """Return each side's step over the base's, and how long that takes."""
+    times = list(zip(*interleaved([one.block for one in (base, *sides)], rounds), strict=True))
+    note = f"{1e3 * float(np.median(times[0])):.0f} ms per step under O0"
+    return [ratio_of(own, times[0]) for own in times[1:]], note
+
+
+def _in_channels_last(network: Callable[[], nn.Module]) -> nn.Module:
+    return network().to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # torch's stub
