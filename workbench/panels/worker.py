@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from workbench.openmp import release_pool
+
 __all__ = ["Gate", "Outcome", "RunControl", "Worker"]
 
 _MESSAGES_KEPT: Final = 200_000  # a display that fell so far behind has lost its use; memory stays bounded
@@ -173,6 +175,7 @@ class Worker:
                     target=telling.run, args=(self._pump, run), name=f"workbench {self._name} display", daemon=True
                 ),
             )
+            release_pool()  # the kernel may have computed; its idle threads would slow those of the work
             for thread in run.threads:
                 thread.start()
 

@@ -1,0 +1,31 @@
+"""Threads of OpenMP that one thread of Python keeps, and what they cost another that computes.
+
+GNU's OpenMP, which torch uses on Linux, keeps a pool of threads for every thread that ever computed. Once there are
+more of them than cores, the threads of *every* pool fall asleep at each barrier instead of waiting awake for
+microseconds (libgomp, "GOMP_SPINCOUNT"): a training that runs in a thread beside a notebook's kernel takes two to four
+times as long if the kernel has computed anything before, although it computes nothing now.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+__all__ = ["release_pool"]
+
+_SOFT = 1  # omp_pause_soft: keep what threads have of their own (OpenMP 5.0, section 3.6.1)
+
+
+def release_pool() -> bool:
+    """End the OpenMP threads that wait for the calling thread; its next computation begins new ones.
+
+    Returns:
+        Whether they were ended; False before torch is imported, and where OpenMP is not GNU's.
+    """
+    if "torch" not in sys.modules:
+        return False
+    try:
+        library = ctypes.CDLL("libgomp.so.1")  # the one that torch has loaded: by its name there is only one
+        return bool(library.omp_pause_resource_all(_SOFT) == 0)
+    except (OSError, AttributeError):
+        return False
