@@ -46,7 +46,6 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
     def hurry(connection: Any, _: Any) -> None:
         connection.execute("PRAGMA synchronous=OFF")
-        connection.execute("PRAGMA journal_mode=MEMORY")
 
     event.listen(Engine, "connect", hurry)
     yield

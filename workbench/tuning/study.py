@@ -44,6 +44,7 @@ from workbench.tuning.study_file import StudyFile, read_study, study_folder
 from workbench.tuning.warm_start import enqueue_warm_start
 from workbench.tuning.warm_up import WarmUps
 from workbench.tuning.workers import run_workers
+from workbench.tuning.write_ahead import writing_ahead
 
 if TYPE_CHECKING:
     import torch
@@ -128,6 +129,7 @@ def tune(
             allowed = file.allowed_drops(experimenter.metric_name)
             archived = kept.archive_study(directory) if fresh else None
             database = kept.open_storage(url)
+            leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, experimenter)
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("n_trials", n_trials)  # for workers that join

@@ -23,7 +23,7 @@ import functools
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -32,11 +32,13 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models  # the tables; their version is checked when a database is opened
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, update
 from sqlalchemy.orm import Session
 
 from workbench.tuning.patience import STORAGE_ERRORS, Patience
 from workbench.tuning.process_mark import new_mark
+from workbench.tuning.stored_trials import TRIALS, read_trials
+from workbench.tuning.write_ahead import follow_journal_mode
 
 __all__ = ["DEATHS_OF_A_TRIAL", "MARK", "RunningTrial", "StudyStorage", "TrialTakenError", "was_given_up"]
 
@@ -122,6 +124,7 @@ class StudyStorage(RDBStorage):
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
         self._live: set[str] = set()  # those claims, and such as are being made: threads may look at each other's
         super().__init__(url, engine_kwargs=engine_kwargs)
+        follow_journal_mode(self.engine)
         # Else the connections of its pool stay open until they are collected one by one, with a warning for each.
         weakref.finalize(self, self.engine.dispose).atexit = False
 
@@ -136,14 +139,49 @@ class StudyStorage(RDBStorage):
     get_study_user_attrs = _patiently(RDBStorage.get_study_user_attrs)
     get_study_system_attrs = _patiently(RDBStorage.get_study_system_attrs)
     get_all_studies = _patiently(RDBStorage.get_all_studies)
-    get_trial = _patiently(RDBStorage.get_trial)
     get_trial_id_from_study_id_trial_number = _patiently(RDBStorage.get_trial_id_from_study_id_trial_number)
     set_trial_intermediate_value = _patiently(RDBStorage.set_trial_intermediate_value)
     set_trial_user_attr = _patiently(RDBStorage.set_trial_user_attr)
     set_trial_system_attr = _patiently(RDBStorage.set_trial_system_attr)
     _get_best_trial_id = _patiently(RDBStorage._get_best_trial_id)
-    _get_trials = _patiently(RDBStorage._get_trials)
     _set_trial_param = _patiently(RDBStorage._set_trial_param)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Return a trial.
+
+        Raises:
+            KeyError: When there is none.
+        """
+        found = self._read(TRIALS.c.trial_id == trial_id)
+        if not found:
+            raise KeyError(f"no trial has the id {trial_id}")
+        return found[0]
+
+    def _get_trials(
+        self,
+        study_id: int,
+        states: Container[TrialState] | None,
+        included_trial_ids: set[int],
+        trial_id_greater_than: int,
+    ) -> list[FrozenTrial]:
+        """Return the trials of a study that are newer than one, and others by their ids."""
+        number, where = TRIALS.c.trial_id, TRIALS.c.study_id == study_id
+        older = sorted(one for one in included_trial_ids if one <= trial_id_greater_than)
+        if older:  # those that run or wait: a handful
+            where &= (number > trial_id_greater_than) | number.in_(older)
+        elif trial_id_greater_than > -1:
+            where &= number > trial_id_greater_than
+        found = self._read(where)
+        if not found:
+            self.get_study_name_from_id(study_id)  # raises a KeyError when there is no such study
+        return [trial for trial in found if states is None or trial.state in states]
+
+    def _read(self, where: ColumnElement[bool]) -> list[FrozenTrial]:
+        def read() -> list[FrozenTrial]:
+            with self.engine.connect() as connection:
+                return read_trials(connection, where)
+
+        return self.patience.call(read)
 
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
         """Create a trial; without a template it runs, marked as this process's."""
@@ -162,7 +200,7 @@ class StudyStorage(RDBStorage):
                 there = self._already_there(session, study_id, wanted)
                 trial = there or self._get_prepared_new_trial(study_id, wanted, session)
                 session.flush()
-                return self._build_frozen_trial_from_trial_model(trial)
+                return read_trials(session.connection(), TRIALS.c.trial_id == trial.trial_id)[0]
 
         created = self.patience.call(create)
         if mark is not None:
