@@ -10,19 +10,21 @@ import pytest
 
 from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixtures
 from workbench import bench
-from workbench.bench import Benchmark, Estimate, Finding, catalog
+from workbench.bench import Benchmark, Estimate, Finding, Request, catalog
 
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Offer two benchmarks that measure nothing, in place of the real ones."""
 
-    def measure(rounds: int) -> list[Finding]:
+    def measure(request: Request) -> list[Finding]:
+        rounds = request.rounds
         print("said by a library")
         return [
             Finding("a / b", "x", Estimate(1.01, 1.0, 1.015, rounds), 1.02, "on nothing"),
             Finding("c", "s", Estimate(0.25, 0.2, 0.3, rounds), 0.1),
             Finding("d", "s", Estimate(2.5, 2.0, 3.0, rounds)),
+            *([Finding("e / b", "x", None, None, "not installed", "absent")] if request.peers else []),
         ]
 
     toys = (Benchmark("quick", "Is it?", measure, 4), Benchmark("long", "And this?", measure, 2, quick=False))
@@ -98,3 +100,12 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_is_measured(
     assert outcome.code == 2
     assert "taken" in outcome.sentence
     assert "said by a library" not in outcome.out
+
+
+def test_a_peer_that_is_not_installed_is_said_to_be_absent(workbench: Command, here: Path) -> None:  # noqa: F811
+    outcome = workbench("bench", "quick", "--peers", "--device", "cpu", "--out", "made")
+    rows = {line.split("  ")[0]: " ".join(line.split()) for line in outcome.out.splitlines()}
+    assert rows["e / b"] == "e / b - - - absent not installed"
+    told = json.loads((here / "made" / "quick.json").read_text())
+    assert told["findings"][-1]["value"] is None
+    assert told["command"] == "workbench bench quick --rounds 4 --peers --device cpu"

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from workbench import devices
-from workbench.bench import BENCHMARKS, BenchError, Benchmark, Estimate, Finding, chosen, run_benchmark
+from workbench.bench import BENCHMARKS, BenchError, Benchmark, Estimate, Finding, Request, chosen, run_benchmark
 
 
 def finding(low: float, high: float, goal: float | None) -> Finding:
@@ -32,8 +32,8 @@ def test_a_goal_is_met_or_missed_only_by_the_whole_interval(
 
 
 def toy(rounds_seen: list[int]) -> Benchmark:
-    def measure(rounds: int) -> list[Finding]:
-        rounds_seen.append(rounds)
+    def measure(request: Request) -> list[Finding]:
+        rounds_seen.append(request.rounds)
         return [finding(0.9, 1.0, 1.02)]
 
     return Benchmark("toy", "Is it quick?", measure, 7)
@@ -66,7 +66,7 @@ def test_an_answer_tells_numbers_machine_versions_and_load() -> None:
 
 def test_a_benchmark_has_its_own_number_of_rounds() -> None:
     seen: list[int] = []
-    assert run_benchmark(toy(seen)).rounds == 7
+    assert run_benchmark(toy(seen)).command == "workbench bench toy --rounds 7"
     assert seen == [7]
     with pytest.raises(ValueError, match="`rounds` must be at least 1, got 0"):
         run_benchmark(toy(seen), 0)
@@ -84,10 +84,11 @@ def test_without_names_the_quick_ones_are_meant() -> None:
     assert [b.name for b in chosen([])] == [b.name for b in BENCHMARKS.values() if b.quick]
     assert [b.name for b in chosen(["all"])] == list(BENCHMARKS)
     assert [b.name for b in chosen(["trace", "live_panel", "trace"])] == ["trace", "live_panel"]
+    assert [b.name for b in chosen(["panels", "trace"])] == ["live_panel", "panel_handlers", "open_run", "trace"]
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(BenchError, match=r"no benchmark is called 'trase'; there are live_panel, .*, or 'all'"):
+    with pytest.raises(BenchError, match=r"no benchmark is called 'trase'; there are trace, .*, panels, or 'all'"):
         chosen(["all", "trase"])
 
 

@@ -27,6 +27,7 @@ from workbench.telemetry import read_run
 def check(findings: Sequence[Finding], units: str, rounds: int) -> None:
     assert "".join(finding.unit for finding in findings) == units
     for finding in findings:
+        assert finding.estimate is not None, finding
         assert finding.estimate.rounds == rounds, finding
         assert math.isfinite(finding.estimate.high), finding
         assert 0 < finding.estimate.low <= finding.estimate.value <= finding.estimate.high, finding
@@ -113,4 +114,4 @@ def test_study_overhead_tells_trials_of_a_study_and_of_plain_optuna() -> None:
         "processor time",
         "plain Optuna",
     ]
-    assert all(0 < finding.estimate.value < math.inf for finding in findings)
+    assert all(finding.estimate and 0 < finding.estimate.value < math.inf for finding in findings)

@@ -6,8 +6,9 @@ machine slows them alike. Nothing here runs with the tests, other than at sizes 
 
 from __future__ import annotations
 
-from workbench.bench.benchmark import Answer, Benchmark, Finding, run_benchmark
+from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, run_benchmark
 from workbench.bench.catalog import BENCHMARKS, BenchError, chosen
+from workbench.bench.contest import contest, is_installed, require_equal
 from workbench.bench.rounds import Estimate, interleaved, median_of, ratio_of, timed
 
 __all__ = [
@@ -17,10 +18,14 @@ __all__ = [
     "Benchmark",
     "Estimate",
     "Finding",
+    "Request",
     "chosen",
+    "contest",
     "interleaved",
+    "is_installed",
     "median_of",
     "ratio_of",
+    "require_equal",
     "run_benchmark",
     "timed",
 ]

@@ -4,19 +4,54 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import torch
 
 from workbench import devices
 from workbench.bench.rounds import Estimate
 from workbench.telemetry import collect_environment
 
-__all__ = ["Answer", "Benchmark", "Finding", "Verdict", "run_benchmark"]
+__all__ = ["Answer", "Benchmark", "Finding", "Request", "Verdict", "run_benchmark"]
 
-Verdict = Literal["met", "missed", "unclear", ""]
+Verdict = Literal["met", "missed", "unclear", "absent", "differs", ""]
 
 _BUSY = 0.5  # load per core, before a benchmark begins, from which its answer is called noisy
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one call of a benchmark shall do.
+
+    Args:
+        rounds: Rounds in which sides take turns.
+        peers: Whether other packages that do the same are measured, too, where they are installed.
+        device: Where to measure; None takes an accelerator where there is one.
+        threads: Threads of torch, one measurement for each number; empty takes one thread, then all cores.
+    """
+
+    rounds: int
+    peers: bool = False
+    device: torch.device | None = None
+    threads: tuple[int, ...] = ()
+
+    def chosen_device(self) -> torch.device:
+        """Return the device to measure on."""
+        return devices.select_device("auto") if self.device is None else self.device
+
+    def each_thread_count(self) -> Iterator[str]:
+        """Set torch's number of threads, one after the other, and yield it in words; at the end it is as before."""
+        before = torch.get_num_threads()
+        accelerated = self.chosen_device().type != "cpu"
+        counts = (before,) if accelerated else self.threads or tuple(dict.fromkeys((1, _cores())))
+        try:
+            for count in counts:
+                torch.set_num_threads(count)
+                yield devices.device_name(self.chosen_device()) if accelerated else f"{count} thread{'s' * (count > 1)}"
+        finally:
+            torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +61,25 @@ class Finding:
     Args:
         what: What was measured, in a few words.
         unit: ``"x"`` for a ratio of times, ``"s"`` for seconds; of both, smaller is better.
-        estimate: The number with its interval.
+        estimate: The number with its interval; None where nothing could be measured, and ``why_not`` says why.
         goal: Largest number that is good enough; None where none is set.
         note: What else should be known, in a few words.
+        why_not: ``"absent"`` where what should be measured is not installed, ``"differs"`` where its results are not
+            those of the base, so that its time would mean nothing.
     """
 
     what: str
     unit: Literal["x", "s"]
-    estimate: Estimate
+    estimate: Estimate | None
     goal: float | None = None
     note: str = ""
+    why_not: Literal["absent", "differs", ""] = ""
 
     @property
     def verdict(self) -> Verdict:
         """``"met"`` when the whole interval is within the goal, ``"missed"`` when none of it is, else ``"unclear"``."""
+        if self.estimate is None:
+            return self.why_not
         if self.goal is None:
             return ""
         if self.estimate.high <= self.goal:
@@ -54,14 +94,14 @@ class Benchmark:
     Args:
         name: Name on the command line.
         question: The question, one sentence.
-        measure: Called with the number of rounds; returns what was found.
+        measure: Called with what is asked for; returns what was found.
         rounds: Rounds where nobody asks for another number.
         quick: Whether it is run when none is named; about a minute or less on two cores.
     """
 
     name: str
     question: str
-    measure: Callable[[int], Sequence[Finding]]
+    measure: Callable[[Request], Sequence[Finding]]
     rounds: int
     quick: bool = True
 
@@ -74,7 +114,7 @@ class Answer:
         name: Name of the benchmark.
         question: Its question.
         findings: The numbers.
-        rounds: Rounds asked for.
+        command: The command that asks it again.
         seconds: How long it took.
         load_before: Load average of the last minute when it began; None where the system has none.
         load_after: The same when it ended.
@@ -85,7 +125,7 @@ class Answer:
     name: str
     question: str
     findings: tuple[Finding, ...]
-    rounds: int
+    command: str
     seconds: float
     load_before: float | None
     load_after: float | None
@@ -108,10 +148,7 @@ class Answer:
             {
                 "what": finding.what,
                 "unit": finding.unit,
-                "value": finding.estimate.value,
-                "low": finding.estimate.low,
-                "high": finding.estimate.high,
-                "rounds": finding.estimate.rounds,
+                **_numbers(finding.estimate),
                 "goal": finding.goal,
                 "verdict": finding.verdict,
                 "note": finding.note,
@@ -122,7 +159,7 @@ class Answer:
             "name": self.name,
             "question": self.question,
             "findings": findings,
-            "command": f"workbench bench {self.name} --rounds {self.rounds}",
+            "command": self.command,
             "seconds": round(self.seconds, 1),
             "load_average": {"before": self.load_before, "after": self.load_after, "cores": self.cores},
             "warning": self.warning,
@@ -130,12 +167,16 @@ class Answer:
         }
 
 
-def run_benchmark(benchmark: Benchmark, rounds: int | None = None) -> Answer:
+def run_benchmark(
+    benchmark: Benchmark, rounds: int | None = None, *, peers: bool = False, device: torch.device | None = None
+) -> Answer:
     """Ask a benchmark's question here and now.
 
     Args:
         benchmark: The benchmark.
         rounds: Rounds; None takes the benchmark's own.
+        peers: Whether other packages are measured, too, where they are installed.
+        device: Where to measure; None takes an accelerator where there is one.
 
     Raises:
         ValueError: If ``rounds`` is not at least 1.
@@ -144,8 +185,10 @@ def run_benchmark(benchmark: Benchmark, rounds: int | None = None) -> Answer:
     if not rounds >= 1:
         raise ValueError(f"`rounds` must be at least 1, got {rounds!r}")
     load_before, began = _load(), time.perf_counter()
-    findings = tuple(benchmark.measure(rounds))
+    findings = tuple(benchmark.measure(Request(rounds, peers, device)))
     seconds = time.perf_counter() - began
+    command = ["workbench bench", benchmark.name, "--rounds", str(rounds)]
+    command += ["--peers"] * peers + ([] if device is None else ["--device", str(device)])
     hardware = devices.hardware_summary()
     environment = collect_environment(device=hardware)
     # What describes a run, not a machine, is empty here.
@@ -155,13 +198,23 @@ def run_benchmark(benchmark: Benchmark, rounds: int | None = None) -> Answer:
         benchmark.name,
         benchmark.question,
         findings,
-        rounds,
+        " ".join(command),
         seconds,
         load_before,
         _load(),
         int(hardware["cpu_cores_usable"]),
         environment,
     )
+
+
+def _numbers(estimate: Estimate | None) -> dict[str, float | None]:
+    if estimate is None:
+        return {"value": None, "low": None, "high": None, "rounds": 0}
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "rounds": estimate.rounds}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _load() -> float | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from workbench.bench.benchmark import Benchmark
+from workbench.bench.accumulation import measure_accumulation
+from workbench.bench.benchmark import Benchmark, Finding, Request
+from workbench.bench.freezing import measure_freezing
 from workbench.bench.gradient_reduction import measure_reduction
+from workbench.bench.less_bn import measure_less_bn
+from workbench.bench.levels import measure_levels
 from workbench.bench.live_panel import measure_live_panel
 from workbench.bench.opened_run import measure_open_run
 from workbench.bench.panel_handlers import measure_handlers
@@ -18,31 +22,86 @@ __all__ = ["BENCHMARKS", "BenchError", "chosen"]
 
 ALL: Final = "all"
 
-BENCHMARKS: Final[Mapping[str, Benchmark]] = MappingProxyType(
-    {
-        benchmark.name: benchmark
-        for benchmark in (
-            Benchmark("live_panel", "Does a live Train panel slow the training it shows?", measure_live_panel, 10),
-            Benchmark("panel_handlers", "How long does a click or an edit keep the kernel?", measure_handlers, 10),
-            Benchmark("trace", "What does recording add to a training step?", measure_trace, 20),
-            Benchmark("reduction", "Do our own gradient buckets keep up with DDP's?", measure_reduction, 20),
-            Benchmark(
-                "open_run",
-                "How soon is a recorded run of a million steps on show, and 50 policies replayed on it?",
-                measure_open_run,
-                7,
-                quick=False,
-            ),
-            Benchmark(
-                "study_overhead",
-                "What does a trial cost beside its training and evaluation?",
-                measure_study_overhead,
-                1,
-                quick=False,
-            ),
-        )
-    }
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"panels": ("live_panel", "panel_handlers", "open_run")}
 )
+"""Names that mean several benchmarks."""
+
+
+def _in_rounds(measure: Callable[[int], Sequence[Finding]]) -> Callable[[Request], Sequence[Finding]]:
+    """Return a measurement that needs to know nothing but its rounds."""
+    return lambda request: measure(request.rounds)
+
+
+_IN_ORDER: Final = (
+    Benchmark(
+        "levels",
+        "How much faster than O0 is a step of O1, and of what the studies have exported?",
+        measure_levels,
+        rounds=9,
+        quick=False,
+    ),
+    Benchmark(
+        "freeze",
+        "Does gradient freezing cost what its schedule promises, and no more?",
+        measure_freezing,
+        rounds=7,
+        quick=False,
+    ),
+    Benchmark(
+        "less_bn",
+        "Does LessBN cost what a network without those BatchNorms costs?",
+        measure_less_bn,
+        rounds=15,
+        quick=False,
+    ),
+    Benchmark(
+        "accumulation",
+        "Does accumulation over micro-batches cost more than letting gradients add up in `.grad`?",
+        measure_accumulation,
+        rounds=25,
+    ),
+    Benchmark(
+        "trace",
+        "What does recording add to a training step?",
+        _in_rounds(measure_trace),
+        rounds=20,
+    ),
+    Benchmark(
+        "reduction",
+        "Do our own gradient buckets keep up with DDP's?",
+        _in_rounds(measure_reduction),
+        rounds=20,
+    ),
+    Benchmark(
+        "study",
+        "What does a trial cost beside its training and evaluation?",
+        _in_rounds(measure_study_overhead),
+        rounds=1,
+        quick=False,
+    ),
+    Benchmark(
+        "live_panel",
+        "Does a live Train panel slow the training it shows?",
+        _in_rounds(measure_live_panel),
+        rounds=10,
+    ),
+    Benchmark(
+        "panel_handlers",
+        "How long does a click or an edit keep the kernel?",
+        _in_rounds(measure_handlers),
+        rounds=10,
+    ),
+    Benchmark(
+        "open_run",
+        "How soon is a recorded run of a million steps on show, and 50 policies replayed on it?",
+        _in_rounds(measure_open_run),
+        rounds=7,
+        quick=False,
+    ),
+)
+
+BENCHMARKS: Final[Mapping[str, Benchmark]] = MappingProxyType({benchmark.name: benchmark for benchmark in _IN_ORDER})
 """Every benchmark there is, by name."""
 
 
@@ -54,14 +113,16 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     """Return the benchmarks that are meant.
 
     Args:
-        names: Names; ``"all"`` means every one, no name the quick ones.
+        names: Names; ``"panels"`` means those of the panels, ``"all"`` every one, no name the quick ones.
 
     Raises:
         BenchError: When a name is unknown.
     """
     if not names:
         return [benchmark for benchmark in BENCHMARKS.values() if benchmark.quick]
-    unknown = [name for name in names if name != ALL and name not in BENCHMARKS]
+    meant = [one for name in names for one in GROUPS.get(name, (name,))]
+    unknown = [name for name in meant if name != ALL and name not in BENCHMARKS]
     if unknown:
-        raise BenchError(f"no benchmark is called {unknown[0]!r}; there are {', '.join(BENCHMARKS)}, or {ALL!r}")
-    return list(BENCHMARKS.values()) if ALL in names else [BENCHMARKS[name] for name in dict.fromkeys(names)]
+        there = ", ".join((*BENCHMARKS, *GROUPS))
+        raise BenchError(f"no benchmark is called {unknown[0]!r}; there are {there}, or {ALL!r}")
+    return list(BENCHMARKS.values()) if ALL in meant else [BENCHMARKS[name] for name in dict.fromkeys(meant)]

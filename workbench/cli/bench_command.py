@@ -22,6 +22,10 @@ RoundsOption = typer.Option(
     None, metavar="N", min=1, help="Rounds of each. Default: the benchmark's own number.", show_default=False
 )
 OutOption = typer.Option(None, metavar="DIR", help="Folder for one NAME.json per benchmark; made when missing.")
+PeersOption = typer.Option(
+    False, "--peers", help="Measure other packages that do the same, too; one that is not installed is said to be."
+)
+DeviceOption = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda (cuda:1) or npu.")
 ListOption = typer.Option(False, "--list", help="Name the benchmarks and their questions, and measure nothing.")
 
 
@@ -34,6 +38,8 @@ def bench(
     names: list[str] = NamesArgument,
     rounds: int = RoundsOption,
     out: Path = OutOption,
+    peers: bool = PeersOption,
+    device: str = DeviceOption,
     listed: bool = ListOption,
     json: bool = JsonOption,
 ) -> None:
@@ -44,16 +50,18 @@ def bench(
     with only_result_on_stdout(json):
         from workbench.bench import BENCHMARKS, chosen, run_benchmark
         from workbench.cli.progress import progress_bar
+        from workbench.devices import select_device
 
         wanted = chosen(names or [])
         if not listed:
+            place = None if device == "auto" else select_device(device)
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
             answers = []
             with progress_bar(len(wanted), wanted[0].name) as bar:
                 for number, benchmark in enumerate(wanted):
                     bar.update(number, text=benchmark.name)
-                    answers.append(run_benchmark(benchmark, rounds))
+                    answers.append(run_benchmark(benchmark, rounds, peers=peers, device=place))
                     if out is not None:
                         _write(out, answers[-1])
                 bar.update(len(wanted))
@@ -100,6 +108,8 @@ def _say(answers: list[Answer]) -> None:
 def _row(finding: Finding) -> tuple[str, ...]:
     """Return a finding as cells; times in the unit that reads well."""
     estimate = finding.estimate
+    if estimate is None:
+        return (finding.what, "-", "-", "-", finding.verdict, finding.note)
     scale, unit = (1.0, "x") if finding.unit == "x" else (1.0, "s") if estimate.value >= 1 else (1e3, "ms")
     digits = 3 if unit != "ms" else 1
 

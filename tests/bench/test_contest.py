@@ -1,0 +1,90 @@
+"""Ours against a base: equal results first, ratios in which every side has its turn, peers that are not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from workbench.bench import Request, contest, is_installed, require_equal
+
+
+def waiting(seconds: float, heard: list[str], name: str) -> Callable[[], None]:
+    def side() -> None:
+        heard.append(name)
+        time.sleep(seconds)
+
+    return side
+
+
+def test_ours_limit_and_peers_are_multiples_of_the_base() -> None:
+    heard: list[str] = []
+    found = contest(
+        "waiting",
+        waiting(0.004, heard, "ours"),
+        waiting(0.002, heard, "base"),
+        limit=waiting(0.001, heard, "limit"),
+        peers={"slow": waiting(0.006, heard, "slow"), "gone": None},
+        rounds=3,
+        named="half",
+        goal=3.0,
+        note="asleep",
+        least_seconds=0.012,
+    )
+    assert [one.what for one in found] == [
+        "waiting: ours / half",
+        "waiting: limit / half",
+        "waiting: slow / half",
+        "waiting: gone / half",
+    ]
+    assert [one.verdict for one in found] == ["met", "", "", "absent"]
+    ours, limit, slow = (one.estimate.value for one in found if one.estimate)
+    assert 0.3 < limit < 0.9 < ours < slow  # 0.5, 2 and 3 on a machine that does nothing else
+    assert found[0].note == "asleep"
+    # Each turn takes at least as long as was asked for.
+    assert heard.count("base") > 5 * 4
+    assert heard.count("slow") > 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("ours", "sentence"),
+    [
+        (torch.tensor([1.0, 2.1]), "weights differs by up to 0.1"),
+        (torch.tensor([1.0, float("nan")]), "weights differs by up to nan"),
+        (torch.ones(3), "weights: shape (3,) against (2,)"),
+    ],
+)
+def test_sides_whose_results_differ_are_not_timed(ours: torch.Tensor, sentence: str) -> None:
+    theirs = torch.tensor([1.0, 2.0])
+    called: list[str] = []
+    (found,) = contest(
+        "updating",
+        lambda: called.append("ours"),
+        lambda: called.append("base"),
+        rounds=2,
+        goal=1.0,
+        guard=lambda: require_equal(ours, theirs, "weights", rtol=0.01, atol=0.0),
+    )
+    assert (found.verdict, found.estimate, found.goal) == ("differs", None, 1.0)
+    assert found.note == sentence
+    assert called == []
+
+
+def test_results_within_the_tolerance_are_equal() -> None:
+    require_equal(torch.tensor([1.0, 2.01]), torch.tensor([1.0, 2.0]), "weights", rtol=0.01, atol=0.0)
+
+
+def test_threads_are_set_one_after_the_other_and_left_as_they_were() -> None:
+    before = torch.get_num_threads()
+    cpu = torch.device("cpu")
+    seen = [(told, torch.get_num_threads()) for told in Request(1, device=cpu, threads=(1, 3)).each_thread_count()]
+    assert seen == [("1 thread", 1), ("3 threads", 3)]
+    assert torch.get_num_threads() == before
+    assert next(iter(Request(1, device=cpu).each_thread_count())) == "1 thread"
+
+
+def test_what_is_installed() -> None:
+    assert is_installed("torch")
+    assert not is_installed("no_such_package")
