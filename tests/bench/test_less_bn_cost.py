@@ -18,7 +18,7 @@ def test_ours_the_limit_and_the_whole_network_are_found() -> None:
     found = measure_less_bn(REQUEST, nets=TINY)
     assert [one.what.rsplit(": ", 1)[1] for one in found] == [
         "ours / edited by hand",
-        "limit / edited by hand",
+        "no BatchNorm / edited by hand",
         "all BatchNorms / edited by hand",
     ]
     assert all(one.estimate is not None for one in found)

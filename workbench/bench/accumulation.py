@@ -6,7 +6,6 @@ own, as frameworks do whose gradients are values.
 
 from __future__ import annotations
 
-import functools
 import gc
 
 import torch
@@ -15,8 +14,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, require_equal
 from workbench.bench.image_nets import copies, sgd
+from workbench.bench.paired import first_difference, paired
 from workbench.bench.rounds import Estimate
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
@@ -30,7 +29,7 @@ _GUARDED_WINDOWS = 2
 
 
 def measure_accumulation(
-    request: Request, *, width: int = 512, depth: int = 8, micro_batches: int = 4, batch: int = 16
+    request: Request, *, width: int = 512, depth: int = 8, micro_batches: int = 4, batch: int = 16, repeats: int = 3
 ) -> list[Finding]:
     """Measure an update from several micro-batches as a multiple of the plain loop's.
 
@@ -40,6 +39,7 @@ def measure_accumulation(
         depth: Layers.
         micro_batches: Micro-batches per update.
         batch: Samples per micro-batch.
+        repeats: Updates in a turn.
 
     Returns:
         Ours and the peer over the plain loop, and the bytes that lie around before the last micro-batch likewise.
@@ -60,17 +60,19 @@ def measure_accumulation(
     for threads in request.each_thread_count():
         what = f"accumulation {micro_batches} x {batch}, {threads}"
         ours, native, buffered = (side(model, batches) for side in (_Boosted, _Native, _Buffered))
-        findings += contest(
+        if difference := _difference(model, batches):
+            findings.append(Finding(f"{what}: ours / native .grad", "x", None, GOAL, difference, "differs"))
+            continue
+        findings += paired(
             what,
-            ours.window,
             native.window,
-            peers={"separate buffers": buffered.window},
+            {"ours": ours.window, "separate buffers": buffered.window},
             named="native .grad",
-            goal=GOAL,
             rounds=request.rounds,
-            guard=functools.partial(_compare, model, batches),
-            note=f"perceptron {depth} x {width}",
+            repeats=repeats,
             device=device,
+            goal=GOAL,
+            note=f"perceptron {depth} x {width}",
         )
     held = [_held_bytes(side(model, batches)) for side in (_Boosted, _Native)]
     ratio = held[0] / held[1]
@@ -153,13 +155,12 @@ class _Boosted(_Native):
         self.boosted.step()
 
 
-def _compare(model: nn.Module, batches: Batches) -> None:
+def _difference(model: nn.Module, batches: Batches) -> str:
     ours, native = _Boosted(model, batches), _Native(model, batches)
     for _ in range(_GUARDED_WINDOWS):
         ours.window()
         native.window()
-    for (name, one), other in zip(ours.model.named_parameters(), native.model.parameters(), strict=True):
-        require_equal(one, other, name, rtol=1e-6, atol=1e-7)
+    return first_difference(ours.model.named_parameters(), native.model.named_parameters(), rtol=1e-6, atol=1e-7)
 
 
 def _held_bytes(side: _Native) -> int:

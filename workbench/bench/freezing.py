@@ -24,6 +24,7 @@ from workbench.algorithms.freeze_optimizer import FreezeOpt
 from workbench.algorithms.grad_freeze import freeze_index_sequence
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
+from workbench.bench.paired import fair_clock
 from workbench.bench.rounds import median_of, ratio_of
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
@@ -145,9 +146,7 @@ def _rounds(
     device: torch.device,
 ) -> Iterator[tuple[float, ...]]:
     """Yield the seconds of each side for a stretch of the schedule, and of one full step of the limit."""
-    # One thread that never waits: its processor time is its time on a machine that does nothing else.
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
+    clock = fair_clock(device)
 
     def timed(step: Step, group: int, batch: Batch) -> float:
         devices.synchronize(device)

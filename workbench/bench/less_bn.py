@@ -6,7 +6,6 @@ them. Beside them: no BatchNorm at all, which nothing can be faster than, and al
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 
@@ -15,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side, contest, require_equal
+from workbench.bench.contest import Side
 from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
+from workbench.bench.paired import first_difference, paired
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
@@ -55,20 +55,25 @@ def measure_less_bn(
             for net in (edited, bare):
                 net.load_state_dict({key: whole.state_dict()[key] for key in net.state_dict()})
             boosted = _boosted(whole)
-            found = contest(
-                f"LessBN {name}, {threads}",
-                _boosted_step(boosted, batches),
+            what = f"LessBN {name}, {threads}"
+            if difference := _difference(whole, edited, batches):
+                findings.append(Finding(f"{what}: ours / edited by hand", "x", None, GOAL, difference, "differs"))
+                continue
+            findings += paired(
+                what,
                 _plain_step(edited, batches),
-                limit=_plain_step(bare, batches),
-                peers={"all BatchNorms": _plain_step(copies(whole, 1)[0], batches)},
+                {
+                    "ours": _boosted_step(boosted, batches),
+                    "no BatchNorm": _plain_step(bare, batches),
+                    "all BatchNorms": _plain_step(copies(whole, 1)[0], batches),
+                },
                 named="edited by hand",
-                goal=GOAL,
                 rounds=request.rounds,
-                guard=functools.partial(_compare, whole, edited, batches),
-                note=f"{_norms(boosted.model)} of {_norms(whole)} BatchNorms stay",
+                repeats=1,
                 device=device,
+                goal=GOAL,
+                note=f"{_norms(boosted.model)} of {_norms(whole)} BatchNorms stay",
             )
-            findings += found
     return findings
 
 
@@ -148,19 +153,17 @@ def _plain_step(model: nn.Module, batches: list[Batch]) -> Side:
     return lambda: train_once(model, optimizer, next(stream))
 
 
-def _compare(whole: nn.Module, edited: nn.Module, batches: list[Batch]) -> None:
-    """See that our network and the edited one give the same, before and after a few steps."""
+def _difference(whole: nn.Module, edited: nn.Module, batches: list[Batch]) -> str:
+    """Return what ours computes other than the edited network, before and after a few steps; empty when nothing."""
     boosted = _boosted(whole)
     (twin,) = copies(edited, 1)
     sides: list[Callable[[], object]] = [_boosted_step(boosted, batches), _plain_step(twin, batches)]
     for _ in range(_GUARDED_STEPS):
         images, _ = batches[0]
         with torch.no_grad():
-            require_equal(boosted.model(images), twin(images), "output", rtol=1e-4, atol=1e-5)
+            outputs = [[("output", net(images))] for net in (boosted.model, twin)]
+        if difference := first_difference(*outputs, rtol=1e-4, atol=1e-5):
+            return difference
         for side in sides:
             side()
-    ours, theirs = dict(boosted.model.named_parameters()), dict(twin.named_parameters())
-    if ours.keys() != theirs.keys():
-        require_equal(torch.tensor(len(ours)), torch.tensor(len(theirs)), "number of parameters", rtol=0.0, atol=-1.0)
-    for name, parameter in theirs.items():
-        require_equal(ours[name], parameter, name, rtol=1e-4, atol=1e-5)
+    return first_difference(boosted.model.named_parameters(), twin.named_parameters(), rtol=1e-4, atol=1e-5)

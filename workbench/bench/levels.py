@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import nn
 
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.image_nets import image_task, residual_net
+from workbench.bench.paired import fair_clock
 from workbench.bench.rounds import Estimate, interleaved, ratio_of
 from workbench.config import BoostConfig
 from workbench.experiments.speed_ratio import TimedSide
@@ -141,9 +141,7 @@ def measure_levels(
 
 def _new_side(task: Task, config: BoostConfig, level: str, *, device: torch.device, steps: int) -> TimedSide:
     side = TimedSide(task, config, level, device=device, seed=0, at_least=steps, before_window=None)
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        # One thread that never waits: its processor time is its time on a machine that does nothing else.
-        side.clock = time.process_time
+    side.clock = fair_clock(device)
     return side
 
 
