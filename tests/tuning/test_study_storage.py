@@ -235,3 +235,56 @@ def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Fo
     put_back(here, study, trial.number)
     here.losses = 0
     assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
+
+
+def test_one_look_reads_a_study_once_and_the_next_reads_it_again(here: Forgetful, directory: Path) -> None:
+    study = optuna.load_study(study_name=read_study(directory).study.name, storage=here)
+    with here.one_look():
+        before = study.get_trials(deepcopy=False)
+        other = study.ask()
+        assert [one.number for one in study.get_trials(deepcopy=False)] == [one.number for one in before]
+    assert other.number in [one.number for one in study.get_trials(deepcopy=False)]
+    study.tell(other, state=TrialState.FAIL)
+
+
+def test_a_study_and_a_trial_that_are_not_there_are_key_errors(here: Forgetful) -> None:
+    with pytest.raises(KeyError):
+        here.get_all_trials(10**6)
+    with pytest.raises(KeyError, match="no trial has the id"):
+        here.get_trial(10**6)
+
+
+def test_trials_are_read_as_optuna_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.tuning.stored_trials._AT_ONCE", 5)
+    url = f"sqlite:///{tmp_path / 'all.db'}"
+    ours = StudyStorage(url, patience=Patience(60.0))
+    study = optuna.create_study(storage=url, study_name="all", directions=["minimize", "maximize"])
+    floats = optuna.distributions.FloatDistribution(1e-5, 1.0, log=True)
+    kinds = optuna.distributions.CategoricalDistribution(["a", None, True])
+    for number in range(13):  # more than one query reads
+        state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.WAITING)[number % 4]
+        study.add_trial(
+            optuna.trial.create_trial(
+                state=state,
+                values=[float("inf"), -1.5 * number] if state == TrialState.COMPLETE else None,
+                params={"kind": ["a", None, True][number % 3], "lr": 0.1},
+                distributions={"kind": kinds, "lr": floats},
+                user_attrs={"curve": [[1, 0.5]], "name": f"µ {number}"},
+                system_attrs={"fixed_params": {"lr": 0.1}},
+                intermediate_values={20: float("nan"), 10: 0.25, 30: float("-inf")},
+            )
+        )
+    optunas = optuna.storages.RDBStorage(url)
+    study_id = ours.get_study_id_from_name("all")
+    expected = optunas.get_all_trials(study_id)
+    assert repr(ours.get_all_trials(study_id)) == repr(expected)
+    assert [trial._trial_id for trial in ours.get_all_trials(study_id)] == [trial._trial_id for trial in expected]
+    last = expected[-1]._trial_id
+    assert repr(ours._get_trials(study_id, None, {3, 5, last}, last - 2)) == repr(
+        optunas._get_trials(study_id, None, {3, 5, last}, last - 2)
+    )
+    assert repr(ours.get_all_trials(study_id, states=(TrialState.WAITING,))) == repr(
+        optunas.get_all_trials(study_id, states=(TrialState.WAITING,))
+    )
+    ours.engine.dispose()
+    optunas.engine.dispose()

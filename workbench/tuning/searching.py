@@ -146,11 +146,13 @@ class Search:
         self._end.note("")
         while not self._out_of_time():
             end_if_asked(self._stop)  # before a trial is drawn
-            self._watch.trial_finished()
             self._stale.put_back()
-            trials = self._study.get_trials(deepcopy=False)
-            _end_if_workers_keep_dying(trials)
-            if self._wanted():
+            with self._database.one_look():
+                self._watch.trial_finished()
+                trials = self._study.get_trials(deepcopy=False)
+                _end_if_workers_keep_dying(trials)
+                is_wanted = self._wanted()
+            if is_wanted:
                 failures = 0 if self._run_one() else failures + 1
             elif any(trial.state == TrialState.RUNNING for trial in trials):
                 time.sleep(_POLL_SECONDS)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -122,6 +123,7 @@ class StudyStorage(RDBStorage):
         self.grace_seconds = grace_seconds
         self._began: dict[int, float] = {}  # trial -> time.monotonic() when this process began it
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
+        self._looks = threading.local()
         self._live: set[str] = set()  # those claims, and such as are being made: threads may look at each other's
         super().__init__(url, engine_kwargs=engine_kwargs)
         follow_journal_mode(self.engine)
@@ -165,6 +167,11 @@ class StudyStorage(RDBStorage):
         trial_id_greater_than: int,
     ) -> list[FrozenTrial]:
         """Return the trials of a study that are newer than one, and others by their ids."""
+        seen: set[int] | None = getattr(self._looks, "seen", None)
+        if seen is not None:
+            if study_id in seen:
+                return []
+            seen.add(study_id)
         number, where = TRIALS.c.trial_id, TRIALS.c.study_id == study_id
         older = sorted(one for one in included_trial_ids if one <= trial_id_greater_than)
         if older:  # those that run or wait: a handful
@@ -175,6 +182,16 @@ class StudyStorage(RDBStorage):
         if not found:
             self.get_study_name_from_id(study_id)  # raises a KeyError when there is no such study
         return [trial for trial in found if states is None or trial.state in states]
+
+    @contextmanager
+    def one_look(self) -> Iterator[None]:
+        """Let this thread read the trials of a study once in the block, however often they are asked for."""
+        # Optuna's cache above keeps what it has read, and takes "nothing new" for an answer.
+        self._looks.seen = set[int]()
+        try:
+            yield
+        finally:
+            self._looks.seen = None
 
     def _read(self, where: ColumnElement[bool]) -> list[FrozenTrial]:
         def read() -> list[FrozenTrial]:
