@@ -29,6 +29,8 @@ BLOCKS = 256
 WIDEST_BLOCK = 65536  # 16 MiB of float64 for 32 snapshots: wider gains nothing
 NARROWEST_BLOCK = 256
 ROUNDING = 10 * float(np.finfo(np.float64).eps)
+# In float32 a component is off by about 1e-7 s_1 / s_i, less than by the rounding of the snapshots themselves.
+STEEP = 100.0
 NOT_FINITE = "`snapshots` must be finite, got inf or NaN; leave out what was recorded after training failed"
 
 
@@ -53,9 +55,10 @@ def principal_components(
 ) -> PrincipalComponents:
     """Return the exact principal components, by the eigenvectors of the snapshots' inner products.
 
-    Two passes over blocks of columns, accumulated in float64 whatever the snapshots' precision. Besides snapshots and
-    result a few blocks are held; with ``overwrite`` the whole takes at most 1.05 times the memory of the snapshots
-    (of 256 x 256 weights or more). Inner products square the condition: component i is accurate to about
+    Two passes over blocks of columns. Inner products are accumulated in float64 whatever the snapshots' precision; of
+    float32 snapshots whose singular values span less than two decades, the components are computed in float32. Besides
+    snapshots and result a few blocks are held; with ``overwrite`` the whole takes at most 1.05 times the memory of the
+    snapshots (of 256 x 256 weights or more). Inner products square the condition: component i is accurate to about
     1e-16 (s_1 / s_i)^2, s being the singular values; directions below about 1e-7 s_1 count as absent.
 
     Args:
@@ -84,19 +87,20 @@ def principal_components(
         raise TypeError(f"`overwrite` needs floating point snapshots to write into, got {snapshots.dtype}")
     blocks = _blocks(n_weights, block)
 
-    gram = np.zeros((n_snapshots, n_snapshots))
-    size = 0.0  # sum of squares before centring: what the rounding of the mean is relative to
+    # What snapshots have in common is taken away before anything is multiplied: the first one, exactly, and the mean of
+    # the differences from their products. Subtracting the mean itself would need another pass over each block.
+    products = np.zeros((n_snapshots, n_snapshots))
+    size = 0.0  # of the first snapshot, squared: what the rounding of differences is relative to
     for columns in blocks:
-        part = snapshots[:, columns].astype(np.float64)
-        size += float(np.vdot(part, part))
-        if not np.isfinite(size):
-            raise ValueError(NOT_FINITE)
-        part -= part.mean(axis=0)
-        gram += part @ part.T
-    if not np.isfinite(size):
-        raise ValueError(
-            "`snapshots` must be finite, got inf or NaN; leave out what was recorded after training failed"
-        )
+        with np.errstate(invalid="ignore", over="ignore"):  # told below, in a sentence
+            part = _differences(snapshots[:, columns], np.float64)
+            products += part @ part.T
+        first = snapshots[0, columns].astype(np.float64)
+        size += float(first @ first)
+    size = n_snapshots * size + float(np.trace(products))
+    if not (np.isfinite(size) and np.isfinite(products).all()):
+        raise ValueError(NOT_FINITE)
+    gram = products - products.mean(axis=0) - products.mean(axis=1)[:, None] + products.mean()
     values, vectors = np.linalg.eigh(gram)  # ascending
     values, vectors = values[::-1][:n_components], vectors[:, ::-1][:, :n_components]
     # Below this an eigenvalue is rounding: of the eigenvalue problem, or of the subtracted mean.
@@ -105,15 +109,18 @@ def principal_components(
         raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
     singular = np.sqrt(np.where(present, values, 0.0))
     carry = np.where(present, vectors / np.where(present, singular, 1.0), 0.0).T  # [k, n_snapshots]
+    if snapshots.dtype == np.float32 and singular[0] < STEEP * singular[present][-1]:
+        carry = carry.astype(np.float32)
 
     dtype = snapshots.dtype if floating else np.dtype(np.float64)
     result = snapshots[:n_components] if overwrite else np.empty((n_components, n_weights), dtype)
     largest, sign = np.zeros(n_components), np.ones(n_components)
     for columns in blocks:
-        part = snapshots[:, columns].astype(np.float64)
-        part -= part.mean(axis=0)
-        rows = carry @ part
-        extreme = rows[np.arange(n_components), np.abs(rows).argmax(axis=1)]
+        rows = carry @ _differences(
+            snapshots[:, columns], carry.dtype
+        )  # the rows of `carry` add up to 0, so no mean is needed
+        highest, lowest = rows.max(axis=1), rows.min(axis=1)
+        extreme = np.where(highest >= -lowest, highest, lowest)
         grows = np.abs(extreme) > largest
         largest = np.where(grows, np.abs(extreme), largest)
         sign = np.where(grows, np.sign(extreme), sign)
@@ -186,6 +193,16 @@ def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int
     if n_components > n_weights:
         raise ValueError(f"`n_components` must not exceed the number of weights ({n_weights}), got {n_components}")
     return n_snapshots, n_weights
+
+
+def _differences(part: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Return some columns of all snapshots less those of the first."""
+    if part.dtype == dtype:
+        return part - part[0]  # type: ignore[no-any-return]  # numpy's stubs do not keep the kind
+    wide = part.astype(dtype)
+    wide[1:] -= wide[0]
+    wide[0] = 0.0
+    return wide
 
 
 def _blocks(n_weights: int, block: int | None) -> list[slice]:
