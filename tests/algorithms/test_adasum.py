@@ -55,11 +55,12 @@ class ThreadLinks(ServerLinks):
     wires: Wires = field(default_factory=lambda: Wires(0, 0))
     sent: list[int] = field(default_factory=list)
 
-    def exchange(self, mine: Tensor, server: int) -> Tensor:
+    def exchange(self, mine: Tensor, server: int, into: Tensor | None = None) -> Tensor:
         assert mine.is_contiguous()
         self.sent.append(mine.numel())
         self.wires.queues[self.device, self.server, server].put(mine.clone())
-        return self.wires.queues[self.device, server, self.server].get(timeout=20)
+        theirs = self.wires.queues[self.device, server, self.server].get(timeout=20)
+        return theirs if into is None else into.copy_(theirs)
 
     def _meet(self, value: Tensor) -> list[Tensor]:
         slots, barrier = self.wires.slots[self.server], self.wires.barriers[self.server]

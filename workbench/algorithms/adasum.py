@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
 
 import torch
 from torch import Tensor, distributed
@@ -31,6 +32,7 @@ __all__ = [
     "adasum_hook",
     "adasum_pair",
     "adasum_reduce_",
+    "adasum_sets_",
     "adasum_tree",
     "adasum_weights",
     "connect_servers",
@@ -44,18 +46,36 @@ EPSILON = 1e-12
 #: but not every accelerator has it.
 _RUN = 1 << 17
 
+_ONE = {dtype: torch.ones(1, dtype=dtype) for dtype in (torch.float32, torch.float64)}
 
-def adasum_weights(products: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]:
+
+@overload
+def adasum_weights(products: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def adasum_weights(products: tuple[float, float, float], n_nodes: int) -> tuple[float, float]: ...
+
+
+@overload
+def adasum_weights(
+    products: Tensor | tuple[float, float, float], n_nodes: int
+) -> tuple[Tensor, Tensor] | tuple[float, float]: ...
+
+
+def adasum_weights(products: Any, n_nodes: int) -> Any:
     """Return the factors of a and b in their combination: 1 - a.b / (2 a.a) and 1 - a.b / (2 b.b).
 
     Args:
-        products: Inner products a.b, a.a and b.b, shape ``[3, ...]``, float32 or wider.
+        products: Inner products a.b, a.a and b.b: three numbers, or shape ``[3, ...]``, float32 or wider.
         n_nodes: Nodes whose values a and b hold together; each adds :data:`EPSILON` to every product.
 
     Returns:
-        Two tensors of shape ``[...]``, the factor of a and that of b.
+        The factor of a and that of b: two numbers, or tensors of shape ``[...]``.
     """
-    across, own, other = products + EPSILON * n_nodes
+    across, own, other = products
+    epsilon = EPSILON * n_nodes
+    across, own, other = across + epsilon, own + epsilon, other + epsilon
     return 1 - across / (2 * own), 1 - across / (2 * other)
 
 
@@ -94,6 +114,38 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
     wide_a, wide_b = a.to(_wide(a.dtype)), b.to(_wide(b.dtype))
     own, other = adasum_weights(_products(wide_a.flatten(), wide_b.flatten()), n_nodes)
     return (wide_a * own + wide_b * other).to(a.dtype)
+
+
+@torch.no_grad()
+def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: int = 2) -> None:
+    """Combine two sets of gradients or updates tensor by tensor, in place of the first.
+
+    :func:`adasum_pair` for each, without a tensor in between: inner products in one pass over both, the result in a
+    second one. On a CPU the factors become plain numbers, elsewhere nothing waits for the device.
+
+    Args:
+        ours: Floating-point tensors, overwritten.
+        theirs: As many, each of the shape, dtype and device of its partner.
+        n_nodes: As in :func:`adasum_pair`.
+
+    Raises:
+        TypeError: When a tensor is not of a floating-point dtype.
+        ValueError: When numbers of tensors, shapes or dtypes differ.
+
+    Example:
+        >>> ours, theirs = [torch.tensor([2.0, 0.0])], [torch.tensor([0.0, 3.0])]
+        >>> adasum_sets_(ours, theirs)
+        >>> ours
+        [tensor([2., 3.])]
+    """
+    if len(ours) != len(theirs):
+        raise ValueError(f"`theirs` must hold one tensor for each of `ours` ({len(ours)}), got {len(theirs)}")
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or a.dtype is not b.dtype or not _is_flat_float(a) or not b.is_contiguous():
+            a.copy_(adasum_pair(a, b, n_nodes=n_nodes))
+            continue
+        mine, other = (a, b) if a.ndim == 1 else (a.view(-1), b.view(-1))
+        _mix_(mine, other, *adasum_weights(_inner_products(mine, other), n_nodes))
 
 
 def adasum_tree(values: Sequence[Tensor]) -> Tensor:
@@ -147,12 +199,18 @@ class ServerLinks:
     def __deepcopy__(self, memo: dict[int, object]) -> ServerLinks:
         return self  # nothing here changes, and process groups cannot be copied
 
-    def exchange(self, mine: Tensor, server: int) -> Tensor:
-        """Send a contiguous tensor to another server and return what that one sends, of the same shape and dtype."""
+    def exchange(self, mine: Tensor, server: int, into: Tensor | None = None) -> Tensor:
+        """Send a contiguous tensor to another server and return what that one sends, of the same shape and dtype.
+
+        Args:
+            mine: What is sent.
+            server: To whom.
+            into: Where to put what comes, contiguous, apart from ``mine``; None makes a new tensor.
+        """
         peer = server * self.n_devices + self.device
         if self.process_group is not None:  # point-to-point peers are counted in the whole world
             peer = distributed.get_global_rank(self.process_group, peer)
-        theirs = torch.empty_like(mine)
+        theirs = torch.empty_like(mine) if into is None else into
         operations = [
             distributed.P2POp(distributed.isend, mine, peer, self.process_group),
             distributed.P2POp(distributed.irecv, theirs, peer, self.process_group),
@@ -259,23 +317,23 @@ def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> 
     share = flat.numel() // links.n_devices
     low, high = links.device * share, (links.device + 1) * share
     rounds = links.n_servers.bit_length() - 1
+    room = flat.new_empty((high - low) // 2)  # for what comes; fresh memory in every round would cost as much again
     for i in range(rounds):
         middle = (low + high) // 2
         keep, give = (low, middle), (middle, high)
         if links.server >> i & 1:
             keep, give = give, keep
-        theirs = links.exchange(flat[slice(*give)], links.server ^ 1 << i)
         low, high = keep
+        theirs = links.exchange(flat[slice(*give)], links.server ^ 1 << i, room[: high - low])
         _combine_(flat[low:high], theirs, low, lengths, links, i)
     for i in reversed(range(rounds)):
-        size = high - low
-        received = links.exchange(flat[low:high], links.server ^ 1 << i)
+        mine, size = flat[low:high], high - low
         if links.server >> i & 1:
             low -= size
-            flat[low : low + size] = received
+            links.exchange(mine, links.server ^ 1 << i, flat[low : low + size])
         else:
-            flat[high : high + size] = received
             high += size
+            links.exchange(mine, links.server ^ 1 << i, flat[high - size : high])
     links.gather_inside_(flat)
     return flat
 
@@ -429,8 +487,9 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
     a, b = (theirs, wide) if is_second else (wide, theirs)
     products = wide.new_zeros(3, len(lengths))
     if parts:
-        tensors = slice(parts[0][0], parts[-1][0] + 1)
-        products[:, tensors] = torch.stack([_products(a[part], b[part]) for _, part in parts], dim=1)
+        found = [_inner_products(a[part], b[part]) for _, part in parts]
+        across_own_other = [torch.as_tensor(numbers, dtype=products.dtype) for numbers in found]
+        products[:, parts[0][0] : parts[-1][0] + 1] = torch.stack(across_own_other, dim=1)
     # The servers that differ in the lowest i + 1 bits hold the parts of one pair. Doubling adds in the same order
     # everywhere, up to swapped summands, so that all of them get the same bits.
     for j in range(i + 1):
@@ -439,8 +498,9 @@ def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], 
     own, other = adasum_weights(products, n_nodes=2 << i)
     if is_second:
         own, other = other, own
+    of_own, of_other = (weights.tolist() if weights.device.type == "cpu" else weights for weights in (own, other))
     for index, part in parts:
-        wide[part].mul_(own[index]).add_(theirs[part].mul_(other[index]))
+        _mix_(wide[part], theirs[part], of_own[index], of_other[index])
     if wide is not mine:
         mine.copy_(wide)
 
@@ -462,6 +522,33 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     """Return a.b, a.a and b.b of flat tensors, shape ``[3]``; summed run by run, see :data:`_RUN`."""
     runs = zip(torch.split(a, _RUN), torch.split(b, _RUN), strict=True)
     return torch.stack([torch.stack([torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]) for x, y in runs]).sum(0)
+
+
+def _inner_products(a: Tensor, b: Tensor) -> Tensor | tuple[float, float, float]:
+    """Return :func:`_products`; on a CPU, where reading a number costs nothing, as three numbers."""
+    if not a.is_cpu:
+        return _products(a, b)
+    if len(a) <= _RUN:
+        return torch.dot(a, b).item(), torch.dot(a, a).item(), torch.dot(b, b).item()
+    across = own = other = 0.0
+    for x, y in zip(torch.split(a, _RUN), torch.split(b, _RUN), strict=True):
+        across += torch.dot(x, y).item()
+        own += torch.dot(x, x).item()
+        other += torch.dot(y, y).item()
+    return across, own, other
+
+
+def _mix_(a: Tensor, b: Tensor, own: Any, other: Any) -> None:
+    """Replace a flat tensor a by own a + other b; the factors are numbers on a CPU, else tensors of one element."""
+    if isinstance(own, Tensor):
+        a.mul_(own).addcmul_(b, other)
+        return
+    # An outer product with a vector of one element: the only kernel that scales both and adds in one pass.
+    a.unsqueeze(0).addr_(_ONE[a.dtype], b, beta=own, alpha=other)
+
+
+def _is_flat_float(tensor: Tensor) -> bool:
+    return tensor.dtype in _ONE and tensor.is_contiguous()
 
 
 def _flatten(tensors: Sequence[Tensor], links: ServerLinks) -> tuple[Tensor, list[int]]:
