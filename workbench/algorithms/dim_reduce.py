@@ -47,6 +47,8 @@ __all__ = [
 Arithmetic = Literal["corrected", "reference"]
 
 LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
+# Columns per product on a CPU: over the whole width two rows at once take as long as one after the other.
+_COLUMNS = 1 << 14
 NO_FLOAT64 = {"mps", "npu"}  # device types without (fast) double precision
 
 
@@ -328,13 +330,14 @@ class DimReduce:
         if len(grads) != len(self.weight):
             raise ValueError(f"there must be one gradient per weight ({len(self.weight)}), got {len(grads)}")
         given = flat_vector(grads, self.weight, self.components.dtype)
-        gradient = given / loss_scale
+        is_scaled = isinstance(loss_scale, Tensor) or loss_scale != 1.0
+        gradient = given / loss_scale if is_scaled else given
         gradient_k = self._project(gradient).to(self.inverse_hessian.dtype)
         curvature = self.inverse_hessian
         if self.initialised:
             curvature = updated_curvature(curvature, gradient_k - self.previous_gradient, self.previous_step)
         direction_k = -(curvature @ gradient_k)
-        direction = self._carry_back(direction_k)
+        direction, projection = self._carry_back(direction_k, gradient_k)
         slope = gradient_k @ direction_k
 
         taken = self._search_line(self._mean_loss(loss.detach()), slope, direction, evaluate, gradient_k, direction_k)
@@ -347,8 +350,9 @@ class DimReduce:
 
         # As upstream with "reference": the residual of the gradient as given, less the projection of the unscaled one.
         outside = given if self.arithmetic == "reference" else gradient
-        self.momentum = residual_momentum(self.momentum, outside, self._carry_back(gradient_k), self.gamma)
-        self._subtract(self.alpha * self.momentum - taken.rho * direction)
+        # residual_momentum() in place: vectors of this length are what a step waits for.
+        self.momentum.mul_(self.gamma).add_(outside).sub_(projection)
+        self._subtract(torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho))
         self.last_step = taken
         return taken
 
@@ -424,7 +428,10 @@ class DimReduce:
         try:
             for trial in range(1, self.line_search_trials + 1):
                 for parameter, value, part in zip(self.weight, start, parts, strict=True):
-                    parameter.copy_(value + rho * part)
+                    if parameter.dtype == part.dtype:
+                        torch.add(value, part, alpha=rho, out=parameter)
+                    else:
+                        parameter.copy_(value + rho * part)
                 new_loss = self._mean_loss(evaluate().detach())
                 if sufficient_decrease(new_loss, loss, slope, rho, self.sigma):
                     return DimReduceStep(True, rho, trial, loss, new_loss, slope, gradient_k, direction_k)
@@ -459,9 +466,16 @@ class DimReduce:
         whole[self.rows] = self.components @ vector
         return self._sum_over_ranks(whole)
 
-    def _carry_back(self, coefficients: Tensor) -> Tensor:
-        """Return P^T coefficients ``[n_weights]``."""
-        return self._sum_over_ranks(self.components.T @ coefficients[self.rows].to(self.components.dtype))
+    def _carry_back(self, *coefficients: Tensor) -> Tensor:
+        """Return P^T coefficients, one row for each, ``[vectors, n_weights]``; the components are read once for all."""
+        rows = torch.stack(coefficients)[:, self.rows].to(self.components.dtype)
+        n_weights = self.components.shape[1]
+        result = rows.new_empty(len(rows), n_weights)
+        width = _COLUMNS if rows.is_cpu else n_weights
+        for begin in range(0, n_weights, width):
+            columns = slice(begin, begin + width)
+            torch.mm(rows, self.components[:, columns], out=result[:, columns])
+        return self._sum_over_ranks(result)
 
     def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
         if self.rank_size > 1:
