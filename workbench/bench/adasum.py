@@ -1,0 +1,177 @@
+"""What does AdaSum cost: the combination alone, and over ranks beside an ordinary all-reduce?
+
+In one process two sets of gradients are combined tensor by tensor; the base writes the formula down with plain torch.
+Over four gloo ranks one flat bucket is combined; the base adds it up with ``all_reduce``. Rank 0's clock counts. A ring
+sends ``2 (p - 1) / p`` of the bucket from each of p ranks, and so does recursive halving and doubling, but for three
+inner products per tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from workbench import ranks
+from workbench.algorithms.adasum import ServerLinks, adasum_reduce_, adasum_sets_, adasum_tree
+from workbench.bench.benchmark import Finding, Request
+from workbench.bench.contest import contest, require_equal
+from workbench.bench.rank_processes import answer_of_ranks
+from workbench.bench.rounds import Estimate, interleaved, ratio_of
+
+__all__ = ["measure_adasum", "run_rank"]
+
+_GOALS = {20_000_000: 0.165, 1_000_000: 0.20}
+_GOAL_OVER_RANKS, _GOAL_OF_BYTES = 1.15, 1.01
+_RANKS = 4
+
+
+def measure_adasum(
+    request: Request, *, sizes: Sequence[int] = (20_000_000, 1_000_000), tensors: int = 60, bucket: int = 25_000_000
+) -> list[Finding]:
+    """Measure the combination of two sets of gradients, and that of a bucket over four ranks.
+
+    Args:
+        request: What is asked for.
+        sizes: Elements of a set, one contest for each.
+        tensors: Tensors that a set consists of.
+        bucket: Elements of the bucket over ranks; 0 leaves the ranks out.
+
+    Raises:
+        RuntimeError: When a rank fails or does not end.
+    """
+    device = request.chosen_device()
+    found: list[Finding] = []
+    for threads in request.each_thread_count():
+        for size in sizes:
+            found += _in_one_process(f"{size:,} in {tensors}, {threads}", size, tensors, request.rounds, device)
+    return found + (_over_ranks(bucket, tensors, request.rounds) if bucket else [])
+
+
+def _in_one_process(what: str, size: int, tensors: int, rounds: int, device: torch.device) -> list[Finding]:
+    ours, theirs = (_gradients(size, tensors, seed, device) for seed in (0, 1))
+    wanted = _formula(ours, theirs)
+
+    def guard() -> None:
+        mine = [tensor.clone() for tensor in ours]
+        adasum_sets_(mine, theirs)
+        for one, other in zip(mine, wanted, strict=True):
+            require_equal(one, other, "combination", rtol=1e-4, atol=1e-5)
+
+    added, addend = torch.zeros(size, device=device), torch.ones(size, device=device)
+    return contest(
+        f"AdaSum of {what}",
+        lambda: adasum_sets_(ours, theirs),
+        lambda: _formula(ours, theirs),
+        limit=lambda: added.add_(addend),
+        rounds=rounds,
+        named="formula per tensor",
+        goal=_GOALS.get(size),
+        guard=guard,
+        note="ours in place; the limit reads both and writes one",
+        device=device,
+    )
+
+
+def _formula(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the combination as the paper has it, with plain torch."""
+    combined = []
+    for a, b in zip(ours, theirs, strict=True):
+        across, own, other = (a * b).sum(), (a * a).sum(), (b * b).sum()
+        combined.append((1 - across / (2 * own)) * a + (1 - across / (2 * other)) * b)
+    return combined
+
+
+def _gradients(size: int, tensors: int, seed: int, device: torch.device) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(length, generator=generator).to(device) for length in _lengths(size, tensors)]
+
+
+def _lengths(size: int, tensors: int) -> list[int]:
+    """Return lengths of so many tensors that together have so many elements; neighbours differ."""
+    each = size // tensors
+    lengths = [each + (each // 4) * (1 - 2 * (index % 2)) for index in range(tensors)]
+    lengths[-1] += size - sum(lengths)
+    return lengths
+
+
+def _over_ranks(bucket: int, tensors: int, rounds: int) -> list[Finding]:
+    answer = answer_of_ranks(__name__, run_rank.__name__, _RANKS, [str(bucket), str(tensors), str(rounds)])
+    what = f"AdaSum of {bucket:,} in {tensors} over {_RANKS} gloo ranks"
+    if answer["excess"] > 1e-4:
+        note = f"the combination differs by up to {answer['excess']:.3g}"
+        return [Finding(f"{what}: ours / all_reduce", "x", None, _GOAL_OVER_RANKS, note, "differs")]
+    ours, base = zip(*answer["rows"], strict=True)
+    sent = answer["bytes"] / (2 * (_RANKS - 1) / _RANKS * bucket * 4)
+    return [
+        Finding(f"{what}: ours / all_reduce", "x", ratio_of(ours, base), _GOAL_OVER_RANKS, "one thread per rank"),
+        Finding(f"{what}: bytes sent / ring", "x", Estimate(sent, sent, sent, 1), _GOAL_OF_BYTES, "counted, rank 0"),
+    ]
+
+
+class _CountingLinks(ServerLinks):
+    """Counts the bytes that this rank sends."""
+
+    sent = 0
+
+    def exchange(self, mine: Tensor, server: int, into: Tensor | None = None) -> Tensor:
+        """Exchange as ever, and count."""
+        _CountingLinks.sent += mine.nbytes
+        return super().exchange(mine, server, into)
+
+
+def run_rank() -> None:
+    """Measure on this rank, with elements, tensors and rounds from the command line; rank 0 prints what was found."""
+    bucket, tensors, rounds = (int(argument) for argument in sys.argv[1:4])
+    torch.set_num_threads(1)
+    with ranks.joined("cpu"):
+        lengths = _lengths(bucket, tensors)
+        start = _bucket_of(ranks.rank(), lengths)
+        links = _CountingLinks(ranks.rank(), 0, _RANKS, 1)
+        flat = start.clone()
+        adasum_reduce_(flat, lengths, links)
+        answer: dict[str, Any] = {"bytes": _CountingLinks.sent, "excess": 0.0}
+        if ranks.rank() == 0:
+            answer["excess"] = _excess(flat, lengths)
+        sides = [
+            _timed(flat, start, lambda: adasum_reduce_(flat, lengths, links)),
+            _timed(flat, start, lambda: distributed.all_reduce(flat)),
+        ]
+        answer["rows"] = interleaved(sides, rounds)
+        if ranks.rank() == 0:
+            print(json.dumps(answer))
+
+
+def _bucket_of(rank: int, lengths: Sequence[int]) -> Tensor:
+    size = sum(lengths)
+    flat = torch.randn(size + -size % _RANKS, generator=torch.Generator().manual_seed(rank))
+    flat[size:] = 0.0
+    return flat
+
+
+def _excess(flat: Tensor, lengths: Sequence[int]) -> float:
+    """Return by how much the result differs from AdaSum's definition, at most."""
+    size = sum(lengths)
+    per_rank = [_bucket_of(rank, lengths)[:size].split_with_sizes(list(lengths)) for rank in range(_RANKS)]
+    found = flat[:size].split_with_sizes(list(lengths))
+    return max(
+        float((one - adasum_tree(values)).abs().max()) if len(one) else 0.0
+        for one, *values in zip(found, *per_rank, strict=True)
+    )
+
+
+def _timed(flat: Tensor, start: Tensor, work: Callable[[], object]) -> Callable[[], float]:
+    def measure() -> float:
+        flat.copy_(start)  # sums of sums would leave float32's range
+        ranks.barrier()
+        began = time.perf_counter()
+        work()
+        ranks.barrier()
+        return time.perf_counter() - began
+
+    return measure

@@ -1,0 +1,191 @@
+"""What does a step of DimReduce cost beside one of SGD?
+
+The net is a perceptron with 2.1 million weights, the components are 32 random orthonormal rows, and there is one trial
+per step, so that every step costs the same. The k x n matrix has to be read at least twice: the limit is the step of
+SGD, one more forward pass and two reads of that matrix. The peer writes the formulas down with plain torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.algorithms.dim_reduce import DimReduce, flat_vector, updated_curvature
+from workbench.bench.benchmark import Finding, Request
+from workbench.bench.contest import contest, require_equal
+
+__all__ = ["measure_dim_reduce"]
+
+_GOALS = {128: 2.5, 1024: 1.45}
+_GAMMA, _ALPHA, _SIGMA = 0.9, 1e-4, 1e-4
+_RATE = 1e-3
+
+
+def measure_dim_reduce(
+    request: Request,
+    *,
+    widths: Sequence[int] = (512, 1024, 1024, 512),
+    components: int = 32,
+    batches: Sequence[int] = (128, 1024),
+) -> list[Finding]:
+    """Measure a step of DimReduce against one of SGD.
+
+    Args:
+        request: What is asked for.
+        widths: Widths of the perceptron, input first.
+        components: k.
+        batches: Batch sizes, one contest for each.
+    """
+    found: list[Finding] = []
+    for threads in request.each_thread_count():
+        for batch in batches:
+            found += _contest(f"batch {batch}, {threads}", widths, components, batch, request)
+    return found
+
+
+def _contest(what: str, widths: Sequence[int], components: int, batch: int, request: Request) -> list[Finding]:
+    device = request.chosen_device()
+    trained = _Training(widths, batch, device)
+    matrix = _components(components, trained.size, device)
+    ours, theirs = _Training(widths, batch, device), _Training(widths, batch, device)
+    our_step, their_step = _our_step(ours, matrix), _plain_step(theirs, matrix)
+
+    def guard() -> None:
+        for _ in range(3):
+            our_step()
+            their_step()
+        for one, other in zip(ours.weights, theirs.weights, strict=True):
+            require_equal(one, other, "weights after 3 steps", rtol=1e-4, atol=1e-6)
+
+    sgd = _sgd_step(trained)
+    read = matrix.view(-1)
+
+    def least() -> None:
+        sgd()
+        with torch.no_grad():
+            trained.loss()
+        read.sum()
+        read.sum()
+
+    return contest(
+        f"DimReduce step, MLP of {trained.size:,}, k = {components}, {what}",
+        our_step,
+        sgd,
+        limit=least,
+        peers={"plain torch": their_step} if request.peers else None,
+        rounds=request.rounds,
+        named="SGD",
+        goal=_GOALS.get(batch),
+        guard=guard,
+        note="one trial per step; limit: SGD, one forward pass, two reads of the components",
+        device=device,
+    )
+
+
+class _Training:
+    """A perceptron with one batch."""
+
+    def __init__(self, widths: Sequence[int], batch: int, device: torch.device) -> None:
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        for n_in, n_out in itertools.pairwise(widths):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        self.network = nn.Sequential(*layers[:-1]).to(device)
+        self.weights = list(self.network.parameters())
+        self.size = sum(weight.numel() for weight in self.weights)
+        self.inputs = torch.randn(batch, widths[0], device=device)
+        self.targets = torch.randint(0, widths[-1], (batch,), device=device)
+
+    def loss(self) -> Tensor:
+        return F.cross_entropy(self.network(self.inputs), self.targets)
+
+    def gradients(self) -> tuple[Tensor, list[Tensor | None]]:
+        for weight in self.weights:
+            weight.grad = None
+        loss = self.loss()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), [weight.grad for weight in self.weights]
+
+
+def _sgd_step(training: _Training) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(training.weights, lr=_RATE, momentum=_GAMMA, fused=True)
+
+    def step() -> None:
+        training.gradients()
+        optimizer.step()
+
+    return step
+
+
+def _our_step(training: _Training, matrix: Tensor) -> Callable[[], None]:
+    reduced = DimReduce(
+        training.network,
+        None,
+        training.weights,
+        matrix,
+        len(matrix),
+        rho=0.5,
+        gamma=_GAMMA,
+        alpha=_ALPHA,
+        sigma=_SIGMA,
+        rank=0,
+        rank_size=1,
+        line_search_trials=1,
+    )
+
+    def step() -> None:
+        loss, gradients = training.gradients()
+        reduced.step(loss, gradients, training.loss)
+
+    return step
+
+
+def _plain_step(training: _Training, matrix: Tensor) -> Callable[[], None]:
+    """Return the same step, written down formula by formula."""
+    k = len(matrix)
+    inverse_hessian = torch.eye(k, dtype=torch.float64, device=matrix.device)
+    last_gradient = torch.zeros(k, dtype=torch.float64, device=matrix.device)
+    last_step, momentum, is_first = torch.zeros_like(last_gradient), torch.zeros_like(matrix[0]), True
+
+    def move_to(flat: Tensor) -> None:
+        sizes = [weight.numel() for weight in training.weights]
+        for weight, part in zip(training.weights, flat.split_with_sizes(sizes), strict=True):
+            weight.copy_(part.view_as(weight))
+
+    def step() -> None:
+        nonlocal inverse_hessian, last_gradient, last_step, momentum, is_first
+        loss, gradients = training.gradients()
+        with torch.no_grad():
+            start = flat_vector(training.weights, training.weights, matrix.dtype)
+            gradient = flat_vector(gradients, training.weights, matrix.dtype)
+            projected = matrix @ gradient
+            gradient_k = projected.double()
+            curvature = inverse_hessian
+            if not is_first:
+                curvature = updated_curvature(curvature, gradient_k - last_gradient, last_step)
+            direction_k = -(curvature @ gradient_k)
+            direction = matrix.T @ direction_k.to(matrix.dtype)
+            move_to(start + direction)
+            decrease = _SIGMA * float(gradient_k @ direction_k)
+            taken = float(training.loss() < loss + decrease)
+            if taken:
+                inverse_hessian, last_gradient, last_step = curvature, gradient_k, direction_k
+            is_first = False
+            momentum = _GAMMA * momentum + gradient - matrix.T @ projected
+            move_to(start - _ALPHA * momentum + taken * direction)
+
+    return step
+
+
+def _components(k: int, size: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(k, size, generator=generator)
+    # Rows of Cholesky's factor turn the random rows into orthonormal ones, without a decomposition of the long matrix.
+    root = torch.linalg.cholesky((matrix @ matrix.T).double())
+    turn = torch.linalg.solve_triangular(root, torch.eye(k, dtype=torch.float64), upper=False).float()
+    rows: Tensor = turn @ matrix
+    return rows.to(device)

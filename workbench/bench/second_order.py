@@ -1,0 +1,200 @@
+"""What does a step of THOR cost beside one of SGD, and a refresh of its factors beside one batched Cholesky?
+
+A turn is a whole cycle of refreshes: ``frequency`` steps, one of which refreshes. The networks are a ResNet-8 for
+images of 32 x 32 and a perceptron with four hidden layers. A refresh is compared with what it cannot do without: the
+Cholesky factors and inverses of all blocks in one batch, each padded to 128 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.bench.benchmark import Finding, Request
+from workbench.bench.contest import contest, is_installed, require_equal
+from workbench.optimizers.thor import Thor
+from workbench.optimizers.thor_layers import Tally
+from workbench.tasks.digits import ResNet
+
+__all__ = ["measure_thor"]
+
+_GOALS = {("ResNet-8", 20): 1.15, ("ResNet-8", 200): 1.03, ("MLP", 20): 1.90}
+_GOAL_OF_REFRESH = 1.1
+_RATE, _MOMENTUM, _DAMPING = 1e-4, 0.9, 0.03
+
+
+def measure_thor(
+    request: Request,
+    *,
+    image: int = 32,
+    images: int = 32,
+    width: int = 512,
+    rows: int = 128,
+    frequencies: tuple[int, ...] = (20, 200),
+) -> list[Finding]:
+    """Measure whole cycles of THOR against as many steps of SGD, and the refresh alone.
+
+    Args:
+        request: What is asked for.
+        image: Height and width of the ResNet's images, pixels.
+        images: The ResNet's batch size.
+        width: Of the perceptron's hidden layers.
+        rows: The perceptron's batch size.
+        frequencies: Steps from one refresh to the next for the ResNet; the perceptron takes the first.
+    """
+    device = request.chosen_device()
+    found: list[Finding] = []
+    for threads in request.each_thread_count():
+
+        def residual() -> _Training:
+            return _Training(_resnet8(), (images, 3, image, image), device)
+
+        def perceptron() -> _Training:
+            return _Training(_perceptron(width), (rows, width), device)
+
+        for frequency in frequencies:
+            found += _steps(f"ResNet-8 batch {images}", "ResNet-8", residual, frequency, threads, request)
+        found += _steps(f"MLP 4 x {width} batch {rows}", "MLP", perceptron, frequencies[0], threads, request)
+        for name, new in (("ResNet-8", residual), (f"MLP 4 x {width}", perceptron)):
+            found += _refresh(f"{name}, {threads}", new(), request)
+    return found
+
+
+class _Training:
+    """A network with one batch."""
+
+    def __init__(self, network: nn.Module, shape: tuple[int, ...], device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.network = network.to(device)
+        self.inputs = torch.randn(shape, device=device)
+        self.targets = torch.randint(0, 10, shape[:1], device=device)
+
+    def backward(self) -> None:
+        self.network.zero_grad()
+        F.cross_entropy(self.network(self.inputs), self.targets).backward()  # type: ignore[no-untyped-call]
+
+    def cycle(self, optimizer: torch.optim.Optimizer, steps: int) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(steps):
+                self.backward()
+                optimizer.step()
+
+        return work
+
+
+def _steps(
+    what: str, goal_of: str, new: Callable[[], _Training], frequency: int, threads: str, request: Request
+) -> list[Finding]:
+    by_thor, by_sgd = new(), new()
+    thor = Thor(by_thor.network, _RATE, _DAMPING, _MOMENTUM, frequency=frequency)
+    sgd = torch.optim.SGD(by_sgd.network.parameters(), lr=_RATE, momentum=_MOMENTUM, fused=True)
+    return contest(
+        f"THOR step, {what}, refresh every {frequency}, {threads}",
+        by_thor.cycle(thor, frequency),
+        by_sgd.cycle(sgd, frequency),
+        peers=_peers(new, frequency) if request.peers and frequency < 100 else None,
+        rounds=request.rounds,
+        named="SGD",
+        goal=_GOALS.get((goal_of, frequency)),
+        note="whole cycles of refreshes",
+        device=request.chosen_device(),
+    )
+
+
+def _peers(new: Callable[[], _Training], frequency: int) -> dict[str, Callable[[], object] | None]:
+    peers: dict[str, Callable[[], object] | None] = {"SOAP": None, "kfac_pytorch": None}
+    if is_installed("pytorch_optimizer"):
+        from pytorch_optimizer import SOAP  # type: ignore[import-not-found,unused-ignore]
+
+        training = new()
+        soap: Any = SOAP(training.network.parameters(), lr=_RATE, precondition_frequency=frequency)
+        peers["SOAP"] = training.cycle(soap, frequency)
+    if is_installed("kfac"):
+        from kfac.preconditioner import KFACPreconditioner  # type: ignore[import-not-found,unused-ignore]
+
+        training = new()
+        factored: Any = KFACPreconditioner(
+            training.network, factor_update_steps=frequency, inv_update_steps=frequency, lr=_RATE
+        )
+        plain = torch.optim.SGD(training.network.parameters(), lr=_RATE, momentum=_MOMENTUM, fused=True)
+
+        def cycle() -> None:
+            for _ in range(frequency):
+                training.backward()
+                factored.step()
+                plain.step()
+
+        peers["kfac_pytorch"] = cycle
+    return peers
+
+
+def _refresh(what: str, training: _Training, request: Request) -> list[Finding]:
+    thor = Thor(training.network, _RATE, _DAMPING, _MOMENTUM, frequency=2)
+    training.backward()
+    thor.step()
+    engine = thor.preconditioner
+    blocks = engine.blocks
+    every = [view for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.factors)]
+    stack = torch.stack([_padded(view, blocks.block_size) for view in every])
+
+    def ours() -> None:
+        for layer in engine.layers:
+            layer.tally = Tally(calls=1, a_rows=1, g_rows=1, g_used=1, terms=1)  # sums that are factors already
+        engine.arm()
+        engine.refresh([_DAMPING] * len(engine.layers), None, None, step=0, events=None)
+
+    def guard() -> None:
+        """See that each inverse is that of its factor with something added to the diagonal."""
+        ours()
+        inverses = [view for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.inverses)]
+        for factor, inverse in zip(every, inverses, strict=True):
+            damped = torch.linalg.inv(inverse.double())
+            added = (damped - factor).diagonal().mean()
+            wanted = factor.double() + added * torch.eye(len(factor), dtype=torch.float64, device=factor.device)
+            scale = float(wanted.abs().max())
+            require_equal(damped / scale, wanted / scale, "damped factor", rtol=0.0, atol=1e-4)
+
+    def factorised() -> Tensor:
+        damped = stack.clone()
+        damped.diagonal(dim1=-2, dim2=-1).add_(_DAMPING)
+        return torch.linalg.cholesky(damped)  # type: ignore[no-any-return]  # torch has no types there
+
+    def batched() -> Tensor:
+        return torch.cholesky_inverse(factorised())
+
+    return contest(
+        f"THOR refresh, {len(engine.layers)} layers of {what}",
+        ours,
+        batched,
+        rounds=request.rounds,
+        named=f"Cholesky and inverse of {len(stack)} blocks of {blocks.block_size}",
+        goal=_GOAL_OF_REFRESH,
+        peers={"Cholesky alone": factorised, "eigh": lambda: torch.linalg.eigh(stack)} if request.peers else None,
+        guard=guard,
+        device=request.chosen_device(),
+    )
+
+
+def _padded(block: Tensor, size: int) -> Tensor:
+    whole = torch.eye(size, dtype=block.dtype, device=block.device)
+    whole[: len(block), : len(block)] = block
+    return whole
+
+
+def _resnet8() -> nn.Module:
+    torch.manual_seed(0)
+    network = ResNet(n_blocks=1)
+    network.conv1 = nn.Conv2d(3, network.conv1.out_channels, kernel_size=3, padding=1, bias=False)
+    return network
+
+
+def _perceptron(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
