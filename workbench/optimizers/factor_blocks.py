@@ -238,18 +238,20 @@ def _inverse(
     """Return the inverses of damped blocks and which of them are good."""
     damped = values.clone()
     damped.diagonal(dim1=-2, dim2=-1).add_(damping[:, None] * (1 - padding) + padding)
-    root, info = torch.linalg.cholesky_ex(damped)
+    # Of LAPACK's two forms the one with the upper triangle takes a quarter less time through torch on a CPU.
+    root, info = torch.linalg.cholesky_ex(damped, upper=host_decides)
     if not host_decides or bool(info.any()):
         # What a failed factorisation leaves may be singular, and the inversion would raise for all blocks together.
         unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
         root = torch.where((info == 0)[:, None, None], root, unit)
     if host_decides:
-        inverse = torch.cholesky_inverse(root)
+        # Symmetric to the last bit, and LAPACK's matrices lie column by column: so this is copied ten times faster.
+        inverse = torch.cholesky_inverse(root, upper=True).mT
     else:  # cholesky_inverse asks the device whether it went well
         half = root_inverse(root)
         inverse = half.mT @ half
     if squared is not None:
-        half = root_inverse(root)
+        half = root_inverse(root.mT if host_decides else root)
         inverse = torch.where(squared[:, None, None], half @ half, inverse)
     # info is blind to an infinite diagonal, whose root is a root; a sum sees everything.
     return inverse, (info == 0) & torch.isfinite(inverse.sum((-2, -1)))
