@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import multiprocessing
+import os
 import random
 import signal
 import time
@@ -78,9 +79,16 @@ def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     """Start a process that is killed later, forked from a fresh one that has imported what a study needs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["pytest", "tests.cluster.kills", "tests.cluster.preloaded"])
-    process = context.Process(target=target, args=arguments)
+    settings = {name: value for name, value in os.environ.items() if name.startswith("WORKBENCH_")}
+    process = context.Process(target=_run, args=(settings, target, arguments))
     process.start()
     return process
+
+
+def _run(settings: dict[str, str], target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Run in the environment of now; the one that is forked from has that of its own beginning."""
+    os.environ.update(settings)
+    target(*arguments)
 
 
 def kill(process: BaseProcess) -> None:
