@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench.scaling import host_values
 
 __all__ = ["forbid_host_reads"]
 
@@ -31,6 +34,6 @@ _READS = {
 
 @contextmanager
 def forbid_host_reads() -> Iterator[None]:
-    """Raise inside this context when the host reads a tensor."""
-    with _Forbid():
+    """Raise inside this context when the host reads a tensor, and let tensors here pass for those of a device."""
+    with mock.patch.object(host_values, "reads_without_waiting", return_value=False), _Forbid():
         yield

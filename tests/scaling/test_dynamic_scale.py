@@ -199,6 +199,31 @@ def test_update_cell_never_reads_the_device() -> None:
     assert scale.tolist() == [32.0]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    scale=st.floats(1.0, 2.0**127, width=32),
+    factor=st.floats(1.5, 2000.0, width=32),
+    maximum=st.sampled_from([None, 2.0**127, 3.0e38]),
+    ceiling=st.sampled_from(["finite", "none"]),
+    window=st.integers(1, 3),
+    flags=st.lists(st.sampled_from([0.0, 0.0, 1.0, math.nan]), min_size=1, max_size=12),
+)
+def test_the_rule_on_the_host_is_the_rule_on_the_device_bit_by_bit(
+    scale: float, factor: float, maximum: float | None, ceiling: Any, window: int, flags: list[float]
+) -> None:
+    cells = [
+        DynamicLossScaleUpdateCell(scale, factor, window, minimum=0.7, maximum=maximum, growth_ceiling=ceiling)
+        for _ in range(2)
+    ]
+    here, there = torch.tensor(scale), torch.tensor(scale)
+    for flag in map(torch.tensor, flags):
+        cells[0](here, flag)
+        with forbid_host_reads():
+            cells[1](there, flag)
+        assert torch.equal(here, there)
+        assert str(cells[0].state_dict()) == str(cells[1].state_dict())
+
+
 def test_update_cell_follows_the_device_of_the_scale() -> None:
     # The meta device holds no values at all: anything that read one would raise.
     cell = DynamicLossScaleUpdateCell(64.0, 2, 3)

@@ -7,12 +7,15 @@ Both follow `next_scale`. Their sequences of scales are those of MindSpore 2.7 (
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench.scaling import host_values
+from workbench.scaling.host_values import float32
 from workbench.scaling.scale_rule import (
     GrowthCeiling,
     LossScaleRule,
@@ -111,6 +114,9 @@ class DynamicLossScaleUpdateCell(nn.Module):
         check_update_arguments(loss_scale, overflow)
         with torch.no_grad():
             self._follow(loss_scale.device)
+            if host_values.reads_without_waiting(loss_scale, overflow):
+                self._move_on_host(loss_scale, overflow.item() != 0)
+                return overflow
             overflowed = overflow.reshape(()) != 0
             scale = loss_scale.reshape(())
             due = self.cur_iter - self.last_overflow_iter >= self.scale_window
@@ -137,6 +143,25 @@ class DynamicLossScaleUpdateCell(nn.Module):
             f"loss_scale_value={self.loss_scale_value:g}, scale_factor={self.scale_factor:g}, "
             f"scale_window={self.scale_window}"
         )
+
+    def _move_on_host(self, loss_scale: Tensor, overflowed: bool) -> None:
+        """Do the same in plain numbers, digit by digit; a fifth of the time of a dozen operations on a CPU."""
+        iteration = int(self.cur_iter.item())
+        due = iteration - int(self.last_overflow_iter.item()) >= self.scale_window
+        self.cur_iter.add_(1)
+        if not (overflowed or due):
+            return
+        self.last_overflow_iter.fill_(iteration)
+        scale, factor = loss_scale.item(), float32(self.scale_factor)
+        if overflowed:
+            lowered, floor = float32(scale / factor), float32(self.minimum)
+            loss_scale.fill_(floor if lowered < floor else lowered)
+            return
+        grown = float32(scale * factor)
+        if self.maximum is not None:
+            ceiling = max(scale, float32(self.maximum))
+            grown = ceiling if ceiling < grown else grown
+        loss_scale.fill_(scale if self.growth_ceiling == "finite" and not math.isfinite(grown) else grown)
 
     def _follow(self, device: torch.device) -> None:
         if self.cur_iter.device != device:  # once, on the first step after the scale moved

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from workbench.scaling import host_values
 from workbench.scaling.overflow import unscale_and_check_
 from workbench.scaling.scale_rule import FLOAT32_MAX, checked_window
 
@@ -475,12 +476,24 @@ class GroupLossScaleManager(nn.Module):
             held: Whether the group only received one, bool, shape ``[groups]``.
         """
         with torch.no_grad():
-            scales, steps = self.next_scales(overflowed, held)
-            self.group_scales.copy_(scales)
-            self.finite_steps.copy_(steps)
+            if self._only_counts(overflowed, held):
+                self.finite_steps.add_(1)
+            else:
+                scales, steps = self.next_scales(overflowed, held)
+                self.group_scales.copy_(scales)
+                self.finite_steps.copy_(steps)
             self.overflow_status.copy_(overflowed)
             self.received.zero_()
             self.left.zero_()
+
+    def _only_counts(self, overflowed: Tensor, held: Tensor) -> bool:
+        """Return whether it is known on the host that no scale moves and every group counts a finite step."""
+        return (
+            host_values.reads_without_waiting(overflowed, held, self.finite_steps)
+            and not any(overflowed.tolist())
+            and not any(held.tolist())
+            and max(self.finite_steps.tolist(), default=0) + 1 < self.growth_window
+        )
 
     def extra_repr(self) -> str:
         """Return the number of groups and the rule for ``repr``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import cast
 from weakref import WeakSet
@@ -17,6 +18,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
+
+from workbench.scaling.cached_adam import step_on_cached_lists
 
 __all__ = [
     "NonFusedOptimizerWarning",
@@ -27,6 +30,8 @@ __all__ = [
     "step_if_finite",
     "unscale_and_check_",
 ]
+
+_DEVICE, _DTYPE, _IS_CPU, _LAYOUT = map(attrgetter, ("device", "dtype", "is_cpu", "layout"))
 
 
 class NonFusedOptimizerWarning(UserWarning):
@@ -121,10 +126,12 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
         raise TypeError(f"`found_inf` must be float32, got {found_inf.dtype}")
     batches: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     uncoalesced: list[Tensor] = []
+    present = [grad for grad in grads if grad is not None]
     with torch.no_grad():
-        for grad in grads:
-            if grad is None:
-                continue
+        if _go_into_one_call(present):  # as usual
+            batches[present[0].device, present[0].dtype] = present
+            present = []
+        for grad in present:
             values = grad
             if grad.is_sparse:
                 values = grad._values()  # the public values() refuses duplicate indices, and coalesce() would copy
@@ -144,6 +151,23 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
         for grad in uncoalesced:
             flag.copy_(torch.maximum(flag, has_overflow([grad]).to(flag)))
     return found_inf
+
+
+def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> None:
+    """Do what `unscale_and_check_` does for several lists of gradients, each with a scale and a flag of its own.
+
+    Args:
+        batches: Per list its gradients, ``1 / scale`` and the flag, both float32 of shape ``()`` where gradients are.
+    """
+    everything = [grad for grads, _, _ in batches for grad in grads]
+    device = everything[0].device if everything else None
+    if _go_into_one_call(everything) and all(flag.device == device for _, _, flag in batches):
+        with torch.no_grad():
+            for grads, inverse_scale, found_inf in batches:
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
+    else:
+        for grads, inverse_scale, found_inf in batches:
+            unscale_and_check_(grads, inverse_scale, found_inf)
 
 
 def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
@@ -193,7 +217,9 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     Optimizers of this package offer ``step_with_found_inf(found_inf)`` and are called through it. Torch's fused
     optimizers are handed the flag as attribute ``found_inf``, as ``torch.amp.GradScaler`` does, and skip inside their
     kernel; the attribute is taken away again. Both are called on every step, so their step hooks run on skipped
-    steps, too. Any other optimizer makes the host read the flag, and is not called on a skipped step.
+    steps, too. Only a fused Adam without hooks is spared the call: its kernel is called on cached lists
+    (`workbench.scaling.cached_adam`). Any other optimizer makes the host read the flag, and is not called on a skipped
+    step.
 
     Args:
         optimizer: Optimizer whose gradients are unscaled already.
@@ -211,8 +237,12 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     if own_step is not None:
         own_step(found_inf)
     elif _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer):
-        _give_momentum_buffers(optimizer)
-        _step_with_attribute(optimizer, found_inf)
+        with torch.no_grad():
+            # Exactly 0 or 1 and shape []: torch takes it back from each step counter, which it has advanced before.
+            flag = (found_inf.reshape(()) != 0).to(torch.float32)
+        if not step_on_cached_lists(optimizer, flag):
+            _give_momentum_buffers(optimizer)
+            _step_with_attribute(optimizer, flag)
     else:
         if not _reads_found_inf(optimizer):
             _warn_once(optimizer)
@@ -224,10 +254,21 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+def _go_into_one_call(grads: list[Tensor]) -> bool:
+    """Return whether gradients are dense, real, and of one device and dtype; quicker than to sort them."""
+    if not grads or torch.compiler.is_compiling():  # dynamo cannot follow
+        return False
+    device, dtype = grads[0].device, grads[0].dtype
+    return (
+        not dtype.is_complex
+        and set(map(_LAYOUT, grads)) == {torch.strided}
+        and set(map(_DTYPE, grads)) == {dtype}
+        and (set(map(_IS_CPU, grads)) == {True} or set(map(_DEVICE, grads)) == {device})
+    )
+
+
 def _step_with_attribute(optimizer: Optimizer, found_inf: Tensor) -> None:
-    # Exactly 0 or 1 and shape []: torch takes it back from each step counter, which it has advanced before the kernel.
-    with torch.no_grad():
-        optimizer.found_inf = (found_inf.reshape(()) != 0).to(torch.float32)  # type: ignore[attr-defined]
+    optimizer.found_inf = found_inf  # type: ignore[attr-defined]
     try:
         optimizer.step()
     finally:

@@ -30,10 +30,11 @@ from workbench.scaling import (
     arising_overflow,
     find_scale_groups,
     has_overflow,
+    host_values,
     resolve_groups,
-    unscale_and_check_,
 )
 from workbench.scaling.group_scale import group_name
+from workbench.scaling.overflow import unscale_and_check_each_
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.scale_borders import GradientProbe, ScaleBorders, graph_regions, maximal_units
 
@@ -222,8 +223,8 @@ class GroupLossScaling(LossScaling):
         else:
             scales = self.manager.dynamic_loss_scale
         inverse = scales[self._groups + 1].reciprocal()
-        for region, gradients in of_region.items():
-            unscale_and_check_(gradients, inverse[region], nonfinite[region])
+        factors, flags = inverse.unbind(), nonfinite.unbind()
+        unscale_and_check_each_([(grads, factors[region], flags[region]) for region, grads in of_region.items()])
         if not by_reference:
             self._judge(received, left, nonfinite, found_inf)
 
@@ -318,6 +319,13 @@ class GroupLossScaling(LossScaling):
             flags = torch.stack([received, left, nonfinite])
             self.agree(flags)
             received, left, nonfinite = flags
+        elif host_values.reads_without_waiting(received, left, nonfinite, found_inf) and not any(
+            flag for flags in (received, left, nonfinite) for flag in flags.tolist()
+        ):  # as usual: there is nothing to judge
+            found_inf.zero_()
+            calm = torch.zeros(self.manager.loss_scale_number, dtype=torch.bool, device=self._device)
+            self._verdict = calm, calm
+            return
         arose = arising_overflow(received, left, nonfinite)
         found_inf.copy_(torch.maximum(nonfinite.max(), arose.max().to(nonfinite)))
         inside = (self._groups >= 0) & (self._groups < self.manager.loss_scale_number)

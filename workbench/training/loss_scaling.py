@@ -140,7 +140,7 @@ class LossScaling:
             parameters: Parameters with the gradients of one window.
             found_inf: Float32, shape ``()``, 0 on entry.
         """
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
         inverse = self.scale.reshape(()).reciprocal()
         if self.reciprocal == "exact":
             unscale_and_check_(gradients, inverse, found_inf)

@@ -1,0 +1,32 @@
+"""Whether the host may look at tensors without waiting for a device.
+
+On an accelerator a rule over a few numbers is a handful of kernels that nobody waits for. On a CPU each of these
+operations costs the host more than the whole rule in plain numbers, and reading costs nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+__all__ = ["float32", "reads_without_waiting"]
+
+
+def reads_without_waiting(*tensors: Tensor) -> bool:
+    """Return whether all tensors lie in host memory, so that their values are there to be read.
+
+    Args:
+        tensors: Any. Under ``torch.compile`` the answer is False: reading would break the graph.
+    """
+    return all(tensor.is_cpu for tensor in tensors) and not torch.compiler.is_compiling()
+
+
+def float32(value: float) -> float:
+    """Return a number rounded to float32; inf where it is too large.
+
+    A sum, product or quotient of two float32 numbers, formed in double precision and rounded so, is what float32
+    arithmetic gives: double precision has more than twice its digits.
+    """
+    return ctypes.c_float(value).value
