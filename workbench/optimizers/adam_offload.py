@@ -56,6 +56,7 @@ from workbench.optimizers.host_transfer import HostTransfer, compute_dtype, dens
 from workbench.optimizers.normalization_marks import is_scale_or_shift
 from workbench.optimizers.stochastic_rounding import RoundedAdam
 from workbench.optimizers.transfer_lanes import Lane, lane_for
+from workbench.optimizers.watched_step import hooked_when_watched
 
 __all__ = ["AdamOffload"]
 
@@ -228,6 +229,7 @@ class AdamOffload(Optimizer):
         other._global_step = self._global_step
         return other
 
+    @hooked_when_watched
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update every parameter that has a gradient.
 
