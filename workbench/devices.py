@@ -145,9 +145,12 @@ def synchronize(device: str | torch.device) -> None:
 def memory_bytes(device: str | torch.device) -> int:
     """Return the memory in use, bytes: allocated tensors on an accelerator, this process's resident set on a CPU.
 
-    Cheap enough for every step (some 10 us) and without waiting for the device.
+    Cheap enough for every step (some 2 us on Linux) and without waiting for the device.
     """
     if device_type(device) == "cpu":
+        file = _memory_file(os.getpid())
+        if file is not None:
+            return int(os.pread(file, 256, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return int(_process(os.getpid()).memory_info().rss)
     return int(torch.accelerator.memory_allocated(torch.device(device)))
 
@@ -271,6 +274,15 @@ def _autocast_supported(kind: str, dtype: torch.dtype) -> bool:
 @functools.lru_cache(maxsize=1)
 def _process(pid: int) -> psutil.Process:
     return psutil.Process(pid)  # keyed by pid, so that a forked child does not read its parent's memory
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_file(pid: int) -> int | None:
+    """Return an open descriptor of what Linux tells about a process's memory (proc(5)); None elsewhere."""
+    try:
+        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # psutil opens it anew for every answer
+    except OSError:
+        return None
 
 
 @functools.cache

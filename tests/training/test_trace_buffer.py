@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,15 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from tests.scaling.host_reads import forbid_host_reads
 from workbench.records import EventKind
 from workbench.training import TraceBuffer, apply, training_loop
-from workbench.training.gradient_statistics import exponent_counts, group_by_module, tensor_norms_and_maxima
+from workbench.training.gradient_statistics import (
+    exponent_counts,
+    group_by_module,
+    norm_and_maximum_of_finite,
+    tensor_norms_and_maxima,
+)
 
 
 def make(config: dict[str, Any], **options: Any) -> tuple[nn.Sequential, Any, TraceBuffer]:
@@ -52,6 +59,39 @@ def test_records_say_what_happened_in_each_step() -> None:
     kinds = [(e.step, e.kind) for e in events]
     assert kinds == [(1, EventKind.SCALE_UP), (3, EventKind.OVERFLOW), (3, EventKind.SCALE_DOWN)]
     assert trace.drain() == ([], [])
+
+
+def test_a_step_is_recorded_without_reading_the_device_and_the_host_records_the_same() -> None:
+    kept = []
+    for device_only in (False, True):
+        _, boosted, trace = make({"loss_scale": {"kind": "dynamic", "init": 256.0, "window": 2}})
+        batches = data(4)
+        batches[2] = (batches[2][0] * torch.inf, batches[2][1])
+        with forbid_host_reads() if device_only else nullcontext():
+            run(boosted, trace, batches)
+        records, events = trace.drain()
+        kept.append((records, [(event.step, event.kind, event.subject) for event in events]))
+    (here, events), (there, device_events) = kept
+    assert events == device_events
+    for one, other in zip(here, there, strict=True):
+        for name in ("loss", "loss_scale", "loss_scale_after", "overflow", "skipped", "grad_norm", "grad_amax"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize("copied", [0, 10**6], ids=["where they lie", "copied"])
+def test_norm_and_maximum_of_finite_gradients_agree_with_those_tensor_by_tensor(
+    copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.training.gradient_statistics._COPIED_ELEMENTS", copied)
+    torch.manual_seed(0)
+    gradients = [torch.randn(3, 4), -7 * torch.rand(5), torch.zeros(2), torch.randn(4, 3).t()]
+    norms, maxima = tensor_norms_and_maxima(gradients)
+    assert norm_and_maximum_of_finite(gradients) == pytest.approx((float(norms.norm()), float(maxima.max())))
+    assert norm_and_maximum_of_finite([torch.zeros(3)]) == (0.0, 0.0)
+    for bad in (math.nan, math.inf, -math.inf, 1e30, 1e-30):  # squares of the last two leave float32
+        assert norm_and_maximum_of_finite([torch.zeros(3), torch.tensor([bad])]) is None
+    assert norm_and_maximum_of_finite([torch.ones(3), torch.ones(3, dtype=torch.bfloat16)]) is None
+    assert norm_and_maximum_of_finite([torch.ones(3).to_sparse()]) is None
 
 
 def test_norm_and_maximum_are_those_of_the_unscaled_gradient() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["EXPONENT_BINS", "exponent_counts", "group_by_module", "tensor_norms_and_maxima"]
+__all__ = [
+    "EXPONENT_BINS",
+    "exponent_counts",
+    "group_by_module",
+    "norm_and_maximum_of_finite",
+    "tensor_norms_and_maxima",
+]
 
 #: Bins of an exponent histogram: biased float32 exponents 0..255, then one bin for exact zeros. Bin b < 255 holds
 #: 2**(b - 127) <= abs(g) < 2**(b - 126), bin 0 the float32 denormals, bin 255 inf and NaN.
 EXPONENT_BINS = 257
 _ZEROS = 256
+_COPIED_ELEMENTS = 1_000_000
+_LEAST_NORM = 1e-15  # below, squares of elements fall out of float32's range
 
 
 def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -31,6 +40,38 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
     upper = torch.stack(torch._foreach_max(dense)).float()
     lower = torch.stack(torch._foreach_max(torch._foreach_neg(dense))).float()
     return norms, torch.maximum(upper, lower)
+
+
+def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
+    """Return L2 norm and largest absolute value of gradients in host memory, all of them together.
+
+    The usual case at a quarter of the time: one copy into one piece of memory, two passes over that. Gradients of many
+    megabytes are looked at where they lie.
+
+    Args:
+        gradients: At least one tensor, on the CPU.
+
+    Returns:
+        Norm and maximum, float32; None where anything is not finite or not plain float32, or the squares leave the
+        range of float32. Then `tensor_norms_and_maxima` says more.
+    """
+    if not all(gradient.dtype == torch.float32 and gradient.layout == torch.strided for gradient in gradients):
+        return None
+    n_elements = sum(gradient.numel() for gradient in gradients)
+    if n_elements == 0:
+        return None
+    if n_elements <= _COPIED_ELEMENTS:
+        flat = torch._C._nn.flatten_dense_tensors(gradients)
+        low, high = torch.aminmax(flat)
+        norm = torch.linalg.vector_norm(flat).item()
+        amax = max(-low.item(), high.item())
+    else:
+        ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
+        amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
+        norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
+    # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
+    fits = math.isfinite(norm) and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
+    return (norm, amax) if fits else None
 
 
 def exponent_counts(gradients: Sequence[Tensor]) -> Tensor:

@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from workbench import devices
 from workbench.records import Event, EventKind, ExponentCounts, StepRecord
-from workbench.scaling import exponent_table, underflow_share
+from workbench.scaling import exponent_table, host_values, underflow_share
+from workbench.scaling.host_values import float32
 from workbench.training.boosted import Boosted
 from workbench.training.float16_gradients import float16_gradient_parameters
 from workbench.training.gradient_statistics import (
     EXPONENT_BINS,
     exponent_counts,
     group_by_module,
+    norm_and_maximum_of_finite,
     tensor_norms_and_maxima,
 )
 from workbench.training.group_loss_scaling import GroupLossScaling
@@ -53,6 +55,7 @@ class _HostRow:
     exponents: Tensor | None = None
     pairs: tuple[tuple[int, int], ...] = ()
     n_scales: int = 0
+    values: list[float] | None = None
 
 
 class TraceBuffer:
@@ -91,6 +94,7 @@ class TraceBuffer:
         self._columns = torch.zeros(capacity, _N_COLUMNS, device=device)
         self._nonfinite = torch.zeros(capacity, max(len(self._names), 1), dtype=torch.bool, device=device)
         self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
+        self._gradient_values: tuple[float, float] | None = None  # norm and maximum, where the host has them
         # Group scales used and left behind, per row; there are none before groups have been found.
         self._scales: Tensor | None = None
         self._pending_exponents: Tensor | None = None
@@ -139,23 +143,9 @@ class TraceBuffer:
         row = len(self._rows)
         if row == 0:
             self._oldest = now
-        norm = amax = half_amax = self._nan
-        if self._gradient_row is not None:
-            norm, amax, half_amax, nonfinite, positions = self._gradient_row
-            self._nonfinite[row].zero_()
-            self._nonfinite[row].index_copy_(0, positions, nonfinite)
-            self._gradient_row = None
-        self._columns[row] = torch.stack(
-            [
-                outcome.loss.float().reshape(()),
-                outcome.loss_scale.reshape(()),
-                outcome.loss_scale_after.reshape(()),
-                outcome.overflow.float().reshape(()),
-                norm,
-                amax,
-                half_amax,
-            ]
-        )
+        values = self._values_on_host(outcome)
+        if values is None:
+            self._record_on_device(row, outcome)
         scales, after = outcome.group_scales, self.boosted.loss_scaling.group_scales
         if after is not None:
             if scales is None:  # the groups were found in this step, which ran at scale 1
@@ -175,6 +165,7 @@ class TraceBuffer:
                 exponents,
                 self._pending_pairs,
                 0 if scales is None else len(scales),
+                values,
             )
         )
         self._last = now
@@ -192,21 +183,56 @@ class TraceBuffer:
             non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
         """
         n, emitted = len(self._rows), len(self._events)
-        values = self._columns[:n].cpu().tolist()
-        nonfinite = self._nonfinite[:n].cpu() if any(row[_OVERFLOW] for row in values) else None
+        known = [host.values for host in self._rows]
+        on_device = self._columns[:n].cpu().tolist() if None in known else known
+        values: list[list[float]] = [row or other for row, other in zip(known, on_device, strict=True)]
+        # A row that was known on the host had finite gradients only, or none.
+        overflowed = any(row[_OVERFLOW] for row, host in zip(values, self._rows, strict=True) if host.values is None)
+        nonfinite = self._nonfinite[:n].cpu() if overflowed else None
         grouped = [] if self._scales is None else self._scales[:n].cpu().tolist()
         records, events = [], list(self._events)
         for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
             used, left = grouped[i] if host.n_scales else ([], [])
             record = self._record(host, row, tuple(used), tuple(left))
             records.append(record)
-            flags = nonfinite[i] if nonfinite is not None else None
+            flags = nonfinite[i] if nonfinite is not None and host.values is None else None
             events.extend(self._events_of(record, flags, tuple(left)))
         # Cleared last and together, so that an interrupt on the way here loses nothing.
         self._rows, self._events = [], self._events[emitted:]
         return records, sorted(events, key=lambda event: event.step)
 
+    def _values_on_host(self, outcome: StepOutcome) -> list[float] | None:
+        """Return the numbers of a step that already lie in host memory; None where the device has to be asked."""
+        scalars = (outcome.loss, outcome.loss_scale, outcome.loss_scale_after, outcome.overflow)
+        if self._gradient_row is not None or not host_values.reads_without_waiting(*scalars):
+            return None
+        norm, amax = self._gradient_values or (math.nan, math.nan)
+        self._gradient_values = None
+        return [*(float32(scalar.item()) for scalar in scalars), norm, amax, math.nan]
+
     # -- on the device ------------------------------------------------------------------------------------------------
+
+    def _record_on_device(self, row: int, outcome: StepOutcome) -> None:
+        norm = amax = half_amax = self._nan
+        if self._gradient_row is not None:
+            norm, amax, half_amax, nonfinite, positions = self._gradient_row
+            self._nonfinite[row].zero_()
+            self._nonfinite[row].index_copy_(0, positions, nonfinite)
+            self._gradient_row = None
+        elif self._gradient_values is not None:
+            norm, amax = (torch.tensor(value, device=self._nan.device) for value in self._gradient_values)
+            self._gradient_values = None
+        self._columns[row] = torch.stack(
+            [
+                outcome.loss.float().reshape(()),
+                outcome.loss_scale.reshape(()),
+                outcome.loss_scale_after.reshape(()),
+                outcome.overflow.float().reshape(()),
+                norm,
+                amax,
+                half_amax,
+            ]
+        )
 
     def _look_at_graph(self, loss: Tensor) -> None:
         """Note which parameters get float16 gradients; once per freezing group, whose graphs differ."""
@@ -225,6 +251,19 @@ class TraceBuffer:
         gradients = [p.grad for p in known if p.grad is not None]
         if not gradients:
             return
+        self._gradient_values = None
+        if not self._float16 and host_values.reads_without_waiting(*gradients):
+            self._gradient_values = norm_and_maximum_of_finite(gradients)
+        if self._gradient_values is None:
+            self._look_at_each(known, gradients)
+        if self.exponents_every and self._updates % self.exponents_every == 0:
+            split = self._split(known)
+            self._pending_pairs = tuple(split)
+            self._pending_exponents = torch.stack([exponent_counts(gradients) for gradients in split.values()])
+        self._updates += 1
+
+    def _look_at_each(self, known: list[nn.Parameter], gradients: list[Tensor]) -> None:
+        """Note norm and maximum, and which parameters' gradients are not finite."""
         norms, maxima = tensor_norms_and_maxima(gradients)
         finite = norms.isfinite()
         finite_maxima = torch.where(finite, maxima, torch.zeros_like(maxima))
@@ -237,11 +276,6 @@ class TraceBuffer:
         if self._float16:
             half_amax = torch.where(in_float16, finite_maxima, torch.zeros_like(maxima)).max()
         self._gradient_row = (norms.norm(), finite_maxima.max(), half_amax, ~finite, positions)
-        if self.exponents_every and self._updates % self.exponents_every == 0:
-            split = self._split(known)
-            self._pending_pairs = tuple(split)
-            self._pending_exponents = torch.stack([exponent_counts(gradients) for gradients in split.values()])
-        self._updates += 1
 
     def _split(self, parameters: list[nn.Parameter]) -> dict[tuple[int, int], list[Tensor]]:
         """Sort gradients by group of modules and scale group (-1 for none)."""
