@@ -99,7 +99,7 @@ def test_a_scheduler_is_no_hindrance_and_another_step_is() -> None:
     assert step_on_cached_lists(optimizer, FINITE)
     scheduler.step()  # does not complain that it came before the optimizer
     calls: list[int] = []
-    optimizer.step = lambda *_: calls.append(1)  # type: ignore[method-assign, assignment]
+    optimizer.step = lambda *_: calls.append(1)  # type: ignore[method-assign]
     step_if_finite(optimizer, FINITE)
     assert calls == [1]
 
