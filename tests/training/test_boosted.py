@@ -297,3 +297,19 @@ def test_weights_in_float32_keep_the_fused_kernel() -> None:
     net = deep_net()
     boosted = apply({"amp": {"level": "O2"}}, net, SGD(net.parameters(), lr=0.1, fused=True), level="O0")
     assert all(group["fused"] for group in boosted.optimizer.param_groups)
+
+
+def test_a_window_of_three_hands_on_what_a_division_would() -> None:
+    torch.manual_seed(0)
+    one, other = torch.nn.Linear(5, 2), torch.nn.Linear(5, 2)
+    other.load_state_dict(one.state_dict())
+    boosted = Boosted(one, torch.optim.SGD(one.parameters(), lr=0.1), accumulation_steps=3)
+    for _ in range(2):
+        x = torch.randn(7, 5)
+        boosted.backward(one(x).square().mean())
+        boosted.step()
+        (other(x).square().mean() / 3).backward()
+    for ours, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)

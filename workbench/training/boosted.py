@@ -93,6 +93,7 @@ class Boosted:
         self._frozen_groups = self._freeze.begin_step() if self._freeze is not None else 0
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
+        self._share = self._one / self.window.n_steps
         self._loss: Tensor | None = None
         self._reduction: GradientReduction | None = None
         self._agree: Callable[[Tensor], None] | None = None
@@ -112,15 +113,12 @@ class Boosted:
         """Return the live loss scale, float32, on the device."""
         return self.loss_scaling.scale
 
-    @contextlib.contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Give the context for the forward pass and the loss."""
-        with contextlib.ExitStack() as stack:
-            if self.loss_scaling.autocast_allowed:
-                stack.enter_context(self.precision.autocast())
-            if isinstance(self.model, DistributedDataParallel) and self.window.position + 1 < self.window.n_steps:
-                stack.enter_context(self.model.no_sync())  # only a window's sum is worth sending
-            yield
+        precision = self.precision.autocast() if self.loss_scaling.autocast_allowed else contextlib.nullcontext()
+        if isinstance(self.model, DistributedDataParallel) and self.window.position + 1 < self.window.n_steps:
+            return _without_sync(self.model, precision)
+        return precision  # as it is: another context around it would cost every micro-batch 20 microseconds
 
     def backward(self, loss: Tensor) -> None:
         """Run the backward pass of one micro-batch, scaled; gradients add up in ``.grad``.
@@ -137,11 +135,16 @@ class Boosted:
             self.graph_observer(loss)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
-        if self.window.n_steps > 1:
-            scaled = scaled / self.window.n_steps
-        scaled = self.loss_scaling.seed(scaled)
+        seed: Tensor | None = None
+        if self.loss_scaling.is_unit and scaled.dtype == torch.float32 and scaled.ndim == 0:
+            # The backward pass may as well begin with 1 / N, which is what a division of the loss would hand on.
+            seed = self._share if scaled.device == self._share.device else None
+        if seed is None:
+            if self.window.n_steps > 1:
+                scaled = scaled / self.window.n_steps
+            scaled = self.loss_scaling.seed(scaled)
         if scaled.requires_grad:
-            scaled.backward()  # type: ignore[no-untyped-call]
+            scaled.backward(seed)  # type: ignore[no-untyped-call]
         elif not self._frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         self._loss = loss.detach()  # last: a backward pass that failed may be tried again
@@ -385,6 +388,12 @@ class Boosted:
         """Name the model and what is in effect."""
         effect = self.plan.summary() if self.plan is not None else "no plan"
         return f"Boosted({type(self.model).__name__}, {effect}, step {self.step_index})"
+
+
+@contextlib.contextmanager
+def _without_sync(model: DistributedDataParallel, precision: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+    with precision, model.no_sync():  # only a window's sum is worth sending
+        yield
 
 
 def _largest_over_ranks(flags: Tensor) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from workbench.records import EventSink
 from workbench.scaling import decides_on_device, step_if_finite
@@ -84,9 +84,7 @@ class PlainUpdate:
             hear(backward_scale=window.backward_scale, step=window.step, events=window.events)
         if window.found_inf is not None:
             step_if_finite(optimizer, window.found_inf)
-        elif decides_on_device(optimizer) and not hasattr(optimizer, "step_with_found_inf"):
-            # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing
-            # makes happen; step_if_finite prepares the buffers.
+        elif _profits_from_flag(optimizer):
             step_if_finite(optimizer, torch.zeros_like(window.gradient_scale))
         else:
             optimizer.step()
@@ -99,3 +97,21 @@ class PlainUpdate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take nothing."""
+
+
+def _profits_from_flag(optimizer: Optimizer) -> bool:
+    """Return whether a step under a flag that is never set is better than the optimizer's own."""
+    if hasattr(optimizer, "step_with_found_inf") or not decides_on_device(optimizer):
+        return False
+    if not isinstance(optimizer, SGD):
+        return True
+    # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing makes
+    # happen; step_if_finite prepares the buffers. Once all are there, nothing is gained.
+    state = optimizer.state
+    return any(
+        parameter.grad is not None
+        and (parameter not in state or state[parameter].get("momentum_buffer") is None)  # reading alone adds an entry
+        for group in optimizer.param_groups
+        if group["momentum"] != 0
+        for parameter in group["params"]
+    )
