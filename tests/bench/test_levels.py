@@ -44,11 +44,12 @@ def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> N
     assert [one.what for one in found] == [
         "levels, 1 thread: O1 / O0",
         "levels, 1 thread: O0 in channels_last / O0",
+        "levels, 1 thread: O1 in channels_last / O0",
         "levels, 1 thread: exported by a / O0",
     ]
     assert all(one.estimate is not None for one in found)
-    assert [one.goal is None for one in found] == [False, True, False]
-    assert found[2].note.endswith("Confirmed.")
+    assert [one.goal is None for one in found] == [False, True, True, False]
+    assert found[3].note.endswith("Confirmed.")
 
 
 @pytest.mark.filterwarnings("ignore:gradient freezing has no effect")

@@ -104,7 +104,7 @@ def measure_levels(
         studies: Folder of studies; None takes ``studies`` in the working directory.
 
     Returns:
-        O1 over O0; O0 over itself where only the memory layout differs; every exported configuration over O0, the
+        O1 over O0; both in the other memory layout over O0; every exported configuration over O0, the
         fastest first and with the goal.
     """
     device = request.chosen_device()
@@ -115,10 +115,11 @@ def measure_levels(
     findings = []
     for threads in request.each_thread_count():
         new_side = functools.partial(_new_side, device=device, steps=steps)
-        o0, *others = [new_side(task, *_O0), new_side(task, *_O1), new_side(in_channels_last, *_O0)]
-        (o1, layout), note = _ratios(o0, others, request.rounds)
+        others = [new_side(task, *_O1), new_side(in_channels_last, *_O0), new_side(in_channels_last, *_O1)]
+        (o1, layout, both), note = _ratios(new_side(task, *_O0), others, request.rounds)
         findings.append(Finding(f"levels, {threads}: O1 / O0", "x", o1, O1_GOAL, note))
         findings.append(Finding(f"levels, {threads}: O0 in channels_last / O0", "x", layout))
+        findings.append(Finding(f"levels, {threads}: O1 in channels_last / O0", "x", both))
         candidates: list[tuple[Estimate, str, Exported]] = []
         for name in dict.fromkeys(one.task for one in exported):
             theirs = load_task(name)
