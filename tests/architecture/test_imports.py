@@ -24,6 +24,7 @@ GROUND = {
     "credentials",
     "devices",
     "metrics",
+    "openmp",
     "rank_environment",
     "ranks",
     "records",
@@ -58,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "doctor": STEP,
     "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
     # It times what the others do, panels included.
-    "bench": METHODS | STEP | {"experiments", "figures", "facade", "panels", "tuning"},
+    "bench": METHODS | STEP | {"embeddings", "experiments", "figures", "facade", "panels", "tuning"},
     "cli": STEP
     | {
         "",
@@ -129,7 +130,13 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     },
     "torchmetrics": {"metrics"},
     "safetensors": {"training", "online", "experiments", "algorithms"},
-    "sklearn": {"tasks", "tuning"},
+    "sklearn": {"tasks", "tuning", "bench"},
+    "threadpoolctl": {"bench"},
+    # Peers: packages that do the same, measured where somebody has installed them, and never needed.
+    "deepspeed": {"bench"},
+    "torchao": {"bench"},
+    "pytorch_optimizer": {"bench"},
+    "kfac": {"bench"},
     "scipy": {"experiments", "tuning"},
     "cmaes": {"tuning"},
     "pydantic": {"config", "tuning"},
@@ -233,6 +240,11 @@ OPTIONAL = {
     "ray": "the extra `cluster`",
     "tensorboard": "the extra `mirrors`",
     "mlflow": "the extra `mirrors`",
+    "deepspeed": "a peer of `workbench bench --peers`",
+    "torchao": "a peer of `workbench bench --peers`",
+    "pytorch_optimizer": "a peer of `workbench bench --peers`",
+    "kfac": "a peer of `workbench bench --peers`",
+    "threadpoolctl": "comes with scikit-learn, whose threads it counts",
     "cmaes": "the sampler of that name; without it its name is refused with what to install",
     "torch_npu": "the plugin of Ascend machines",
     "annotated_types": "pydantic's constraints are objects of this package",

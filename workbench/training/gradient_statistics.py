@@ -61,14 +61,14 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
     if n_elements == 0:
         return None
     if n_elements <= _COPIED_ELEMENTS:
-        flat = torch._C._nn.flatten_dense_tensors(gradients)
+        flat = torch._C._nn.flatten_dense_tensors(list(gradients))
         low, high = torch.aminmax(flat)
         norm = torch.linalg.vector_norm(flat).item()
         amax = max(-low.item(), high.item())
     else:
         ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
         amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
-        norm = torch.stack(torch._foreach_norm(gradients)).norm().item()
+        norm = torch.stack(torch._foreach_norm(list(gradients))).norm().item()
     # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
     fits = math.isfinite(norm) and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
     return (norm, amax) if fits else None
