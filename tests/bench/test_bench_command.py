@@ -59,7 +59,7 @@ def test_json_is_one_object_whatever_is_printed(workbench: Command) -> None:  # 
 def test_out_writes_a_file_per_benchmark(workbench: Command, here: Path) -> None:  # noqa: F811
     assert workbench("bench", "all", "--out", "made/result").code == 0
     files = sorted((here / "made" / "result").iterdir())
-    assert [file.name for file in files] == ["long.json", "quick.json"]
+    assert [file.name for file in files] == ["long.json", "quick.json", "results.md"]
     written = json.loads(files[1].read_text())
     assert written["command"] == "workbench bench quick --rounds 4"
     assert written["findings"][0]["value"] == 1.01

@@ -7,14 +7,21 @@ from types import MappingProxyType
 from typing import Final
 
 from workbench.bench.accumulation import measure_accumulation
+from workbench.bench.adasum import measure_adasum
 from workbench.bench.benchmark import Benchmark, Finding, Request
+from workbench.bench.dim_reduce import measure_dim_reduce
 from workbench.bench.freezing import measure_freezing
 from workbench.bench.gradient_reduction import measure_reduction
+from workbench.bench.host_adam import measure_host_adam
 from workbench.bench.less_bn import measure_less_bn
 from workbench.bench.levels import measure_levels
 from workbench.bench.live_panel import measure_live_panel
+from workbench.bench.loss_scale import measure_loss_scale
+from workbench.bench.online import measure_online
 from workbench.bench.opened_run import measure_open_run
 from workbench.bench.panel_handlers import measure_handlers
+from workbench.bench.principal_components import measure_pca
+from workbench.bench.second_order import measure_thor
 from workbench.bench.study_overhead import measure_study_overhead
 from workbench.bench.trace_cost import measure_trace
 
@@ -72,6 +79,43 @@ _IN_ORDER: Final = (
         "Do our own gradient buckets keep up with DDP's?",
         _in_rounds(measure_reduction),
         rounds=20,
+    ),
+    Benchmark(
+        "loss_scale",
+        "What does a loss scale cost beside torch's GradScaler, and beside none?",
+        measure_loss_scale,
+        rounds=15,
+        quick=False,
+    ),
+    Benchmark("adam", "How fast is Adam on the host?", measure_host_adam, rounds=15, quick=False),
+    Benchmark(
+        "adasum",
+        "What does AdaSum cost beside its formula and beside an all-reduce?",
+        measure_adasum,
+        rounds=15,
+        quick=False,
+    ),
+    Benchmark(
+        "pca",
+        "How fast are principal components of few snapshots, and in how much memory?",
+        measure_pca,
+        rounds=3,
+        quick=False,
+    ),
+    Benchmark(
+        "dim_reduce",
+        "What does a step of DimReduce cost beside one of SGD?",
+        measure_dim_reduce,
+        rounds=15,
+        quick=False,
+    ),
+    Benchmark("thor", "What do a step and a refresh of THOR cost?", measure_thor, rounds=7, quick=False),
+    Benchmark(
+        "online",
+        "What does an online step cost beside a row-wise loop by hand?",
+        measure_online,
+        rounds=15,
+        quick=False,
     ),
     Benchmark(
         "study",

@@ -21,7 +21,9 @@ NamesArgument = typer.Argument(
 RoundsOption = typer.Option(
     None, metavar="N", min=1, help="Rounds of each. Default: the benchmark's own number.", show_default=False
 )
-OutOption = typer.Option(None, metavar="DIR", help="Folder for one NAME.json per benchmark; made when missing.")
+OutOption = typer.Option(
+    None, metavar="DIR", help="Folder for one NAME.json per benchmark and results.md over all; made when missing."
+)
 PeersOption = typer.Option(
     False, "--peers", help="Measure other packages that do the same, too; one that is not installed is said to be."
 )
@@ -48,7 +50,9 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
+        from workbench.atomic_file import write_text_atomically
         from workbench.bench import BENCHMARKS, chosen, run_benchmark
+        from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
         from workbench.devices import select_device
 
@@ -64,6 +68,7 @@ def bench(
                     answers.append(run_benchmark(benchmark, rounds, peers=peers, device=place))
                     if out is not None:
                         _write(out, answers[-1])
+                        write_text_atomically(out / "results.md", page(read_answers(out)))
                 bar.update(len(wanted))
     if listed:
         entries = list(BENCHMARKS.values())
