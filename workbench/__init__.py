@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 __all__ = ["BoostConfig", "Task", "Workbench", "apply", "compare", "export", "replay", "train", "tune"]
 

@@ -22,6 +22,9 @@ BYTES_OF_A_TRIAL = 40_000
 @pytest.mark.timeout(1800)
 def test_two_thousand_trials_leave_memory_threads_and_files_as_they_were(tmp_path: Path) -> None:
     text = STUDY.replace("n_trials = 10", f"n_trials = {N_TRIALS}").replace("seeds_max = 6", "seeds_max = 3")
+    head, _, rest = text.partition("[space]")
+    space = "[space]\n'boost.grad_freeze' = [true]\n'grad_freeze.freeze_p' = { low = 0.4, high = 0.9 }\n"  # no repeats
+    text = f"{head}{space}\n[confirm]{rest.partition('[confirm]')[2]}"
     directory = write_study(tmp_path / "s", text + "\n[sampler]\nname = 'random'\n")
     here = psutil.Process()
     seen: dict[int, tuple[int, int, int]] = {}
