@@ -17,7 +17,7 @@ import pytest
 from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
 from workbench.tuning import tune
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 _DROP_FROM_BOUNDING_SET = 24  # prctl(2), linux/prctl.h
 _MAY_WRITE_ANYTHING = 1  # CAP_DAC_OVERRIDE, linux/capability.h
