@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from workbench.openmp import release_pool
+from workbench.panels.short_turns import short_turns
 
 __all__ = ["Gate", "Outcome", "RunControl", "Worker"]
 
@@ -288,7 +289,8 @@ class _Run:
     def work(self) -> None:
         began = time.perf_counter()
         try:
-            self.result = self.function(self.control)
+            with short_turns():
+                self.result = self.function(self.control)
         except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to tell
             self.error = error
         finally:
