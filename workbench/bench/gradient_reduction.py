@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch
 
 from workbench import ranks
 from workbench.bench.benchmark import Finding
+from workbench.bench.rank_processes import answer_of_ranks
 from workbench.bench.rounds import interleaved, ratio_of
 from workbench.config import BoostConfig
 from workbench.experiments.setup import seed_everything
@@ -28,7 +28,6 @@ from workbench.training import apply
 __all__ = ["measure_reduction", "run_rank"]
 
 _RANKS = 2
-_PATIENCE_SECONDS = 540.0
 
 
 def measure_reduction(rounds: int, *, task: str = "digits-resnet", steps: int = 20) -> list[Finding]:
@@ -42,21 +41,8 @@ def measure_reduction(rounds: int, *, task: str = "digits-resnet", steps: int = 
     Raises:
         RuntimeError: When a rank fails or does not end.
     """
-    store, meeting = ranks.serve_store()
-    processes = [_started(rank, meeting, [task, str(rounds), str(steps)]) for rank in range(_RANKS)]
-    try:
-        outputs = [process.communicate(timeout=_PATIENCE_SECONDS) for process in processes]
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"the {_RANKS} ranks did not end within {_PATIENCE_SECONDS:g} s") from error
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    del store
-    for rank, (process, (_, told)) in enumerate(zip(processes, outputs, strict=True)):
-        if process.returncode:
-            raise RuntimeError(f"rank {rank} failed: {' '.join(told.split())[-500:]}")
-    buckets, ddp, alone = zip(*json.loads(outputs[0][0]), strict=True)
+    rows = answer_of_ranks(__name__, "run_rank", _RANKS, [task, str(rounds), str(steps)])
+    buckets, ddp, alone = zip(*rows, strict=True)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     note = f"{task}, {_RANKS} gloo ranks with one thread each on {cores} cores"
     return [
@@ -64,17 +50,6 @@ def measure_reduction(rounds: int, *, task: str = "digits-resnet", steps: int = 
         Finding("step, own buckets / no exchange", "x", ratio_of(buckets, alone), None, note),
         Finding("step, DDP / no exchange", "x", ratio_of(ddp, alone), None, note),
     ]
-
-
-def _started(rank: int, meeting: dict[str, str], arguments: list[str]) -> subprocess.Popen[str]:
-    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(_RANKS), "OMP_NUM_THREADS": "1", **meeting}
-    return subprocess.Popen(
-        [sys.executable, "-c", f"import {__name__} as program; program.run_rank()", *arguments],
-        env={**os.environ, **told},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def run_rank() -> None:
