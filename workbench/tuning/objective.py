@@ -245,19 +245,23 @@ class Objective:
         self._on_step = on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
 
-    def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
+    def __call__(self, trial: optuna.Trial, trials: Sequence[FrozenTrial] | None = None) -> tuple[float, ...]:
         """Run the trial and return its objective values.
+
+        Args:
+            trial: The trial, which is running.
+            trials: All trials of the study as they have just been read; None reads them.
 
         Raises:
             optuna.TrialPruned: When it is not worth finishing.
             StudyFailedError: When O0 itself does not train.
         """
-        with self._hand.holding(trial):
+        with self._hand.holding(trial, trials):
             return self._outcome(trial)
 
     def _outcome(self, trial: optuna.Trial) -> tuple[float, ...]:
         is_baseline = bool(trial.user_attrs.get("baseline"))
-        self._reported = frozenset(self._frozen(trial.number).intermediate_values)
+        self._reported = frozenset(trial._cached_frozen_trial.intermediate_values)
         try:
             suggestion = (
                 self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base, self._plans)
@@ -440,10 +444,6 @@ class Objective:
         # A run that went to the end says more than a pruned one.
         twins.sort(key=lambda trial: ("repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number))
         return twins[0] if twins else None
-
-    def _frozen(self, number: int) -> FrozenTrial:
-        trials = self._study.get_trials(deepcopy=False)
-        return next(trial for trial in trials if trial.number == number)
 
 
 def _number(value: Any) -> float:

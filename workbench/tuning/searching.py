@@ -25,7 +25,7 @@ from workbench.tuning.progress import StudyWatch
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.sampling import make_pruner, make_sampler
 from workbench.tuning.stopping import end_if_asked
-from workbench.tuning.stored_records import FINISHED, counted_trials
+from workbench.tuning.stored_records import FINISHED, counted_among
 from workbench.tuning.study_file import StudyFile, read_study
 from workbench.tuning.warm_up import WarmUps
 
@@ -151,9 +151,9 @@ class Search:
                 self._watch.trial_finished()
                 trials = self._study.get_trials(deepcopy=False)
                 _end_if_workers_keep_dying(trials)
-                is_wanted = self._wanted()
-            if is_wanted:
-                failures = 0 if self._run_one() else failures + 1
+                begun = self._study.ask() if self._wanted() else None
+            if begun is not None:
+                failures = 0 if self._run_one(begun) else failures + 1
             elif any(trial.state == TrialState.RUNNING for trial in trials):
                 time.sleep(_POLL_SECONDS)
             else:
@@ -172,12 +172,11 @@ class Search:
     def _wanted(self) -> bool:
         return not self._end.reason()
 
-    def _run_one(self, begun: optuna.Trial | None = None) -> bool:
-        """Run one trial, the next unless one has been begun; return whether it finished."""
+    def _run_one(self, trial: optuna.Trial) -> bool:
+        """Run a trial that has been begun; return whether it finished."""
         study = self._study
-        trial = begun or study.ask()
         try:
-            with kept.beating(self._database, study, trial.number) as self._heart:
+            with kept.beating(self._database, trial._trial_id) as self._heart:
                 state, values = self._outcome(trial)
                 self._tell(trial, state, values)
         except kept.TAKEN_ERRORS:
@@ -192,14 +191,15 @@ class Search:
             self._heart = None
             self._database.forget(trial._trial_id)
         self.finished_here += state in FINISHED
-        return state != TrialState.FAIL or self._is_surplus(trial.number)
+        return state != TrialState.FAIL or self._is_surplus(trial.number, study.get_trials(deepcopy=False))
 
     def _outcome(self, trial: optuna.Trial) -> tuple[TrialState, tuple[float, ...] | None]:
         """Run a trial and return how it ended; one configuration that cannot run must not end the search."""
-        if self._is_surplus(trial.number):
+        trials = self._study.get_trials(deepcopy=False)  # anew: others may have begun the last ones with this one
+        if self._is_surplus(trial.number, trials):
             return TrialState.FAIL, None
         try:
-            return TrialState.COMPLETE, self._objective(trial)
+            return TrialState.COMPLETE, self._objective(trial, trials)
         except optuna.TrialPruned:
             return TrialState.PRUNED, None
         except (StudyFailedError, StudyStoppedError, OSError, *kept.TAKEN_ERRORS, *kept.STORAGE_ERRORS):
@@ -223,11 +223,12 @@ class Search:
         """
         if not self._database.holds(trial._trial_id):
             raise kept.TrialTakenError(f"another process has trial {trial.number}")
-        self._study.tell(trial, values, state=state)
+        with self._database.remembering(trial._cached_frozen_trial):
+            self._study.tell(trial, values, state=state)
 
-    def _is_surplus(self, number: int) -> bool:
+    def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""
-        others = [one for one in counted_trials(self._study) if one.number != number]
+        others = [one for one in counted_among(trials) if one.number != number]
         earlier = [one for one in others if one.state in FINISHED or one.number < number]
         return len(earlier) >= self._n_trials
 

@@ -298,10 +298,11 @@ class Heart:
 
 
 @contextlib.contextmanager
-def beating(storage: StudyStorage, study: optuna.Study, number: int) -> Iterator[Heart]:
-    """Send heartbeats for a trial while it runs, as ``Study.optimize`` would; yield what they have found."""
-    study_id = storage.get_study_id_from_name(study.study_name)
-    trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, number)
+def beating(storage: StudyStorage, trial_id: int) -> Iterator[Heart]:
+    """Send heartbeats for a trial while it runs, as ``Study.optimize`` would; yield what they have found.
+
+    The first one comes after an interval: until then its new mark says that somebody has it.
+    """
     heart = Heart()
     stop = threading.Event()
 
@@ -317,7 +318,6 @@ def beating(storage: StudyStorage, study: optuna.Study, number: int) -> Iterator
         finally:
             storage.remove_session()
 
-    storage.patience.call(lambda: storage.beat(trial_id))
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:

@@ -18,6 +18,7 @@ __all__ = [
     "FINISHED",
     "baseline_record",
     "candidates_of",
+    "counted_among",
     "counted_trials",
     "keep_candidates",
     "records_of",
@@ -38,10 +39,11 @@ _STATES = {
 
 def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
     """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
-    return _counted(study.get_trials(deepcopy=False))
+    return counted_among(study.get_trials(deepcopy=False))
 
 
-def _counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return those of some trials that count, as `counted_trials` does."""
     begun = (*FINISHED, TrialState.RUNNING)
     return [trial for trial in trials if trial.state in begun and "repeats" not in trial.user_attrs]
 

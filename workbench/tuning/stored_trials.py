@@ -17,7 +17,7 @@ from optuna.storages._rdb import models  # the tables; their version is checked 
 from optuna.trial import FrozenTrial
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, select
 
-__all__ = ["TRIALS", "read_trials"]
+__all__ = ["TRIALS", "local_time", "read_trials"]
 
 TRIALS: Final[Any] = models.TrialModel.__table__
 _value_of: Final[Callable[..., float]] = models.TrialValueModel.stored_repr_to_value
@@ -83,8 +83,8 @@ def _trial(row: Any, parts: Mapping[str, Sequence[Sequence[Any]]]) -> FrozenTria
         state=row.state,
         value=None,
         values=[_value_of(value, kind) for value, kind in parts["values"]] or None,
-        datetime_start=_local(row.datetime_start),
-        datetime_complete=_local(row.datetime_complete),
+        datetime_start=local_time(row.datetime_start),
+        datetime_complete=local_time(row.datetime_complete),
         params={name: distribution.to_external_repr(value) for name, (value, distribution) in drawn.items()},
         distributions={name: distribution for name, (_, distribution) in drawn.items()},
         user_attrs={key: json.loads(text) for key, text in parts["user"]},
@@ -99,6 +99,6 @@ def _distribution(text: str) -> BaseDistribution:
     return json_to_distribution(text)
 
 
-def _local(utc: datetime.datetime | None) -> datetime.datetime | None:
+def local_time(utc: datetime.datetime | None) -> datetime.datetime | None:
     """Return a time as Optuna's trials tell it; the tables hold UTC, neither of the two says so."""
     return None if utc is None else utc.replace(tzinfo=datetime.UTC).astimezone().replace(tzinfo=None)

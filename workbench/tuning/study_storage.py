@@ -18,6 +18,7 @@ the database; what is read after it holds until the end.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import json
@@ -29,16 +30,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models  # the tables; their version is checked when a database is opened
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy import ColumnElement, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from workbench.tuning.patience import STORAGE_ERRORS, Patience
 from workbench.tuning.process_mark import new_mark
-from workbench.tuning.stored_trials import TRIALS, read_trials
+from workbench.tuning.stored_trials import TRIALS, local_time, read_trials
 from workbench.tuning.write_ahead import follow_journal_mode
 
 __all__ = ["DEATHS_OF_A_TRIAL", "MARK", "RunningTrial", "StudyStorage", "TrialTakenError", "was_given_up"]
@@ -52,6 +52,33 @@ DEATHS_OF_A_TRIAL = 3
 _DEATHS = "worker_deaths"
 _BASELINE = "baseline"
 _UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
+
+_ATTRIBUTES: Any = models.TrialUserAttributeModel.__table__
+_VALUES: Any = models.TrialValueModel.__table__
+_STUDIES: Any = models.StudyModel.__table__
+
+# Statements of every trial, made once; what they are about comes in ``of_study`` and ``of_trial``.
+_OF_STUDY, _OF_TRIAL = TRIALS.c.study_id == bindparam("of_study"), TRIALS.c.trial_id == bindparam("of_trial")
+_LOCK_STUDY = (
+    update(_STUDIES)
+    .where(_STUDIES.c.study_id == bindparam("of_study"))
+    .values(study_name=_STUDIES.c.study_name)
+    .execution_options(synchronize_session=False)
+)
+_LOCK_UNFINISHED = update(TRIALS).where(_OF_TRIAL, TRIALS.c.state.in_(_UNFINISHED)).values(state=TRIALS.c.state)
+_MARKED = (_ATTRIBUTES.c.trial_id == TRIALS.c.trial_id) & (_ATTRIBUTES.c.key == MARK)
+_BEGUN_AS = (
+    select(TRIALS.c.trial_id, TRIALS.c.number)
+    .join(_ATTRIBUTES, _MARKED)
+    .where(_OF_STUDY, TRIALS.c.state == TrialState.RUNNING, _ATTRIBUTES.c.value_json == bindparam("mark"))
+)
+_EARLIER = select(func.count(TRIALS.c.trial_id)).where(_OF_STUDY, TRIALS.c.trial_id < bindparam("before"))
+_NUMBER = update(TRIALS).where(_OF_TRIAL).values(number=bindparam("as_number"))
+_STANDS = (
+    select(TRIALS.c.number, TRIALS.c.state, TRIALS.c.datetime_start, _ATTRIBUTES.c.value_json.label("mark"))
+    .outerjoin(_ATTRIBUTES, _MARKED)
+    .where(_OF_TRIAL)
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -124,6 +151,7 @@ class StudyStorage(RDBStorage):
         self._began: dict[int, float] = {}  # trial -> time.monotonic() when this process began it
         self._claims: dict[int, str] = {}  # trial -> claim under which this process runs it
         self._looks = threading.local()
+        self._remembered: dict[int, FrozenTrial] = {}  # trials that need not be read, since nobody else changes them
         self._live: set[str] = set()  # those claims, and such as are being made: threads may look at each other's
         super().__init__(url, engine_kwargs=engine_kwargs)
         follow_journal_mode(self.engine)
@@ -154,6 +182,9 @@ class StudyStorage(RDBStorage):
         Raises:
             KeyError: When there is none.
         """
+        remembered = self._remembered.get(trial_id)
+        if remembered is not None:
+            return copy.deepcopy(remembered)
         found = self._read(TRIALS.c.trial_id == trial_id)
         if not found:
             raise KeyError(f"no trial has the id {trial_id}")
@@ -193,6 +224,15 @@ class StudyStorage(RDBStorage):
         finally:
             self._looks.seen = None
 
+    @contextmanager
+    def remembering(self, trial: FrozenTrial) -> Iterator[None]:
+        """Take a trial in the block for what it is in memory: one that this process holds and has written."""
+        self._remembered[trial._trial_id] = trial
+        try:
+            yield
+        finally:
+            del self._remembered[trial._trial_id]
+
     def _read(self, where: ColumnElement[bool]) -> list[FrozenTrial]:
         def read() -> list[FrozenTrial]:
             with self.engine.connect() as connection:
@@ -203,27 +243,57 @@ class StudyStorage(RDBStorage):
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
         """Create a trial; without a template it runs, marked as this process's."""
         # Optuna's own tries five times over, which creates a second trial where only the confirmation got lost.
-        mark: dict[str, Any] | None = None
-        template = template_trial
-        if template is None:
-            mark = self._new_mark()
-            template = optuna.create_trial(state=TrialState.RUNNING, user_attrs={MARK: mark})
-        wanted = template
+        if template_trial is None:
+            return self._begin_new_trial(study_id)
+        wanted = template_trial
 
         def create() -> FrozenTrial:
             with self._transaction() as session:
-                study = models.StudyModel
-                session.execute(update(study).where(study.study_id == study_id).values(study_name=study.study_name))
+                session.execute(_LOCK_STUDY, {"of_study": study_id})
                 there = self._already_there(session, study_id, wanted)
                 trial = there or self._get_prepared_new_trial(study_id, wanted, session)
                 session.flush()
                 return read_trials(session.connection(), TRIALS.c.trial_id == trial.trial_id)[0]
 
-        created = self.patience.call(create)
-        if mark is not None:
-            self._claims[created._trial_id] = mark["claim"]
-            self._began[created._trial_id] = time.monotonic()
-        return created
+        return self.patience.call(create)
+
+    def _begin_new_trial(self, study_id: int) -> FrozenTrial:
+        # Every trial of every study comes by here, so this is written as plain statements: through the object layer it
+        # takes three times as long.
+        mark = self._new_mark()
+        began = datetime.datetime.now()
+
+        def begin() -> tuple[int, int]:
+            with self.engine.begin() as connection:
+                connection.execute(_LOCK_STUDY, {"of_study": study_id})
+                there = connection.execute(_BEGUN_AS, {"of_study": study_id, "mark": json.dumps(mark)}).first()
+                if there is not None:  # an earlier request got through and its answer did not
+                    return there.trial_id, there.number
+                row = {"study_id": study_id, "state": TrialState.RUNNING, "datetime_start": _utc(began)}
+                trial_id = connection.execute(insert(TRIALS), row).inserted_primary_key[0]
+                number = connection.execute(_EARLIER, {"of_study": study_id, "before": trial_id}).scalar_one()
+                connection.execute(_NUMBER, {"of_trial": trial_id, "as_number": number})
+                connection.execute(
+                    insert(_ATTRIBUTES), {"trial_id": trial_id, "key": MARK, "value_json": json.dumps(mark)}
+                )
+                return trial_id, number
+
+        trial_id, number = self.patience.call(begin)
+        self._claims[trial_id] = mark["claim"]
+        self._began[trial_id] = time.monotonic()
+        return FrozenTrial(
+            number=number,
+            state=TrialState.RUNNING,
+            value=None,
+            datetime_start=began,
+            datetime_complete=None,
+            params={},
+            distributions={},
+            user_attrs={MARK: mark},
+            system_attrs={},
+            intermediate_values={},
+            trial_id=trial_id,
+        )
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """Take a waiting trial, or finish one that this process holds.
@@ -331,24 +401,27 @@ class StudyStorage(RDBStorage):
         return mark
 
     def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> None:
-        table = models.TrialModel
-        with self._transaction() as session:
-            locking = update(table).where(table.trial_id == trial_id, table.state.in_(_UNFINISHED))
-            unfinished = _changed(session, locking.values(state=table.state))
-            mark = _attribute(session, trial_id, MARK)
-            mine = mark is None or self._is_mine(mark)
-            trial = session.get_one(table, trial_id, populate_existing=True)
+        with self.engine.begin() as connection:
+            unfinished = connection.execute(_LOCK_UNFINISHED, {"of_trial": trial_id}).rowcount
+            trial = connection.execute(_STANDS, {"of_trial": trial_id}).first()
+            if trial is None:
+                raise KeyError(f"no trial has the id {trial_id}")
+            mine = trial.mark is None or self._is_mine(json.loads(trial.mark))
             if not unfinished:
                 if mine and trial.state == state:
                     return  # an earlier request got through and its answer did not
-                self.check_trial_is_updatable(trial_id, trial.state)  # type: ignore[arg-type]  # a Column to mypy
+                self.check_trial_is_updatable(trial_id, trial.state)
             if not mine and trial.state == TrialState.RUNNING:
                 raise TrialTakenError(f"another process runs trial {trial.number} now")
-            for objective, value in enumerate(values or ()):
-                self._set_trial_value_without_commit(session, trial, objective, value)
-            trial.state = state
+            if values:
+                connection.execute(
+                    delete(_VALUES).where(_VALUES.c.trial_id == bindparam("of_trial")), {"of_trial": trial_id}
+                )
+                connection.execute(insert(_VALUES), [_value_row(trial_id, at, one) for at, one in enumerate(values)])
+            row: dict[str, Any] = {"state": state}
             if state.is_finished():
-                trial.datetime_complete = self._end_of(trial_id, trial.datetime_start)
+                row["datetime_complete"] = _utc(self._end_of(trial_id, local_time(trial.datetime_start)))
+            connection.execute(update(TRIALS).where(TRIALS.c.trial_id == trial_id), row)
 
     def _end_of(self, trial_id: int, start: datetime.datetime | None) -> datetime.datetime:
         # By a clock that nobody sets: a time of day put forward by a day would cost the study 24 device-hours.
@@ -379,16 +452,10 @@ class StudyStorage(RDBStorage):
         """Return the trial that a request would create a second time, or None."""
         table, attribute = models.TrialModel, models.TrialUserAttributeModel
         of_study = select(table).join(attribute, attribute.trial_id == table.trial_id).where(table.study_id == study_id)
-        if wanted.user_attrs.get(_BASELINE):  # O0, enqueued by whoever comes first
-            alive = (*_UNFINISHED, TrialState.COMPLETE)
-            asked = of_study.where(attribute.key == _BASELINE, table.state.in_(alive))
-        elif MARK in wanted.user_attrs and wanted.state == TrialState.RUNNING:
-            mark = json.dumps(wanted.user_attrs[MARK])
-            asked = of_study.where(
-                attribute.key == MARK, table.state == TrialState.RUNNING, attribute.value_json == mark
-            )
-        else:
+        if not wanted.user_attrs.get(_BASELINE):  # O0, enqueued by whoever comes first
             return None
+        alive = (*_UNFINISHED, TrialState.COMPLETE)
+        asked = of_study.where(attribute.key == _BASELINE, table.state.in_(alive))
         return session.scalars(asked.order_by(table.number)).first()
 
     def _is_mine(self, mark: Mapping[str, Any] | None) -> bool:
@@ -401,6 +468,16 @@ class StudyStorage(RDBStorage):
     def _transaction(self) -> Iterator[Session]:
         with Session(self.engine) as session, session.begin():
             yield session
+
+
+def _utc(local: datetime.datetime) -> datetime.datetime:
+    """Return a local time as the tables keep it: in UTC, and neither says so."""
+    return local.astimezone(datetime.UTC).replace(tzinfo=None)
+
+
+def _value_row(trial_id: int, objective: int, value: float) -> dict[str, Any]:
+    stored, kind = models.TrialValueModel.value_to_stored_repr(value)
+    return {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
 
 
 def _changed(session: Session, statement: Any) -> bool:

@@ -15,7 +15,7 @@ import contextlib
 import copy
 import json
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import optuna
@@ -58,8 +58,12 @@ class TrialInHand:
         return getattr(self._inner, name)
 
     @contextlib.contextmanager
-    def holding(self, trial: optuna.Trial) -> Iterator[None]:
+    def holding(self, trial: optuna.Trial, trials: Sequence[FrozenTrial] | None = None) -> Iterator[None]:
         """Gather what is done to a trial in the block; at its end everything is written.
+
+        Args:
+            trial: The trial.
+            trials: All trials of the study as they have just been read; None reads them when they are asked for.
 
         Raises:
             UpdateFinishedTrialError: When another process has finished the trial.
@@ -68,7 +72,10 @@ class TrialInHand:
             yield
             return
         self._own = trial._cached_frozen_trial
-        self._read_at, self._written_at = -float("inf"), time.monotonic()
+        self._written_at = time.monotonic()
+        self._read_at = -float("inf")
+        if trials is not None:
+            self._others, self._read_at = list(trials), time.monotonic()
         self.study.sampler, self.study.pruner = self._whole.sampler, self._whole.pruner
         trial.study, trial.storage = self.study, self  # type: ignore[assignment]
         try:
