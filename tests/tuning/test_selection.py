@@ -79,7 +79,7 @@ def test_adasum_at_level_o2_competes_for_o2_alone_where_there_are_ranks_for_it()
 
     def competing(target: str, ranks: int) -> int:
         options: dict[str, Any] = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(ranks)}
-        return len(competing_trials([BASELINE, at_o2], BASELINE, target, 0.02, **options))
+        return len(list(competing_trials([BASELINE, at_o2], BASELINE, target, 0.02, **options)))
 
     assert (competing("o1", 4), competing("o2", 4)) == (0, 1)
     assert (competing("o1", 1), competing("o2", 1)) == (1, 1)

@@ -88,11 +88,11 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
             higher_is_better=bool(study.user_attrs["higher_is_better"]),
             plans=file.plans,
         )
-        configs = [with_policy(BoostConfig.from_dict(trial.config), policy, searched) for trial in ranked]
-        pools[target] = [
-            Contender(trial, target, config, file.plans.resolve(config, trial.level), allowed_drop)
-            for trial, config in zip(ranked, configs, strict=True)
-        ]
+        pools[target] = []
+        for trial in ranked:
+            config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
+            plan = file.plans.resolve(config, trial.level)
+            pools[target].append(Contender(trial, target, config, plan, allowed_drop))
     return pools
 
 

@@ -66,6 +66,23 @@ class _Outline:
         self.paths = paths - outline.derived.keys()  # those whose values count as they stand
 
 
+class _Known:
+    """What is known of a section as it stands; shared by all configurations that have it alike.
+
+    Attributes:
+        changed: Changes of it -> the section with them and what of it decides, or why they are refused.
+        asked: Values about which was asked last whether they decide.
+        decisive: Those of them that do.
+    """
+
+    __slots__ = ("asked", "changed", "decisive")
+
+    def __init__(self) -> None:
+        self.changed: dict[Hashable, tuple[Section | None, _Facts] | ConfigError] = {}
+        self.asked: Sequence[tuple[str, Any]] | None = None
+        self.decisive: tuple[tuple[str, Any], ...] = ()
+
+
 @functools.lru_cache(maxsize=8)
 def _outlines(plans: StudyPlans) -> _Outlines:
     return _Outlines(plans)
@@ -73,6 +90,8 @@ def _outlines(plans: StudyPlans) -> _Outlines:
 
 class Differences:
     """Compares the plans that values of one parameter would give, everything else being as in a configuration.
+
+    One that is kept from trial to trial (`Differences.of`) knows of most sections what it is asked.
 
     Args:
         config: What is decided so far.
@@ -86,7 +105,13 @@ class Differences:
         self._outlines = _outlines(plans)
         self._sections = {name: getattr(config, name) for name in type(config).model_fields}
         self._facts = {name: deciding(name, part) for name, part in self._sections.items()}
-        self._changed: dict[tuple[Hashable, ...], tuple[Section | None, _Facts] | ConfigError] = {}
+        self._known = {name: _Known() for name in self._sections}
+
+    @classmethod
+    def of(cls, config: BoostConfig, level: str, plans: StudyPlans) -> Differences:
+        """Return the same object for the same configuration, level and plans."""
+        # Provenance is a dictionary, which is no key; a study's baseline has none.
+        return _kept(config, level, plans) if config.provenance is None else cls(config, level, plans)
 
     def with_value(self, path: str, value: Any) -> Differences:
         """Return the same for a configuration with one more value; what is known of other sections is kept.
@@ -101,7 +126,7 @@ class Differences:
         part = getattr(changed._config, section)
         changed._sections = {**self._sections, section: part}
         changed._facts = {**self._facts, section: deciding(section, part)}
-        changed._changed = {key: known for key, known in self._changed.items() if key[0] != section}
+        changed._known = {**self._known, section: _Known()}
         return changed
 
     @property
@@ -120,15 +145,25 @@ class Differences:
         first = self._outcome(path, values[0], besides)
         return any(self._outcome(path, value, besides) != first for value in values[1:])
 
-    def decides(self, path: str, value: Any) -> bool:
-        """Return whether setting a value is possible and changes anything that decides what else is in effect."""
-        section = path.partition(".")[0]
-        changed = self._section((path, value))
-        return not isinstance(changed, ConfigError) and changed[1] != self._facts[section]
+    def decisive(self, section: str, values: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+        """Return the values that are possible and change anything that decides what else is in effect.
+
+        Args:
+            section: Section of the configuration.
+            values: Paths in it with values. The answer is kept for those that were asked about last.
+        """
+        known = self._known[section]
+        if known.asked != values:
+            known.asked, known.decisive = values, tuple(one for one in values if self._decides(section, one))
+        return known.decisive
 
     def possible(self, path: str, value: Any) -> bool:
         """Return whether a value is not refused."""
         return not isinstance(self._section((path, value)), ConfigError)
+
+    def _decides(self, section: str, change: tuple[str, Any]) -> bool:
+        changed = self._section(change)
+        return not isinstance(changed, ConfigError) and changed[1] != self._facts[section]
 
     def _outcome(self, path: str, value: Any, besides: tuple[str, Any] | None) -> object:
         section, _, name = path.partition(".")
@@ -158,16 +193,22 @@ class Differences:
     def _section(self, *changes: tuple[str, Any]) -> tuple[Section | None, _Facts] | ConfigError:
         """Return a changed section with what of it decides, or why it is refused; all changes are of one section."""
         section = changes[0][0].partition(".")[0]
-        key = (section, *((path, _as_key(value)) for path, value in changes))
-        known = self._changed.get(key)
+        key = tuple([(path, _as_key(value)) for path, value in changes])
+        table = self._known[section].changed
+        known = table.get(key)
         if known is None:
             try:
                 part = getattr(self._config.with_values(dict(changes)), section)
                 known = (part, deciding(section, part))
             except ConfigError as error:
                 known = error
-            self._changed[key] = known
+            table[key] = known
         return known
+
+
+@functools.lru_cache(maxsize=32)
+def _kept(config: BoostConfig, level: str, plans: StudyPlans) -> Differences:
+    return Differences(config, level, plans)
 
 
 def _as_key(value: Any) -> Hashable:

@@ -138,8 +138,8 @@ class StudyWatch:
                 higher_is_better=bool(attributes["higher_is_better"]),
                 plans=self._file.plans,
             )
-            if ranked:
-                best = ranked[0]
+            best = next(ranked, None)
+            if best is not None:
                 return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f}x per step, {best.summary}"
         return ""
 

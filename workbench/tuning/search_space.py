@@ -180,14 +180,18 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         for dimension in dimensions
         if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
     ]
+    by_section: dict[str, list[tuple[str, Any]]] = {}
+    for dimension in waiting:
+        section = dimension.path.partition(".")[0]
+        by_section.setdefault(section, []).extend((dimension.path, value) for value in dimension.extremes)
     idle: list[Dimension] = []  # switches that had no effect when they were last looked at
-    look = Differences(config, level, plans)
+    look = Differences.of(config, level, plans)
     while True:
-        chosen = _first_in_effect([one for one in waiting if one not in idle], look, waiting)
+        chosen = _first_in_effect([one for one in waiting if one not in idle], look, waiting, by_section)
         if chosen is None and idle:
             # Looking at a switch costs a plan per value of every other dimension. What a plain parameter's value
             # changes about it was foreseen then, so once more at the end is enough.
-            chosen = _first_in_effect(idle, look, waiting)
+            chosen = _first_in_effect(idle, look, waiting, by_section)
         if chosen is None:
             return Suggestion(level, look.config, values)
         waiting.remove(chosen)
@@ -198,7 +202,10 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
 
 
 def _first_in_effect(
-    dimensions: Sequence[Dimension], look: Differences, waiting: Sequence[Dimension]
+    dimensions: Sequence[Dimension],
+    look: Differences,
+    waiting: Sequence[Dimension],
+    by_section: Mapping[str, Sequence[tuple[str, Any]]],
 ) -> Dimension | None:
     """Return the first dimension that can make a difference, or None.
 
@@ -206,8 +213,9 @@ def _first_in_effect(
         dimensions: The dimensions in question; a single choice always counts, it is a setting.
         look: What is decided so far.
         waiting: Dimensions still to be drawn; a switch counts when it matters at one of their values.
+        by_section: The values of all dimensions of this suggestion, by section.
     """
-    values = [(other.path, value) for other in waiting for value in other.extremes]
+    open_paths = {other.path for other in waiting}
     deciding: list[tuple[str, Any]] | None = None
     for one in dimensions:
         extremes = one.extremes
@@ -216,13 +224,14 @@ def _first_in_effect(
         if _rank(one) >= _PLAIN:
             continue
         if deciding is None:
-            deciding = [(path, value) for path, value in values if look.decides(path, value)]
+            decisive = (look.decisive(section, values) for section, values in by_section.items())
+            deciding = [one for values in decisive for one in values if one[0] in open_paths]
         section = one.path.partition(".")[0]
         # A value that decides nothing leaves a switch as it is, unless one section's rules hold for both.
         near = [
             (path, value)
-            for path, value in values
-            if path.partition(".")[0] == section and (path, value) not in deciding and look.possible(path, value)
+            for path, value in by_section[section]
+            if path in open_paths and (path, value) not in deciding and look.possible(path, value)
         ]
         if any(look.differ(one.path, extremes, other) for other in (*deciding, *near) if other[0] != one.path):
             return one

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,8 +33,8 @@ def competing_trials(
     objective: str,
     higher_is_better: bool,
     plans: StudyPlans,
-) -> list[TrialRecord]:
-    """Return the trials that compete for an export, best first.
+) -> Iterator[TrialRecord]:
+    """Yield the trials that compete for an export, best first; the first costs little, since no other is resolved.
 
     Args:
         trials: All trials of the study.
@@ -45,7 +45,7 @@ def competing_trials(
         higher_is_better: Direction of the metric.
         plans: How the study resolves configurations.
 
-    Returns:
+    Yields:
         Trials with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
         ``steps_to_target`` is that of this export's target.
     """
@@ -54,21 +54,22 @@ def competing_trials(
         return aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
 
     limit = cost(aimed(baseline), objective)
-    seen = {_key(baseline, baseline.level, plans)}
-    found = []
+    cheaper = []
     for trial in trials:
         if trial.state != "complete" or trial.number == baseline.number or not trial.config:
             continue
         if not trial.metric_deficit <= allowed_drop:  # so for NaN: a diverged trial never fits
             continue
         candidate = aimed(trial)
-        if not cost(candidate, objective) < limit:
-            continue
-        key = _key(trial, trial.level, plans)  # last, since it resolves a configuration
+        price = cost(candidate, objective)
+        if price < limit:
+            cheaper.append((price, trial.number, candidate))
+    seen = {_key(baseline, baseline.level, plans)}
+    for _, _, trial in sorted(cheaper, key=lambda one: one[:2]):
+        key = _key(trial, trial.level, plans)
         if key not in seen and key == _key(trial, TARGETS[target], plans):
             seen.add(key)
-            found.append(candidate)
-    return sorted(found, key=lambda trial: (cost(trial, objective), trial.number))
+            yield trial
 
 
 def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> TrialRecord:

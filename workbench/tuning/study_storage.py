@@ -270,7 +270,7 @@ class StudyStorage(RDBStorage):
                 if there is not None:  # an earlier request got through and its answer did not
                     return there.trial_id, there.number
                 row = {"study_id": study_id, "state": TrialState.RUNNING, "datetime_start": _utc(began)}
-                trial_id = connection.execute(insert(TRIALS), row).inserted_primary_key[0]
+                trial_id: int = connection.execute(insert(TRIALS).returning(TRIALS.c.trial_id), row).scalar_one()
                 number = connection.execute(_EARLIER, {"of_study": study_id, "before": trial_id}).scalar_one()
                 connection.execute(_NUMBER, {"of_trial": trial_id, "as_number": number})
                 connection.execute(
