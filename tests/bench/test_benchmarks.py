@@ -38,7 +38,10 @@ def our_threads() -> list[str]:
 
 
 def test_live_panel_trains_with_and_without_a_panel() -> None:
-    check(measure_live_panel(2, task="digits-lenet", steps=6), "xxx", 2)
+    wall, display, beside, processor = measure_live_panel(2, task="digits-lenet", steps=60)
+    check([wall, display, processor], "xxx", 2)
+    assert beside.estimate is not None
+    assert beside.estimate.low <= beside.estimate.value <= beside.estimate.high  # either side of 1 in so short a run
     assert our_threads() == []
 
 

@@ -57,13 +57,14 @@ _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
 # Figures that are offered once a run has told the column they need.
 _FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms": "Offload"}
 # Of the time, for drawing whole figures, and for the lines that grow in between. Training and drawing share one
-# interpreter, so at worst training waits while a picture is made: both together, and the tenth of a millisecond that
-# a message takes, stay below the 2 % that a live panel may cost.
+# interpreter, and where training has all cores its threads wait for the one that drawing takes: half as much again as
+# drawing costs. Both together, and the half millisecond that a message takes, stay below the 2 % that a live panel may
+# cost.
 _WHOLE_SHARE: Final = 0.004
-_LINE_SHARE: Final = 0.006
+_LINE_SHARE: Final = 0.004
 _UPDATES: Final = 4.5  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
-_LONGEST_WAIT: Final = 5.0  # seconds between two pictures of a run that goes on
+_LONGEST_WAIT: Final = 10.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
