@@ -165,6 +165,7 @@ def test_the_backend_is_the_devices() -> None:
 # -- leaving ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ranks_leave_without_a_word() -> None:
     script = """
 with ranks.joined("cpu") as device:
@@ -178,7 +179,7 @@ assert not distributed.is_initialized()
     assert errs == ["", ""]
 
 
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)])
 def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int) -> None:
     codes, _, errs = ended(started(DIES.format(who=who), 3))
     survivors = [rank for rank in range(3) if rank != who]
@@ -188,6 +189,7 @@ def test_a_rank_that_dies_ends_the_others_with_a_sentence_naming_it(who: int) ->
     assert errs[survivors[1]] == "", "one of them says it"
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_reaches_the_others() -> None:
     script = """
 try:
@@ -206,6 +208,7 @@ except ZeroDivisionError:
     assert errs[1:] == ["", ""]
 
 
+@pytest.mark.long
 def test_work_that_fails_alike_on_all_ranks_is_no_failure_of_a_rank() -> None:
     script = """
 def work(fails):

@@ -419,7 +419,7 @@ def _update_among_odd_ranks(rank: int) -> list[Tensor]:
     return parameters
 
 
-@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)])
 def test_processes_update_weights_by_the_formula(tmp_path: Path, n_ranks: int) -> None:
     ranks = spawned(_update_weights, n_ranks, tmp_path)
     if n_ranks == 4:
@@ -458,6 +458,7 @@ def _train_with_hook(rank: int, n_ranks: int, folder: str) -> None:
     leave_together()
 
 
+@pytest.mark.slow
 def test_the_hook_combines_gradients_under_distributed_data_parallel(tmp_path: Path) -> None:
     ranks = spawned(_train_with_hook, 2, tmp_path)
     for step in range(3):

@@ -504,7 +504,9 @@ def descend_on_a_rank(rank: int, rank_size: int, k: int, folder: str, arithmetic
     leave_together()
 
 
-@pytest.mark.parametrize("rank_size", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "rank_size", [pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)]
+)
 def test_several_ranks_take_the_steps_of_one(tmp_path: Path, rank_size: int) -> None:
     k = 5  # neither 2 nor 4 divides it: one rank has a row more
     multiprocessing.start_processes(

@@ -47,6 +47,7 @@ def test_train_records_a_run_and_says_metric_and_place(workbench: Command, here:
     assert "wine.py: 20 of 20" in outcome.err
 
 
+@pytest.mark.slow
 def test_train_with_json_prints_one_object_whatever_the_task_prints(here: Path) -> None:
     noise = 'import os\nprint("said by the task")\nos.write(1, b"said below Python\\n")\n'
     (here / "noisy.py").write_text(noise + (here / "wine.py").read_text())

@@ -40,6 +40,7 @@ def _recording(folder: Path) -> bool:
     return any(path.stat().st_size for path in folder.rglob("steps.jsonl"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_training_with_its_steps_recorded(here: Path) -> None:
     command = ["train", "--task", "wine.py", "--steps", "10000000", "--device", "cpu", "--evaluate-every", "500"]
     code, out, err = _interrupted(command, lambda: _recording(here))
@@ -54,6 +55,7 @@ def test_ctrl_c_ends_a_training_with_its_steps_recorded(here: Path) -> None:
     assert f"recorded in runs/{path.name}" in out
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_study_that_the_same_command_continues(here: Path, study: Path, workbench: Command) -> None:
     file = study / "study.toml"
     file.write_text(file.read_text().replace("budget_steps = 12", "budget_steps = 3000"))

@@ -46,6 +46,7 @@ def test_an_unknown_notebook_is_one_sentence_and_starts_nothing(workbench: Comma
     assert any((here / "notebooks").glob("*.ipynb"))  # they are there now, to be chosen from
 
 
+@pytest.mark.slow
 def test_the_server_asks_for_its_token_and_ends_at_ctrl_c_with_what_was_edited_kept(tmp_path: Path) -> None:
     notebooks = tmp_path / "notebooks"
     notebooks.mkdir()

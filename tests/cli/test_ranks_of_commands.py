@@ -82,6 +82,7 @@ def sentences(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("workbench: ")]
 
 
+@pytest.mark.slow
 def test_train_under_torchrun_writes_one_run_and_prints_one_object(here: Path) -> None:
     done = run(*TORCHRUN, "train", "--task", "wine.py", "--steps", 10, "--json")
     assert done.returncode == 0, done.stderr

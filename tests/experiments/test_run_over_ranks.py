@@ -24,6 +24,8 @@ from workbench.experiments.speed_ratio import measure_speed_ratio
 from workbench.tasks import Task
 from workbench.telemetry import read_run
 
+pytestmark = pytest.mark.slow  # starting ranks takes seconds
+
 CPU = torch.device("cpu")
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},

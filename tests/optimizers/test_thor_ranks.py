@@ -15,6 +15,8 @@ from workbench.optimizers.factor_exchange import FactorExchange
 from workbench.optimizers.thor import Thor
 from workbench.training import apply
 
+pytestmark = pytest.mark.slow  # starting ranks takes seconds
+
 N_RANKS = 2
 ROWS = 6  # per rank
 

@@ -118,6 +118,7 @@ def test_html_of_a_hostile_task_name_is_harmless(tmp_path: Path) -> None:
     assert "<script>" not in read_run(recorder.path)._repr_html_()
 
 
+@pytest.mark.slow
 def test_100_000_steps_are_read_whole(tmp_path: Path) -> None:
     recorder = RunRecorder.create(tmp_path, {}, {})
     for first in range(0, 100_000, 10_000):

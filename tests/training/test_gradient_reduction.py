@@ -14,6 +14,8 @@ from workbench import ranks
 from workbench.training import apply, gradient_reduction
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
 
+pytestmark = pytest.mark.slow  # starting ranks takes seconds
+
 ADASUM = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True},
     "common": {"device_number": 1},

@@ -18,6 +18,8 @@ from workbench.nn import DynamicLossScaleManager, Model
 from workbench.training import apply
 from workbench.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
 
+pytestmark = pytest.mark.slow  # starting ranks takes seconds
+
 N_RANKS = 2
 CONFIG = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True, "grad_accumulation": True},

@@ -18,6 +18,8 @@ from tests.training import rank_program as program
 from workbench.algorithms.adasum import adasum_tree
 from workbench.training import apply
 
+pytestmark = pytest.mark.slow  # starting ranks takes seconds
+
 RANKS = range(4)
 
 

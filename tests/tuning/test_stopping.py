@@ -110,6 +110,7 @@ def test_a_request_before_the_first_step_trains_nothing(tmp_path: Path) -> None:
     assert states(directory) == [TrialState.WAITING]
 
 
+@pytest.mark.slow
 def test_workers_end_too_and_their_trials_wait_for_the_next_time(tmp_path: Path) -> None:
     directory, asked = write_study(tmp_path / "s", STUDY), threading.Event()
 

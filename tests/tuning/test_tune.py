@@ -414,7 +414,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 @pytest.mark.parametrize(
-    "n_kills", [pytest.param(4, id="a few moments"), pytest.param(20, id="twenty moments", marks=pytest.mark.long)]
+    "n_kills",
+    [
+        pytest.param(4, id="a few moments", marks=pytest.mark.slow),
+        pytest.param(20, id="twenty moments", marks=pytest.mark.long),
+    ],
 )
 def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_kills: int) -> None:
     directory = write_study(tmp_path / "s", STUDY.replace("seeds_max = 6", "seeds_max = 3"))
@@ -445,6 +449,7 @@ def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_
     assert len(ended) - len(set(ended)) <= n_kills
 
 
+@pytest.mark.slow
 def test_several_processes_share_one_study(tmp_path: Path) -> None:
     text = STUDY.replace("n_trials = 10", "n_trials = 8").replace("[confirm]", "[confirm]\nenabled = false")
     directory = write_study(tmp_path / "s", text)

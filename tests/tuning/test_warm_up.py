@@ -255,6 +255,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complete(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", REDUCING)
     half = directory / "runs" / "warm_up_seed_0" / "snapshots"
@@ -280,6 +281,7 @@ def make_very_slow_fake(file: StudyFile, directory: Path) -> FakeExperimenter:
     return FakeExperimenter(directory, seconds=0.05)
 
 
+@pytest.mark.slow
 def test_workers_that_need_the_same_warm_up_record_it_once(tmp_path: Path) -> None:
     # Threads are enough here: each opens the lock by itself, as a process does.
     both = threading.Barrier(2)
