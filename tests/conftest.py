@@ -60,6 +60,12 @@ def seeded() -> Iterator[None]:
     yield
 
 
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let everything go through torch's own operations, as on an accelerator or without a C compiler."""
+    monkeypatch.setattr("workbench.kernels.lists.kernel_library", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """Return the system's Chromium, one for all tests of a process, or skip with the command that installs it."""

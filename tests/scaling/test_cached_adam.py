@@ -16,6 +16,13 @@ from torch.optim.lr_scheduler import ExponentialLR
 from workbench.scaling import step_if_finite
 from workbench.scaling.cached_adam import step_on_cached_lists
 
+
+@pytest.fixture(autouse=True, params=["our kernel", "torch's"])
+def kernel(request: pytest.FixtureRequest) -> None:
+    if request.param == "torch's":
+        request.getfixturevalue("without_kernels")
+
+
 FINITE, INFINITE = torch.zeros(()), torch.ones(())
 
 

@@ -20,7 +20,9 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["adam_step_", "corrected_rate"]
+from workbench import kernels
+
+__all__ = ["adam_step_", "corrected_rate", "kernel_settings"]
 
 # The kernel of torch corrects the bias itself, by a count of steps that it is given. beta ** inf = 0, so nothing is
 # corrected at an endless count: the kernel then computes the last line above, in that order, with the l it is given.
@@ -67,6 +69,9 @@ def adam_step_(
         loss_scale: S, > 0.
         nesterov: Whether the step looks ahead.
     """
+    if loss_scale == 1.0 and not nesterov and all(map(kernels.are_fit, (weights, gradients, first, second))):
+        kernels.adam_(weights, gradients, first, second, kernel_settings(rate, betas, eps, weight_decay))
+        return
     if loss_scale != 1.0 or (nesterov and weight_decay != 0.0):
         if weight_decay != 0.0:
             gradients = list(torch._foreach_add(gradients, weights, alpha=weight_decay * loss_scale))
@@ -91,4 +96,26 @@ def adam_step_(
         eps=eps,
         amsgrad=False,
         maximize=False,
+    )
+
+
+def kernel_settings(rate: float, betas: tuple[float, float], eps: float, weight_decay: float) -> kernels.AdamSettings:
+    """Return the formula above, at loss scale 1 and without nesterov, as our own kernels take it.
+
+    Args:
+        rate: What :func:`corrected_rate` returns.
+        betas: Decay rates of the moments.
+        eps: Added to the denominator, > 0.
+        weight_decay: L2 coefficient, added to the gradient.
+    """
+    return kernels.AdamSettings(
+        first_weight=1.0 - betas[0],
+        beta2=betas[1],
+        second_weight=1.0 - betas[1],
+        correction=1.0,
+        eps=eps,
+        step=rate,
+        decay=weight_decay,
+        shrink=1.0,
+        sign=1.0,
     )

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workbench.optimizers.host_adam import adam_step_
+from workbench import kernels
+from workbench.optimizers.host_adam import adam_step_, kernel_settings
 
 __all__ = ["RoundedAdam", "round_stochastically_"]
 
@@ -80,10 +81,24 @@ class RoundedAdam:
             loss_scale: See there.
             nesterov: See there.
         """
+        short = torch.bfloat16
+        if (
+            loss_scale == 1.0
+            and not nesterov
+            and all(map(kernels.are_fit, (weights, gradients)))
+            and all(kernels.are_fit(part, short) for part in (first, second))
+        ):
+            pieces = sum(-(-weight.numel() // _VALUES) for weight in weights)
+            places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator)
+            settings = kernel_settings(rate, betas, eps, weight_decay)
+            kernels.adam_rounded_(
+                weights, gradients, first, second, settings, table=self._table, places=places, piece=_VALUES
+            )
+            return
         for weight, gradient, m, v in zip(weights, gradients, first, second, strict=True):
             flat = [_in_memory_order(tensor) for tensor in (weight, gradient, m, v)]
-            pieces = (torch.split(tensor, _VALUES) for tensor in flat)
-            for w_piece, g_piece, m_piece, v_piece in zip(*pieces, strict=True):
+            cut = (torch.split(tensor, _VALUES) for tensor in flat)
+            for w_piece, g_piece, m_piece, v_piece in zip(*cut, strict=True):
                 n = w_piece.numel()
                 one, two = self._first[:n], self._second[:n]
                 one.copy_(m_piece)

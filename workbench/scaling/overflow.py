@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
+from workbench import kernels
+from workbench.scaling import host_values
 from workbench.scaling.cached_adam import step_on_cached_lists
 
 __all__ = [
@@ -129,6 +131,8 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     present = [grad for grad in grads if grad is not None]
     with torch.no_grad():
         if _go_into_one_call(present):  # as usual
+            if _checked_by_kernel(present, inverse_scale, found_inf):
+                return found_inf
             batches[present[0].device, present[0].dtype] = present
             present = []
         for grad in present:
@@ -164,10 +168,22 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
     if _go_into_one_call(everything) and all(flag.device == device for _, _, flag in batches):
         with torch.no_grad():
             for grads, inverse_scale, found_inf in batches:
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
+                if not _checked_by_kernel(grads, inverse_scale, found_inf):
+                    torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
     else:
         for grads, inverse_scale, found_inf in batches:
             unscale_and_check_(grads, inverse_scale, found_inf)
+
+
+def _checked_by_kernel(grads: Sequence[Tensor], inverse_scale: Tensor, found_inf: Tensor) -> bool:
+    """Unscale and check gradients that are all alike by our own kernel; return whether it can."""
+    if not grads or not all(map(host_values.reads_without_waiting, (found_inf, inverse_scale))):
+        return False
+    if not kernels.are_fit(grads, alike=True):
+        return False
+    if kernels.unscale_and_check_(grads, inverse_scale.item()):
+        found_inf.fill_(1.0)
+    return True
 
 
 def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:

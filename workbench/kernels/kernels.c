@@ -1,0 +1,168 @@
+/* Passes over many small arrays at once: one call and one parallel region for all tensors of a step.
+ *
+ * Every function takes the arrays as lists of pointers with a list of lengths, and a number of threads. The elements of
+ * all arrays, laid end to end, are dealt out evenly; what an element becomes does not depend on the number of threads.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef _OPENMP
+#define PARALLEL(threads) _Pragma("omp parallel num_threads(threads)")
+extern int omp_get_thread_num(void);
+extern int omp_get_num_threads(void);
+#else
+#define PARALLEL(threads)
+static int omp_get_thread_num(void) { return 0; }
+static int omp_get_num_threads(void) { return 1; }
+#endif
+
+static int64_t sum(int64_t arrays, const int64_t *lengths) {
+    int64_t total = 0;
+    for (int64_t a = 0; a < arrays; a++) total += lengths[a];
+    return total;
+}
+
+/* Run a block for every array of which this thread has a part, with `a` its number and [first, last) the part. */
+#define FOR_MY_PARTS(...)                                                                                              \
+    {                                                                                                                  \
+        const int64_t mine = omp_get_thread_num(), all = omp_get_num_threads();                                        \
+        const int64_t begin = total / all * mine + (mine < total % all ? mine : total % all);                          \
+        const int64_t end = begin + total / all + (mine < total % all);                                                \
+        int64_t offset = 0;                                                                                            \
+        for (int64_t a = 0; a < arrays && offset < end; offset += lengths[a], a++) {                                   \
+            const int64_t first = begin > offset ? begin - offset : 0;                                                 \
+            const int64_t last = end - offset < lengths[a] ? end - offset : lengths[a];                                \
+            if (first < last) __VA_ARGS__                                                                                     \
+        }                                                                                                              \
+    }
+
+/* Multiply by `factor` and return whether an element was inf or NaN before. */
+int32_t unscale_and_check(int64_t arrays, float *const *values, const int64_t *lengths, float factor, int32_t threads) {
+    const int64_t total = sum(arrays, lengths);
+    uint32_t largest = 0;
+    _Pragma("omp parallel num_threads(threads) reduction(max : largest)")
+    FOR_MY_PARTS({
+        float *restrict x = values[a];
+        uint32_t seen = 0;
+        for (int64_t i = first; i < last; i++) {
+            uint32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            bits &= 0x7fffffffu;
+            seen = bits > seen ? bits : seen;
+            x[i] *= factor;
+        }
+        largest = seen > largest ? seen : largest;
+    })
+    return largest >= 0x7f800000u;
+}
+
+/* What is the same for all elements of a step of Adam. */
+struct adam {
+    float first_weight;   /* 1 - beta1 */
+    float beta2;
+    float second_weight;  /* 1 - beta2 */
+    float correction;     /* sqrt(1 - beta2 ** t), or 1 */
+    float eps;
+    float step;           /* learning rate / (1 - beta1 ** t) */
+    float decay;          /* added to the gradient, times the weight */
+    float shrink;         /* 1 - learning rate * decoupled decay */
+    float sign;           /* -1 to maximise */
+};
+
+/* a * b + c, rounded once where the processor can do that quickly. */
+static inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* In torch's order and with its roundings, so that a step has torch's bits. `is_last` is for the elements that torch's
+ * vectors do not reach: there its compiler fuses the other product. `corrects` is false where `correction` is 1. */
+static inline __attribute__((always_inline)) float moved(const struct adam *s, float w, float g, float *m, float *v,
+                                                         int is_last, int corrects) {
+    g = fused(w, s->decay, s->sign * g);
+    w *= s->shrink;
+    *m = fused(g - *m, s->first_weight, *m);
+    *v = is_last ? fused(*v, s->beta2, s->second_weight * g * g) : fused(s->second_weight * g, g, *v * s->beta2);
+    const float root = sqrtf(*v);
+    return w - s->step * *m / ((corrects ? root / s->correction : root) + s->eps);
+}
+
+static inline __attribute__((always_inline)) void adam_part(const struct adam *s, int64_t first, int64_t last,
+                                                            float *restrict w, const float *restrict g,
+                                                            float *restrict m, float *restrict v, int is_last,
+                                                            int corrects) {
+    for (int64_t i = first; i < last; i++) w[i] = moved(s, w[i], g[i], m + i, v + i, is_last, corrects);
+}
+
+void adam(int64_t arrays, float *const *weights, const float *const *gradients, float *const *first_moments,
+          float *const *second_moments, const int64_t *lengths, const struct adam *settings, int64_t lanes,
+          int32_t threads) {
+    const struct adam s = *settings;
+    const int corrects = s.correction != 1.0f;
+    const int64_t total = sum(arrays, lengths);
+    PARALLEL(threads)
+    FOR_MY_PARTS({
+        float *w = weights[a];
+        const float *g = gradients[a];
+        float *m = first_moments[a];
+        float *v = second_moments[a];
+        const int64_t whole = lengths[a] - lengths[a] % lanes; /* what torch does in vectors */
+        const int64_t until = last < whole ? last : whole;
+        if (corrects)
+            adam_part(&s, first, until, w, g, m, v, 0, 1);
+        else
+            adam_part(&s, first, until, w, g, m, v, 0, 0);
+        adam_part(&s, first > whole ? first : whole, last, w, g, m, v, 1, corrects);
+    })
+}
+
+static inline float widened(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+static inline uint16_t rounded(float x, int32_t noise) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)((bits + (uint32_t)noise) >> 16);
+}
+
+/* Adam whose moments are bfloat16, rounded up or down by what a table says.
+ *
+ * Each array is cut into pieces of `piece` elements; piece number p reads the table from places[2 p] for its first
+ * moments and from places[2 p + 1] for its second ones. `correction` is taken for 1.
+ */
+void adam_rounded(int64_t arrays, float *const *weights, const float *const *gradients, uint16_t *const *first_moments,
+                  uint16_t *const *second_moments, const int64_t *lengths, const struct adam *settings,
+                  const int32_t *table, const int64_t *places, const int64_t *first_pieces, int64_t piece,
+                  int32_t threads) {
+    const struct adam s = *settings;
+    const int64_t total = sum(arrays, lengths);
+    PARALLEL(threads)
+    FOR_MY_PARTS({
+        float *restrict w = weights[a];
+        const float *restrict g = gradients[a];
+        uint16_t *restrict ms = first_moments[a];
+        uint16_t *restrict vs = second_moments[a];
+        for (int64_t from = first; from < last;) {
+            const int64_t number = from / piece;
+            const int64_t until = (number + 1) * piece < last ? (number + 1) * piece : last;
+            const int64_t *place = places + 2 * (first_pieces[a] + number);
+            const int32_t *restrict up_m = table + place[0] - number * piece;
+            const int32_t *restrict up_v = table + place[1] - number * piece;
+            for (int64_t i = from; i < until; i++) {
+                float m = widened(ms[i]), v = widened(vs[i]);
+                w[i] = moved(&s, w[i], g[i], &m, &v, 0, 0);
+                ms[i] = rounded(m, up_m[i]);
+                vs[i] = rounded(v, up_v[i]);
+            }
+            from = until;
+        }
+    })
+}

@@ -1,0 +1,134 @@
+"""The kernels of ``kernels.c`` as a loaded library: compiled once per machine, for exactly this processor.
+
+A C compiler is on most machines that train; where there is none, or where nothing may be written or run, everything
+that could use a kernel goes on with torch's operations. The library lies in the user's cache folder, under a name made
+from its source, compiler and processor, so that machines that share a home folder do not share it by mistake.
+
+Its threads are torch's: OpenMP's symbols are left open and found in the library that torch has brought along. A second
+OpenMP in the process would let the threads of both sleep at every barrier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+__all__ = ["OFF", "KernelLibrary", "kernel_library"]
+
+OFF: Final = "WORKBENCH_NO_KERNELS"
+"""Environment variable: set to anything, no kernel is compiled or used."""
+
+_SOURCE: Final = Path(__file__).with_name("kernels.c")
+_FLAGS: Final = (
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-std=c11",
+    "-fPIC",
+    "-shared",
+)
+_SECONDS: Final = 60.0
+
+_log = logging.getLogger("workbench")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLibrary:
+    """The loaded library.
+
+    Args:
+        functions: Those of ``kernels.c``.
+        has_threads: Whether they can run on several threads, torch's.
+    """
+
+    functions: Any
+    has_threads: bool
+
+
+@functools.cache
+def kernel_library() -> KernelLibrary | None:
+    """Return the library, compiled if need be; None where there is no compiler or no place for it."""
+    if os.environ.get(OFF) or os.name != "posix":
+        return None
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None
+    try:
+        return _loaded(compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.info("no kernels of our own: %s", error)
+        return None
+
+
+def _loaded(compiler: str) -> KernelLibrary:
+    openmp = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    flags = (*_FLAGS, "-fopenmp") if openmp else _FLAGS
+    path = _place(compiler, flags)
+    if not path.exists():
+        _compile(compiler, flags, path)
+    _refuse_what_others_can_write(path)
+    if openmp:
+        ctypes.CDLL(str(openmp[0]), mode=ctypes.RTLD_GLOBAL)  # where the open symbols are found
+    return KernelLibrary(ctypes.CDLL(str(path)), has_threads=bool(openmp))
+
+
+def _place(compiler: str, flags: tuple[str, ...]) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
+    name = hashlib.sha256()
+    for part in (_SOURCE.read_bytes(), version, " ".join(flags).encode(), _processor().encode()):
+        name.update(hashlib.sha256(part).digest())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "boost-workbench" / f"kernels-{name.hexdigest()[:32]}.so"
+
+
+def _processor() -> str:
+    """Return what tells this processor's instructions from another's."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made, compiled = Path(folder) / path.name, Path(folder) / "kernels.o"
+        compile_only = [flag for flag in flags if flag != "-shared"]
+        subprocess.run(
+            [compiler, *compile_only, "-c", str(_SOURCE), "-o", str(compiled)],
+            capture_output=True,
+            check=True,
+            timeout=_SECONDS,
+        )
+        # Linked without -fopenmp, which would bring along a library of its own.
+        subprocess.run(
+            [compiler, "-shared", str(compiled), "-o", str(made), "-lm"],
+            capture_output=True,
+            check=True,
+            timeout=_SECONDS,
+        )
+        made.replace(path)  # whole or not at all, however many processes do this at once
+
+
+def _refuse_what_others_can_write(path: Path) -> None:
+    for one in (path, path.parent):
+        status = one.stat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o022:
+            raise PermissionError(f"{one} belongs to somebody else or can be written by others, so it is not loaded")

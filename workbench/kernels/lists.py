@@ -1,0 +1,191 @@
+"""Kernels called on lists of tensors.
+
+Addresses are asked for at every call: ``parameter.data = other`` moves a tensor without anybody hearing of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from workbench.kernels.library import KernelLibrary, kernel_library
+
+__all__ = ["AdamSettings", "adam_", "adam_rounded_", "are_fit", "lengths_of", "unscale_and_check_"]
+
+_GRAIN: Final = 32_768  # elements per thread below which another thread costs more than it saves; torch's own
+
+_IS_CPU, _DTYPE, _LAYOUT = map(attrgetter, ("is_cpu", "dtype", "layout"))
+
+
+class AdamSettings(ctypes.Structure):
+    """What is the same for all elements of a step of Adam, as ``struct adam`` of ``kernels.c``; all are float32.
+
+    With gradient g, weight w, decay d, moments m and v::
+
+        g = sign * g + d * w
+        m = m + first_weight * (g - m)
+        v = v * beta2 + second_weight * g * g
+        w = w * shrink - step * m / (sqrt(v) / correction + eps)
+    """
+
+    _fields_ = (
+        ("first_weight", ctypes.c_float),
+        ("beta2", ctypes.c_float),
+        ("second_weight", ctypes.c_float),
+        ("correction", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("step", ctypes.c_float),
+        ("decay", ctypes.c_float),
+        ("shrink", ctypes.c_float),
+        ("sign", ctypes.c_float),
+    )
+
+
+def are_fit(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32, *, alike: bool = False) -> bool:
+    """Return whether a kernel can go through all these tensors, and there is one on this machine.
+
+    Args:
+        tensors: At least one.
+        dtype: What they must be.
+        alike: They are known to be of one device, dtype and layout; finding that out takes longer than the rest.
+    """
+    some = tensors[:1] if alike else tensors
+    return (
+        kernel_library() is not None
+        and all(map(_IS_CPU, some))
+        and set(map(_DTYPE, some)) == {dtype}
+        and set(map(_LAYOUT, some)) == {torch.strided}
+        and all(map(Tensor.is_contiguous, tensors))
+        and not torch.compiler.is_compiling()
+    )
+
+
+def unscale_and_check_(values: Sequence[Tensor], factor: float) -> bool:
+    """Multiply tensors by a factor in place.
+
+    Args:
+        values: Fit for it, see `are_fit`.
+        factor: Rounded to float32.
+
+    Returns:
+        Whether an element was inf or NaN before.
+    """
+    library, lengths, addresses = _library(), lengths_of(values), _addresses(values)  # kept until the call is over
+    found: int = library.functions.unscale_and_check(
+        _long(len(values)), _at(addresses), _at(lengths), ctypes.c_float(factor), _threads(library, lengths)
+    )
+    return bool(found)
+
+
+def adam_(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    settings: AdamSettings,
+    lengths: array[int] | None = None,
+) -> None:
+    """Take a step of Adam in place, with the bits of torch's fused kernel on one thread; gradients stay as they are.
+
+    Args:
+        weights: Fit for it, see `are_fit`.
+        gradients: Likewise, each with as many elements as its weight, as all that follow.
+        first: First moments, likewise.
+        second: Second moments, likewise.
+        settings: Numbers of the step.
+        lengths: What `lengths_of` says of the weights, where that is known; None asks them.
+    """
+    library, lengths = _library(), lengths_of(weights) if lengths is None else lengths
+    lists = [_addresses(tensors) for tensors in (weights, gradients, first, second)]
+    library.functions.adam(
+        _long(len(weights)),
+        *map(_at, lists),
+        _at(lengths),
+        ctypes.byref(settings),
+        _long(_lanes()),
+        _threads(library, lengths),
+    )
+
+
+def adam_rounded_(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    settings: AdamSettings,
+    *,
+    table: Tensor,
+    places: Tensor,
+    piece: int,
+) -> None:
+    """Take a step of Adam in place on bfloat16 moments, rounded by a table.
+
+    Args:
+        weights: Fit for it, see `are_fit`.
+        gradients: Likewise, each with as many elements as its weight, as all that follow.
+        first: First moments, bfloat16, fit for it.
+        second: Second moments, likewise.
+        settings: Numbers of the step; ``correction`` is taken for 1.
+        table: Noise in [0, 65536) for element i of a piece at its place + i, int32, 1-D, at least ``piece`` past the
+            largest place.
+        places: Two per piece, for first and second moments, piece after piece of weight after weight; int64.
+        piece: Elements of a piece.
+    """
+    library, lengths = _library(), lengths_of(weights)
+    lists = [_addresses(tensors) for tensors in (weights, gradients, first, second)]
+    first_pieces, pieces = array("q"), 0
+    for length in lengths:
+        first_pieces.append(pieces)
+        pieces += -(-length // piece)
+    assert len(places) == 2 * pieces
+    library.functions.adam_rounded(
+        _long(len(weights)),
+        *map(_at, lists),
+        _at(lengths),
+        ctypes.byref(settings),
+        ctypes.c_void_p(table.data_ptr()),
+        ctypes.c_void_p(places.data_ptr()),
+        _at(first_pieces),
+        _long(piece),
+        _threads(library, lengths),
+    )
+
+
+def _library() -> KernelLibrary:
+    library = kernel_library()
+    assert library is not None  # whoever calls has asked `are_fit`
+    return library
+
+
+def lengths_of(tensors: Sequence[Tensor]) -> array[int]:
+    """Return the number of elements of every tensor."""
+    return array("q", map(Tensor.numel, tensors))
+
+
+def _addresses(tensors: Sequence[Tensor]) -> array[int]:
+    return array("Q", map(Tensor.data_ptr, tensors))
+
+
+def _at(numbers: array[int]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(numbers.buffer_info()[0])
+
+
+@functools.cache
+def _lanes() -> int:
+    """Return how many floats torch's vectors hold on this processor."""
+    return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+
+
+def _threads(library: KernelLibrary, lengths: array[int]) -> ctypes.c_int32:
+    most = torch.get_num_threads() if library.has_threads else 1
+    return ctypes.c_int32(min(most, 1 + sum(lengths) // _GRAIN))
+
+
+_long = ctypes.c_int64
