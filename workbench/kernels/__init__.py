@@ -4,6 +4,24 @@
 uses one asks `are_fit` first and keeps a way through torch's own operations.
 """
 
-from workbench.kernels.lists import AdamSettings, adam_, adam_rounded_, are_fit, lengths_of, unscale_and_check_
+from workbench.kernels.lists import (
+    AdamSettings,
+    adam_,
+    adam_at_,
+    adam_rounded_,
+    addresses_of,
+    are_fit,
+    lengths_of,
+    unscale_and_check_,
+)
 
-__all__ = ["AdamSettings", "adam_", "adam_rounded_", "are_fit", "lengths_of", "unscale_and_check_"]
+__all__ = [
+    "AdamSettings",
+    "adam_",
+    "adam_at_",
+    "adam_rounded_",
+    "addresses_of",
+    "are_fit",
+    "lengths_of",
+    "unscale_and_check_",
+]

@@ -1,6 +1,7 @@
 """Kernels called on lists of tensors.
 
-Addresses are asked for at every call: ``parameter.data = other`` moves a tensor without anybody hearing of it.
+Addresses of weights are asked for at every call: ``parameter.data = other`` moves a tensor without anybody hearing of
+it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,27 @@ import functools
 from array import array
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
 from workbench.kernels.library import KernelLibrary, kernel_library
 
-__all__ = ["AdamSettings", "adam_", "adam_rounded_", "are_fit", "lengths_of", "unscale_and_check_"]
+__all__ = [
+    "AdamSettings",
+    "Addresses",
+    "adam_",
+    "adam_at_",
+    "adam_rounded_",
+    "addresses_of",
+    "are_fit",
+    "lengths_of",
+    "unscale_and_check_",
+]
+
+Addresses: TypeAlias = "array[int]"
+"""Machine words, one per tensor."""
 
 _GRAIN: Final = 32_768  # elements per thread below which another thread costs more than it saves; torch's own
 
@@ -77,7 +91,7 @@ def unscale_and_check_(values: Sequence[Tensor], factor: float) -> bool:
     Returns:
         Whether an element was inf or NaN before.
     """
-    library, lengths, addresses = _library(), lengths_of(values), _addresses(values)  # kept until the call is over
+    library, lengths, addresses = _library(), lengths_of(values), addresses_of(values)  # kept until the call is over
     found: int = library.functions.unscale_and_check(
         _long(len(values)), _at(addresses), _at(lengths), ctypes.c_float(factor), _threads(library, lengths)
     )
@@ -90,7 +104,6 @@ def adam_(
     first: Sequence[Tensor],
     second: Sequence[Tensor],
     settings: AdamSettings,
-    lengths: array[int] | None = None,
 ) -> None:
     """Take a step of Adam in place, with the bits of torch's fused kernel on one thread; gradients stay as they are.
 
@@ -100,14 +113,33 @@ def adam_(
         first: First moments, likewise.
         second: Second moments, likewise.
         settings: Numbers of the step.
-        lengths: What `lengths_of` says of the weights, where that is known; None asks them.
     """
-    library, lengths = _library(), lengths_of(weights) if lengths is None else lengths
-    lists = [_addresses(tensors) for tensors in (weights, gradients, first, second)]
+    w, g, m, v = map(addresses_of, (weights, gradients, first, second))
+    adam_at_(w, g, m, v, lengths_of(weights), settings)
+
+
+def adam_at_(
+    weights: Addresses,
+    gradients: Addresses,
+    first: Addresses,
+    second: Addresses,
+    lengths: Addresses,
+    settings: AdamSettings,
+) -> None:
+    """Do what `adam_` does for who keeps lists from step to step, and the tensors behind them.
+
+    Args:
+        weights: What `addresses_of` says of the weights.
+        gradients: Of the gradients.
+        first: Of the first moments.
+        second: Of the second moments.
+        lengths: What `lengths_of` says of the weights.
+        settings: Numbers of the step.
+    """
+    library = _library()
     library.functions.adam(
-        _long(len(weights)),
-        *map(_at, lists),
-        _at(lengths),
+        _long(len(lengths)),
+        *map(_at, (weights, gradients, first, second, lengths)),
         ctypes.byref(settings),
         _long(_lanes()),
         _threads(library, lengths),
@@ -139,7 +171,7 @@ def adam_rounded_(
         piece: Elements of a piece.
     """
     library, lengths = _library(), lengths_of(weights)
-    lists = [_addresses(tensors) for tensors in (weights, gradients, first, second)]
+    lists = [addresses_of(tensors) for tensors in (weights, gradients, first, second)]
     first_pieces, pieces = array("q"), 0
     for length in lengths:
         first_pieces.append(pieces)
@@ -164,16 +196,17 @@ def _library() -> KernelLibrary:
     return library
 
 
-def lengths_of(tensors: Sequence[Tensor]) -> array[int]:
+def lengths_of(tensors: Sequence[Tensor]) -> Addresses:
     """Return the number of elements of every tensor."""
     return array("q", map(Tensor.numel, tensors))
 
 
-def _addresses(tensors: Sequence[Tensor]) -> array[int]:
+def addresses_of(tensors: Sequence[Tensor]) -> Addresses:
+    """Return where every tensor begins."""
     return array("Q", map(Tensor.data_ptr, tensors))
 
 
-def _at(numbers: array[int]) -> ctypes.c_void_p:
+def _at(numbers: Addresses) -> ctypes.c_void_p:
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 
@@ -183,7 +216,7 @@ def _lanes() -> int:
     return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
 
 
-def _threads(library: KernelLibrary, lengths: array[int]) -> ctypes.c_int32:
+def _threads(library: KernelLibrary, lengths: Addresses) -> ctypes.c_int32:
     most = torch.get_num_threads() if library.has_threads else 1
     return ctypes.c_int32(min(most, 1 + sum(lengths) // _GRAIN))
 

@@ -69,7 +69,8 @@ def adam_step_(
         loss_scale: S, > 0.
         nesterov: Whether the step looks ahead.
     """
-    if loss_scale == 1.0 and not nesterov and all(map(kernels.are_fit, (weights, gradients, first, second))):
+    lists = (weights, gradients, first, second)
+    if loss_scale == 1.0 and not nesterov and all(kernels.are_fit(tensors, alike=True) for tensors in lists):
         kernels.adam_(weights, gradients, first, second, kernel_settings(rate, betas, eps, weight_decay))
         return
     if loss_scale != 1.0 or (nesterov and weight_decay != 0.0):

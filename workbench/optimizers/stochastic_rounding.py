@@ -81,13 +81,9 @@ class RoundedAdam:
             loss_scale: See there.
             nesterov: See there.
         """
-        short = torch.bfloat16
-        if (
-            loss_scale == 1.0
-            and not nesterov
-            and all(map(kernels.are_fit, (weights, gradients)))
-            and all(kernels.are_fit(part, short) for part in (first, second))
-        ):
+        moments_fit = all(kernels.are_fit(tensors, torch.bfloat16, alike=True) for tensors in (first, second))
+        others_fit = all(kernels.are_fit(tensors, alike=True) for tensors in (weights, gradients))
+        if moments_fit and others_fit and loss_scale == 1.0 and not nesterov:
             pieces = sum(-(-weight.numel() // _VALUES) for weight in weights)
             places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator)
             settings = kernel_settings(rate, betas, eps, weight_decay)

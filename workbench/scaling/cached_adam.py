@@ -41,7 +41,7 @@ class _Lists:
         states: Their entries in the optimizer's state; the counts there are replaced by elements of one tensor.
     """
 
-    __slots__ = ("counts", "device", "dtype", "fit", "members", "parameters", "sizes", "states")
+    __slots__ = ("counts", "device", "dtype", "members", "moments", "parameters", "places", "sizes", "states")
 
     def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
         self.parameters = parameters
@@ -51,9 +51,13 @@ class _Lists:
             state["step"] = count
         self.members = tuple([state[name] for state in states] for name in _STATE)
         self.device, self.dtype = parameters[0].device, parameters[0].dtype
+        # For our own kernel. `members` keeps the moments themselves, whatever becomes of the state.
+        first, second, _ = self.members
         self.sizes = kernels.lengths_of(parameters)
-        tensors = (parameters, *self.members[:2])
-        self.fit = all(kernels.are_fit(part) and kernels.lengths_of(part) == self.sizes for part in tensors)
+        self.places = kernels.addresses_of(())  # of the weights, once they have been found fit
+        self.moments = None
+        if all(kernels.are_fit(part) and kernels.lengths_of(part) == self.sizes for part in (first, second)):
+            self.moments = kernels.addresses_of(first), kernels.addresses_of(second)
 
     def hold(self, parameters: list[Tensor]) -> bool:
         """Return whether these are the parameters, and their state is what it was."""
@@ -129,11 +133,7 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
 
 
 def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_inf: Tensor) -> None:
-    if (
-        lists.fit
-        and host_values.reads_without_waiting(found_inf)
-        and _step_by_kernel(group, lists, gradients, found_inf)
-    ):
+    if host_values.reads_without_waiting(found_inf) and _step_by_kernel(group, lists, gradients, found_inf):
         return
     first, second, counts = lists.members
     beta1, beta2 = group["betas"]
@@ -161,11 +161,13 @@ def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_i
 
 def _step_by_kernel(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_inf: Tensor) -> bool:
     """Take the step by our own kernel, if it can; return whether it has, or has nothing to do."""
-    weights = lists.parameters
-    if not (kernels.are_fit(gradients, alike=True) and kernels.are_fit(weights, alike=True)):
+    if lists.moments is None or not kernels.are_fit(gradients, alike=True):
         return False
-    if kernels.lengths_of(weights) != lists.sizes:
-        return False  # somebody has given a weight other data
+    places = kernels.addresses_of(lists.parameters)
+    if places != lists.places:  # the first time, or somebody has given a weight other data
+        if not kernels.are_fit(lists.parameters) or kernels.lengths_of(lists.parameters) != lists.sizes:
+            return False
+        lists.places = places
     counts = set(lists.counts.tolist())
     if len(counts) != 1:
         return False
@@ -188,8 +190,8 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, gradients: list[Tensor
         shrink=1.0 - rate * decay if decoupled else 1.0,
         sign=-1.0 if group["maximize"] else 1.0,
     )
-    first, second, _ = lists.members
-    kernels.adam_(weights, gradients, first, second, settings, lists.sizes)
+    first, second = lists.moments
+    kernels.adam_at_(places, kernels.addresses_of(gradients), first, second, lists.sizes, settings)
     return True
 
 
