@@ -79,14 +79,20 @@ def test_unscaling_finds_what_torch_finds(sizes: list[int], spoiled: float | Non
             tensors[-1][-1] = spoiled
     found = torch.zeros(())
     torch._amp_foreach_non_finite_check_and_unscale_(theirs, found, torch.tensor(1 / 1024))
-    assert kernels.unscale_and_check_(ours, 1 / 1024) == bool(found)
+    assert any(kernels.unscale_and_check_(ours, [1 / 1024] * len(ours))) == bool(found)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def test_the_largest_finite_number_is_finite() -> None:
     largest = torch.finfo(torch.float32).max
-    assert not kernels.unscale_and_check_([torch.tensor([largest, -largest, 0.0])], 1.0)
+    assert list(kernels.unscale_and_check_([torch.tensor([largest, -largest, 0.0])], [1.0])) == [0]
+
+
+def test_every_tensor_has_its_factor_and_its_flag() -> None:
+    values = [torch.ones(5), torch.tensor([math.inf, 1.0]), torch.ones(0), torch.ones(3)]
+    assert list(kernels.unscale_and_check_(values, [2.0, 3.0, 4.0, 5.0])) == [0, 1, 0, 0]
+    assert [value.tolist() for value in values] == [[2.0] * 5, [math.inf, 3.0], [], [5.0] * 3]
 
 
 @pytest.mark.usefixtures("threads")

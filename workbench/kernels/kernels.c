@@ -37,24 +37,27 @@ static int64_t sum(int64_t arrays, const int64_t *lengths) {
         }                                                                                                              \
     }
 
-/* Multiply by `factor` and return whether an element was inf or NaN before. */
-int32_t unscale_and_check(int64_t arrays, float *const *values, const int64_t *lengths, float factor, int32_t threads) {
+/* Multiply each array by its factor; `found` of an array becomes 1 when an element was inf or NaN before. */
+void unscale_and_check(int64_t arrays, float *const *values, const int64_t *lengths, const float *factors,
+                       int32_t *found, int32_t threads) {
     const int64_t total = sum(arrays, lengths);
-    uint32_t largest = 0;
-    _Pragma("omp parallel num_threads(threads) reduction(max : largest)")
+    PARALLEL(threads)
     FOR_MY_PARTS({
         float *restrict x = values[a];
-        uint32_t seen = 0;
+        const float factor = factors[a];
+        uint32_t largest = 0;
         for (int64_t i = first; i < last; i++) {
             uint32_t bits;
             memcpy(&bits, x + i, sizeof bits);
             bits &= 0x7fffffffu;
-            seen = bits > seen ? bits : seen;
+            largest = bits > largest ? bits : largest;
             x[i] *= factor;
         }
-        largest = seen > largest ? seen : largest;
+        if (largest >= 0x7f800000u) {
+            _Pragma("omp atomic write")
+            found[a] = 1;
+        }
     })
-    return largest >= 0x7f800000u;
 }
 
 /* What is the same for all elements of a step of Adam. */

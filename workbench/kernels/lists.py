@@ -11,7 +11,7 @@ import functools
 from array import array
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -81,21 +81,22 @@ def are_fit(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32, *, al
     )
 
 
-def unscale_and_check_(values: Sequence[Tensor], factor: float) -> bool:
-    """Multiply tensors by a factor in place.
+def unscale_and_check_(values: Sequence[Tensor], factors: Sequence[float]) -> Sequence[int]:
+    """Multiply each tensor by its factor in place.
 
     Args:
         values: Fit for it, see `are_fit`.
-        factor: Rounded to float32.
+        factors: One per tensor; rounded to float32.
 
     Returns:
-        Whether an element was inf or NaN before.
+        Per tensor 1 if an element was inf or NaN before, else 0.
     """
-    library, lengths, addresses = _library(), lengths_of(values), addresses_of(values)  # kept until the call is over
-    found: int = library.functions.unscale_and_check(
-        _long(len(values)), _at(addresses), _at(lengths), ctypes.c_float(factor), _threads(library, lengths)
+    library, lengths, places = _library(), lengths_of(values), addresses_of(values)  # kept until the call is over
+    by, found = array("f", factors), array("i", bytes(4 * len(values)))
+    library.functions.unscale_and_check(
+        _long(len(values)), *map(_at, (places, lengths, by, found)), _threads(library, lengths)
     )
-    return bool(found)
+    return found
 
 
 def adam_(
@@ -206,7 +207,7 @@ def addresses_of(tensors: Sequence[Tensor]) -> Addresses:
     return array("Q", map(Tensor.data_ptr, tensors))
 
 
-def _at(numbers: Addresses) -> ctypes.c_void_p:
+def _at(numbers: array[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(numbers.buffer_info()[0])
 
 

@@ -131,7 +131,7 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     present = [grad for grad in grads if grad is not None]
     with torch.no_grad():
         if _go_into_one_call(present):  # as usual
-            if _checked_by_kernel(present, inverse_scale, found_inf):
+            if _checked_by_kernel([(present, inverse_scale, found_inf)]):
                 return found_inf
             batches[present[0].device, present[0].dtype] = present
             present = []
@@ -166,23 +166,33 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
     everything = [grad for grads, _, _ in batches for grad in grads]
     device = everything[0].device if everything else None
     if _go_into_one_call(everything) and all(flag.device == device for _, _, flag in batches):
+        if _checked_by_kernel(batches):
+            return
         with torch.no_grad():
             for grads, inverse_scale, found_inf in batches:
-                if not _checked_by_kernel(grads, inverse_scale, found_inf):
-                    torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
     else:
         for grads, inverse_scale, found_inf in batches:
             unscale_and_check_(grads, inverse_scale, found_inf)
 
 
-def _checked_by_kernel(grads: Sequence[Tensor], inverse_scale: Tensor, found_inf: Tensor) -> bool:
-    """Unscale and check gradients that are all alike by our own kernel; return whether it can."""
-    if not grads or not all(map(host_values.reads_without_waiting, (found_inf, inverse_scale))):
+def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
+    """Do what `unscale_and_check_each_` does for gradients that are all alike, by our own kernel, in one call.
+
+    Returns:
+        Whether it could be done.
+    """
+    grads = [grad for part, _, _ in batches for grad in part]
+    numbers = [number for _, inverse_scale, found_inf in batches for number in (inverse_scale, found_inf)]
+    if not grads or not host_values.reads_without_waiting(*numbers) or not kernels.are_fit(grads, alike=True):
         return False
-    if not kernels.are_fit(grads, alike=True):
-        return False
-    if kernels.unscale_and_check_(grads, inverse_scale.item()):
-        found_inf.fill_(1.0)
+    factors = [factor for part, inverse_scale, _ in batches for factor in [inverse_scale.item()] * len(part)]
+    found = kernels.unscale_and_check_(grads, factors)
+    begin = 0
+    for part, _, found_inf in batches:
+        if any(found[begin : begin + len(part)]):
+            found_inf.fill_(1.0)
+        begin += len(part)
     return True
 
 
