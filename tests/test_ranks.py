@@ -229,7 +229,7 @@ with ranks.joined("cpu"):
     assert outs == ["['done', 'failed', 'done']\n"] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_work_that_fails_on_one_rank_alone_ends_all() -> None:
     script = """
 try:
@@ -247,7 +247,7 @@ except ranks.RankFailure as error:
     assert errs == ["rank 1 of 2 ended with an error: ValueError: out of memory\n", ""]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_does_not_answer_is_told_from_one_that_died() -> None:
     script = """
 try:
@@ -262,7 +262,7 @@ except ranks.RankFailure as error:
     assert errs[0].startswith("all 2 ranks are alive, but one does not answer within 5 seconds"), errs[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_never_comes_is_waited_for_no_longer_than_the_timeout() -> None:
     script = """
 try:
@@ -278,7 +278,8 @@ except ranks.RankFailure as error:
     assert errs == ["rank 1 of 3 has not come\n", "", ""]
 
 
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 1])
 def test_under_torchrun_the_sentence_stands_above_torchruns_own_table(who: int, tmp_path: Path) -> None:
     script = tmp_path / "dies.py"
     script.write_text(HEAD + DIES.format(who=who))

@@ -14,6 +14,7 @@ from workbench import devices
 __all__ = ["Finding", "examine"]
 
 _NEEDED = ("torch", "optuna", "plotly", "pandas", "pyarrow", "pydantic", "jupyterlab", "ipywidgets", "scikit-learn")
+_NO_KERNELS = "torch's operations instead; a C compiler (Debian: gcc) makes Adam on the CPU faster"
 _FREE_BYTES = 2 * 1024**3
 
 
@@ -40,6 +41,8 @@ def examine(folder: Path | None = None) -> list[Finding]:
     """
     import torch
 
+    from workbench.kernels.library import kernel_library
+
     hardware = devices.hardware_summary()
     findings = [
         Finding("Python", sys.version.split()[0], sys.version_info < (3, 11)),
@@ -58,6 +61,8 @@ def examine(folder: Path | None = None) -> list[Finding]:
         supported = devices.autocast_supported(device, dtype)
         text = "autocast works" if supported else "autocast does not work; use amp O0"
         findings.append(Finding(str(dtype).removeprefix("torch."), text))
+    has_kernels = kernel_library() is not None
+    findings.append(Finding("kernels", "compiled for this processor" if has_kernels else _NO_KERNELS))
     folder = folder or Path.cwd()
     writable = os.access(folder, os.W_OK)
     findings.append(Finding("folder", f"{folder} is {'' if writable else 'not '}writable", problem=not writable))

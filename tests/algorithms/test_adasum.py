@@ -458,7 +458,7 @@ def _train_with_hook(rank: int, n_ranks: int, folder: str) -> None:
     leave_together()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_hook_combines_gradients_under_distributed_data_parallel(tmp_path: Path) -> None:
     ranks = spawned(_train_with_hook, 2, tmp_path)
     for step in range(3):

@@ -38,7 +38,7 @@ def our_threads() -> list[str]:
 
 
 def test_live_panel_trains_with_and_without_a_panel() -> None:
-    wall, display, beside, processor = measure_live_panel(2, task="digits-lenet", steps=60)
+    wall, display, beside, processor = measure_live_panel(2, task="digits-lenet", steps=150)
     check([wall, display, processor], "xxx", 2)
     assert beside.estimate is not None
     assert beside.estimate.low <= beside.estimate.value <= beside.estimate.high  # either side of 1 in so short a run
@@ -46,7 +46,7 @@ def test_live_panel_trains_with_and_without_a_panel() -> None:
 
 
 def test_trace_times_three_copies() -> None:
-    check(measure_trace(2, task="digits-lenet", steps=2), "xx", 2)
+    check(measure_trace(2, task="digits-lenet", steps=2), "xxx", 2)
 
 
 def test_open_run_reads_draws_and_replays() -> None:
@@ -54,7 +54,7 @@ def test_open_run_reads_draws_and_replays() -> None:
     assert our_threads() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_panel_handlers_go_through_every_tab_idle_and_while_training() -> None:
     findings = measure_handlers(1, steps=200)
     check(findings, 14 * "s", 1)

@@ -62,6 +62,7 @@ def test_what_cannot_be_used_is_refused_beside_its_field(lab: Lab, view: View) -
     assert document_of(configure)["boost"]["mode"] == "disable_all", "usable again at once"
 
 
+@pytest.mark.long
 def test_a_task_that_raises_at_its_first_step(lab: Lab, view: View) -> None:
     write_notebook(lab, "raising", task_of_the_readme(), RAISING)
     train = opened(run_all(view.page, lab, "raising"), "Train")

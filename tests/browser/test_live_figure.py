@@ -52,6 +52,7 @@ place"""
 DRAWN = "(n) => document.querySelector('.js-plotly-plot')?.calcdata?.[0]?.length === n"
 
 
+@pytest.mark.long
 def test_a_figure_whose_output_was_cleared_goes_on_unseen(lab: Lab, view: View) -> None:
     write_notebook(lab, "figure", FIGURE)
     page = view.page

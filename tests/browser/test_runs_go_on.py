@@ -76,6 +76,7 @@ def test_a_page_that_is_opened_again_finds_the_run_going_on(lab: Lab, view: View
     assert add_and_run_cell(page, "app.panel('Train').result.steps > 0").inner_text() == "True", "the same kernel"
 
 
+@pytest.mark.long
 def test_an_interrupted_kernel_leaves_a_usable_panel(lab: Lab, view: View) -> None:
     write_notebook(lab, "interrupted", task_of_the_readme(), WORKBENCH)
     page = view.page
@@ -87,6 +88,7 @@ def test_an_interrupted_kernel_leaves_a_usable_panel(lab: Lab, view: View) -> No
     stop(train)
 
 
+@pytest.mark.long
 def test_a_cell_that_runs_again_leaves_no_thread(lab: Lab, view: View) -> None:
     write_notebook(lab, "again", task_of_the_readme(), WORKBENCH)
     page = view.page

@@ -183,7 +183,8 @@ def test_a_file_that_one_rank_misses_ends_the_study_on_all(two_ranks: Path, fail
     assert run(*ALONE, "tune", two_ranks).returncode == 0, "the same command continues"
 
 
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_dies_ends_a_study_with_its_name(two_ranks: Path, failing: str, who: int) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing))
@@ -202,7 +203,7 @@ def test_when_all_ranks_are_killed_the_command_that_started_them_says_so(two_ran
     assert sentences(done.stderr) == ["workbench: all 2 ranks were ended from outside (rank 0 by SIGKILL)"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_ends_every_rank_of_a_study_and_the_same_command_continues(two_ranks: Path, failing: str) -> None:
     file = two_ranks / "study.toml"
     file.write_text(file.read_text().replace("wine.py", failing).replace("budget_steps = 12", "budget_steps = 200"))

@@ -129,3 +129,20 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
 )
 def test_only_what_the_kernels_can_go_through_is_fit(tensors: list[Tensor], fit: bool) -> None:
     assert kernels.are_fit(tensors) is fit
+
+
+@pytest.mark.parametrize("sizes", [[1], [3, 17, 400, 31], [0, 5], [16, 32, 70_001]], ids=str)
+def test_norm_and_maximum_are_those_of_all_elements(sizes: list[int]) -> None:
+    values = drawn(sizes, 0)
+    everything = torch.cat(values).double()
+    norm, maximum = kernels.norm_and_maximum(values)
+    assert norm == pytest.approx(everything.norm().item(), rel=1e-14)
+    assert maximum == everything.abs().max().item()
+
+
+@pytest.mark.parametrize("spoiled", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 20])
+def test_what_is_not_finite_makes_the_maximum_nan(spoiled: float, place: int) -> None:
+    values = drawn([7, 21], 0)
+    values[1][place] = spoiled
+    assert math.isnan(kernels.norm_and_maximum(values)[1])

@@ -14,7 +14,14 @@ pytestmark = [pytest.mark.notebook, pytest.mark.timeout(600)]
 LIMIT = 240  # seconds for one cell; a whole notebook takes half of that on a machine that does nothing else
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+# The quickstart is run in the browser by a test of its own; the others take longest.
+LONG = {"00_quickstart", "05_thor_and_adam_offload", "06_automatic_search"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG)) for path in NOTEBOOKS],
+)
 def test_it_runs_from_top_to_bottom_and_complains_of_nothing(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,7 @@ def test_evicting_tables_and_row_wise_moments_resume_exactly(tmp_path: Path) -> 
     assert evictions > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_drift_of_the_law_is_told_and_recovered_from() -> None:
     """The law changes its mind at record 64,000; what was learned is worth less, and is learned again."""
     law = ClickLaw(seed=3, drift_every=64_000)

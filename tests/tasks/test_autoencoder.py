@@ -109,6 +109,6 @@ def test_gradient_descent_rests_near_the_linear_solution() -> None:
     assert 0.9 * linear < early < 1.4 * linear
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_longer_training_leaves_the_linear_solution_behind() -> None:
     assert error_after(load_task("digits-autoencoder"), 1500) < 0.9 * linear_error(16, seed=0)

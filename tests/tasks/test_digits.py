@@ -114,7 +114,7 @@ def test_the_resnet_learns_fast() -> None:
     assert trained(load_task("digits-resnet"), seed=0, n_steps=60)[1] >= 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_resnet_reaches_97_percent_within_200_steps() -> None:
     assert trained(load_task("digits-resnet"), seed=0, n_steps=200)[1] >= 0.97
 

@@ -118,7 +118,7 @@ def train_together(ddp: bool, frees: bool) -> list[Tensor]:
     return weights(boosted)
 
 
-@pytest.mark.slow  # starting processes takes seconds
+@pytest.mark.long  # starting processes takes seconds
 @pytest.mark.parametrize(("ddp", "frees"), [(False, False), (False, True), (True, True)])
 def test_two_ranks_are_one_with_all_their_data(ranks: Ranks, ddp: bool, frees: bool) -> None:
     first, second = ranks.run(train_together, ddp, frees)

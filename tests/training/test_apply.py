@@ -316,11 +316,8 @@ def _train_rank(rank: int, folder: str, order: str) -> None:
     leave_together()
 
 
-@pytest.mark.parametrize(
-    "order",
-    [pytest.param("own buckets", marks=pytest.mark.slow)]
-    + [pytest.param(one, marks=pytest.mark.long) for one in ("wrapped by distribute", "wrapped before")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["own buckets", "wrapped by distribute", "wrapped before"])
 def test_two_ranks_with_freezing_train_like_one_on_both_their_data(tmp_path: Path, order: str) -> None:
     torch.multiprocessing.spawn(_train_rank, (str(tmp_path), order), nprocs=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]

@@ -61,9 +61,8 @@ def groups_used(boosted: Boosted, steps: int) -> int:
     return len(set(boosted.optimizer.strategy[:steps]))
 
 
-@pytest.mark.parametrize(
-    "when", [pytest.param("before apply", marks=pytest.mark.long), pytest.param("after apply", marks=pytest.mark.slow)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["before apply", "after apply"])
 def test_every_freezing_group_is_compiled_once_even_beyond_torchs_own_limit(
     when: str, compilations: list[torch.fx.GraphModule]
 ) -> None:

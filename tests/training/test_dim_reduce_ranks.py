@@ -78,7 +78,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ranks.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss scale, an overflow on one rank"])
 def test_six_components_on_four_ranks_equal_one_rank(four_ranks: Ranks, tmp_path: Path, scaled: bool) -> None:
     folder = tmp_path / "snapshots"

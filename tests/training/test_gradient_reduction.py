@@ -166,6 +166,7 @@ def adasum_without_distribute() -> None:
         apply(ADASUM, wrapped, SGD(wrapped.parameters(), lr=0.1), level="O0")
 
 
+@pytest.mark.long
 def test_adasum_asks_for_distribute(tmp_path_factory: pytest.TempPathFactory) -> None:
     group = Ranks(2, tmp_path_factory.mktemp("two"))
     group.run(adasum_without_distribute)

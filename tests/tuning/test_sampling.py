@@ -137,7 +137,7 @@ def test_optuna_s_own_samplers_would_see_nothing_of_such_a_study() -> None:
         assert set(sampler.infer_relative_search_space(study, last)) <= {"level"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "options"), [("gp", {"n_startup_trials": 6}), ("cmaes", {})])
 def test_a_model_over_the_whole_space_beats_random_draws(name: str, options: dict[str, Any]) -> None:
     needs(name)
@@ -244,7 +244,7 @@ def _draw(url: str, text: str, name: str, trials: int, barrier: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grid", "cmaes"])
+@pytest.mark.parametrize("name", ["grid", pytest.param("cmaes", marks=pytest.mark.long)])
 def test_two_processes_draw_one_study_between_them(tmp_path: Path, name: str) -> None:
     needs(name)
     text = FINITE if name == "grid" else MIXED.replace('level = ["O0", "O1"]\n', "")

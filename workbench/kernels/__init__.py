@@ -12,6 +12,7 @@ from workbench.kernels.lists import (
     addresses_of,
     are_fit,
     lengths_of,
+    norm_and_maximum,
     unscale_and_check_,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "addresses_of",
     "are_fit",
     "lengths_of",
+    "norm_and_maximum",
     "unscale_and_check_",
 ]

@@ -60,6 +60,40 @@ void unscale_and_check(int64_t arrays, float *const *values, const int64_t *leng
     })
 }
 
+/* Of each array the sum of squares, in double precision, and the bits of the largest absolute value; of all numbers inf
+ * and NaN have the largest bits. On one thread, so that the order of the sum is always the same.
+ */
+void squares_and_maxima(int64_t arrays, const float *const *values, const int64_t *lengths, double *squares,
+                        uint32_t *maxima) {
+    for (int64_t a = 0; a < arrays; a++) {
+        const float *x = values[a];
+        double sums[16] = {0.0};
+        uint32_t largest[16] = {0};
+        const int64_t whole = lengths[a] - lengths[a] % 16;
+        for (int64_t i = 0; i < lengths[a]; i += 16) {
+            const int64_t count = i < whole ? 16 : lengths[a] - whole;
+            float part[16] = {0.0f};
+            uint32_t bits[16];
+            if (count == 16)
+                memcpy(part, x + i, sizeof part);
+            else
+                memcpy(part, x + i, (size_t)count * sizeof *part);
+            memcpy(bits, part, sizeof bits);
+            for (int k = 0; k < 16; k++) {
+                sums[k] += (double)part[k] * part[k];
+                bits[k] &= 0x7fffffffu;
+                largest[k] = bits[k] > largest[k] ? bits[k] : largest[k];
+            }
+        }
+        squares[a] = 0.0;
+        maxima[a] = 0;
+        for (int k = 0; k < 16; k++) {
+            squares[a] += sums[k];
+            maxima[a] = largest[k] > maxima[a] ? largest[k] : maxima[a];
+        }
+    }
+}
+
 /* What is the same for all elements of a step of Adam. */
 struct adam {
     float first_weight;   /* 1 - beta1 */

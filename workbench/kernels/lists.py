@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from array import array
 from collections.abc import Sequence
 from operator import attrgetter
@@ -27,6 +28,7 @@ __all__ = [
     "addresses_of",
     "are_fit",
     "lengths_of",
+    "norm_and_maximum",
     "unscale_and_check_",
 ]
 
@@ -94,9 +96,24 @@ def unscale_and_check_(values: Sequence[Tensor], factors: Sequence[float]) -> Se
     library, lengths, places = _library(), lengths_of(values), addresses_of(values)  # kept until the call is over
     by, found = array("f", factors), array("i", bytes(4 * len(values)))
     library.functions.unscale_and_check(
-        _long(len(values)), *map(_at, (places, lengths, by, found)), _threads(library, lengths)
+        _long(len(values)), _at(places), _at(lengths), _at(by), _at(found), _threads(library, lengths)
     )
     return found
+
+
+def norm_and_maximum(values: Sequence[Tensor]) -> tuple[float, float]:
+    """Return L2 norm and largest absolute value of all tensors together.
+
+    Args:
+        values: Fit for it, see `are_fit`.
+
+    Returns:
+        Both in double precision; the maximum is NaN where an element is inf or NaN.
+    """
+    lengths, places = lengths_of(values), addresses_of(values)
+    squares, maxima = array("d", bytes(8 * len(values))), array("f", bytes(4 * len(values)))
+    _library().functions.squares_and_maxima(_long(len(values)), _at(places), _at(lengths), _at(squares), _at(maxima))
+    return math.sqrt(math.fsum(squares)), max(maxima) if all(map(math.isfinite, maxima)) else math.nan
 
 
 def adam_(

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from workbench import kernels
+from workbench.scaling import host_values
+
 __all__ = [
     "EXPONENT_BINS",
     "exponent_counts",
@@ -21,7 +24,7 @@ __all__ = [
 EXPONENT_BINS = 257
 _ZEROS = 256
 _COPIED_ELEMENTS = 1_000_000
-_LEAST_NORM = 1e-15  # below, squares of elements fall out of float32's range
+_LEAST_NORM, _LARGEST_NORM = 1e-15, 1e19  # beyond, squares of elements fall out of float32's range
 
 
 def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -45,8 +48,8 @@ def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor
 def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
     """Return L2 norm and largest absolute value of gradients in host memory, all of them together.
 
-    The usual case at a quarter of the time: one copy into one piece of memory, two passes over that. Gradients of many
-    megabytes are looked at where they lie.
+    The usual case at a fraction of the time: one pass by our own kernel, or one copy into one piece of memory and two
+    passes over that. Gradients of many megabytes are looked at where they lie.
 
     Args:
         gradients: At least one tensor, on the CPU.
@@ -60,7 +63,10 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
     n_elements = sum(gradient.numel() for gradient in gradients)
     if n_elements == 0:
         return None
-    if n_elements <= _COPIED_ELEMENTS:
+    if n_elements <= _COPIED_ELEMENTS and kernels.are_fit(gradients, alike=True):
+        precise, amax = kernels.norm_and_maximum(gradients)
+        norm = host_values.float32(precise)
+    elif n_elements <= _COPIED_ELEMENTS:
         flat = torch._C._nn.flatten_dense_tensors(list(gradients))
         low, high = torch.aminmax(flat)
         norm = torch.linalg.vector_norm(flat).item()
@@ -70,7 +76,7 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
         amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
         norm = torch.stack(torch._foreach_norm(list(gradients))).norm().item()
     # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
-    fits = math.isfinite(norm) and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
+    fits = norm < _LARGEST_NORM and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
     return (norm, amax) if fits else None
 
 
