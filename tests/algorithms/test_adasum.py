@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from workbench.algorithms.adasum import (
     adasum_hook,
     adasum_pair,
     adasum_reduce_,
+    adasum_sets_,
     adasum_tree,
     connect_servers,
 )
@@ -467,3 +469,30 @@ def test_the_hook_combines_gradients_under_distributed_data_parallel(tmp_path: P
         assert_equal_to_the_formula([rank[str(step)] for rank in ranks], wanted)
         averages = [(a + b).double() / 2 for a, b in zip(*alone, strict=True)]
         assert not any(torch.allclose(a, b, rtol=1e-3) for a, b in zip(wanted[:1], averages[:1], strict=True))
+
+
+@pytest.fixture(params=["our kernels", "torch's"])
+def either_way(request: pytest.FixtureRequest) -> None:
+    if request.param == "torch's":
+        request.getfixturevalue("without_kernels")
+
+
+@pytest.mark.usefixtures("either_way")
+def test_sets_are_combined_tensor_by_tensor_in_place_of_the_first() -> None:
+    torch.manual_seed(0)
+    shapes = [(3, 4), (1,), (0,), (70_001,), (2, 3, 5)]
+    ours, theirs = ([torch.randn(shape) for shape in shapes] for _ in range(2))
+    expected = [adasum_pair(a, b) for a, b in zip(ours, theirs, strict=True)]
+    adasum_sets_(ours, theirs)
+    for combined, pair in zip(ours, expected, strict=True):
+        assert torch.allclose(combined, pair, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("either_way")
+@pytest.mark.parametrize("spoiled", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_not_finite_in_either_set_makes_nan(spoiled: float, side: int) -> None:
+    sets = [torch.ones(5)], [torch.full((5,), 2.0)]
+    sets[side][0][2] = spoiled
+    adasum_sets_(*sets)
+    assert sets[0][0][2].isnan()

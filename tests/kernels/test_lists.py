@@ -28,6 +28,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+class Sharded(Tensor):
+    """Stands for tensors whose memory is only a part of them."""
+
+
 def drawn(sizes: list[int], seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(size, generator=generator) for size in sizes]
@@ -124,8 +128,11 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
         ([torch.ones(2, 3).t()], False),
         ([torch.ones(3).to_sparse()], False),
         ([torch.ones(3, device="meta")], False),
+        ([torch.ones(3).as_subclass(Sharded)], False),
+        ([torch.ones(3, dtype=torch.complex64).conj().imag.contiguous(), torch._neg_view(torch.ones(3))], False),
+        ([nn.Parameter(torch.ones(3))], True),
     ],
-    ids=["plain", "double", "mixed", "transposed", "sparse", "elsewhere"],
+    ids=["plain", "double", "mixed", "transposed", "sparse", "elsewhere", "sharded", "negated", "parameter"],
 )
 def test_only_what_the_kernels_can_go_through_is_fit(tensors: list[Tensor], fit: bool) -> None:
     assert kernels.are_fit(tensors) is fit
@@ -140,9 +147,40 @@ def test_norm_and_maximum_are_those_of_all_elements(sizes: list[int]) -> None:
     assert maximum == everything.abs().max().item()
 
 
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_inner_products_and_mixtures_do_not_depend_on_threads(sizes: list[int]) -> None:
+    results, before = [], torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        ours, theirs = drawn(sizes, 0), drawn(sizes, 1)
+        products = kernels.inner_products(ours, theirs)
+        for a, b, found in zip(ours, theirs, products, strict=True):
+            wide = a.double(), b.double()
+            expected = [torch.dot(x, y).item() for x, y in ((wide[0], wide[1]), (wide[0], wide[0]), (wide[1], wide[1]))]
+            assert found == pytest.approx(expected, rel=1e-12, abs=1e-12 * len(a))
+        kernels.mix_(ours, theirs, [0.25] * len(sizes), [0.5] * len(sizes))
+        results.append((products, ours))
+    torch.set_num_threads(before)
+    (products, mixed), (again, mixed_again) = results
+    assert products == again
+    for one, other, a, b in zip(mixed, mixed_again, drawn(sizes, 0), drawn(sizes, 1), strict=True):
+        assert torch.equal(one, other)
+        assert torch.allclose(one, 0.25 * a + 0.5 * b, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("spoiled", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("place", [0, 20])
 def test_what_is_not_finite_makes_the_maximum_nan(spoiled: float, place: int) -> None:
     values = drawn([7, 21], 0)
     values[1][place] = spoiled
     assert math.isnan(kernels.norm_and_maximum(values)[1])
+
+
+def test_autograd_hears_of_what_changes() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    loss = (weight * weight).sum()
+    with torch.no_grad():
+        settings = kernels.AdamSettings(correction=1.0, eps=1e-8, step=0.1, shrink=1.0, sign=1.0, first_weight=0.1)
+        kernels.adam_([weight], [torch.ones(3)], [torch.zeros(3)], [torch.zeros(3)], settings)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

@@ -11,7 +11,9 @@ from workbench.kernels.lists import (
     adam_rounded_,
     addresses_of,
     are_fit,
+    inner_products,
     lengths_of,
+    mix_,
     norm_and_maximum,
     unscale_and_check_,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "adam_rounded_",
     "addresses_of",
     "are_fit",
+    "inner_products",
     "lengths_of",
+    "mix_",
     "norm_and_maximum",
     "unscale_and_check_",
 ]

@@ -94,6 +94,65 @@ void squares_and_maxima(int64_t arrays, const float *const *values, const int64_
     }
 }
 
+/* Of each pair of arrays a.b, a.a and b.b in double precision, run by run of `run` elements: the order of the sums, and
+ * so their bits, are the same for any number of threads. `first_runs` says where the runs of an array begin in `sums`.
+ */
+void inner_products(int64_t arrays, const float *const *ours, const float *const *theirs, const int64_t *lengths,
+                    const int64_t *first_runs, int64_t run, double *sums, int32_t threads) {
+    const int64_t runs = first_runs[arrays];
+    _Pragma("omp parallel for num_threads(threads) schedule(static)")
+    for (int64_t r = 0; r < runs; r++) {
+        int64_t low = 0, high = arrays; /* the array of this run: the last that begins at or before it */
+        while (high - low > 1) {
+            const int64_t middle = low + (high - low) / 2;
+            if (first_runs[middle] <= r)
+                low = middle;
+            else
+                high = middle;
+        }
+        const int64_t first = (r - first_runs[low]) * run;
+        const int64_t last = first + run < lengths[low] ? first + run : lengths[low];
+        const float *restrict a = ours[low];
+        const float *restrict b = theirs[low];
+        double across[8] = {0.0}, own[8] = {0.0}, other[8] = {0.0};
+        int64_t i = first;
+        for (; i + 8 <= last; i += 8)
+            for (int k = 0; k < 8; k++) {
+                const double x = a[i + k], y = b[i + k];
+                across[k] += x * y;
+                own[k] += x * x;
+                other[k] += y * y;
+            }
+        for (; i < last; i++) {
+            const double x = a[i], y = b[i];
+            across[0] += x * y;
+            own[0] += x * x;
+            other[0] += y * y;
+        }
+        for (int k = 1; k < 8; k++) {
+            across[0] += across[k];
+            own[0] += own[k];
+            other[0] += other[k];
+        }
+        sums[3 * r] = across[0];
+        sums[3 * r + 1] = own[0];
+        sums[3 * r + 2] = other[0];
+    }
+}
+
+/* Replace each array by `own` of it times itself plus `other` of it times its partner. */
+void mix(int64_t arrays, float *const *ours, const float *const *theirs, const int64_t *lengths, const float *own,
+         const float *other, int32_t threads) {
+    const int64_t total = sum(arrays, lengths);
+    PARALLEL(threads)
+    FOR_MY_PARTS({
+        float *restrict a_ = ours[a];
+        const float *restrict b = theirs[a];
+        const float x = own[a], y = other[a];
+        for (int64_t i = first; i < last; i++) a_[i] = x * a_[i] + y * b[i];
+    })
+}
+
 /* What is the same for all elements of a step of Adam. */
 struct adam {
     float first_weight;   /* 1 - beta1 */

@@ -69,7 +69,7 @@ def kernel_library() -> KernelLibrary | None:
         return None
     try:
         return _loaded(compiler)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # without a home: RuntimeError
         _log.info("no kernels of our own: %s", error)
         return None
 
@@ -124,6 +124,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
             check=True,
             timeout=_SECONDS,
         )
+        made.chmod(0o700)  # whatever the user's umask is
         made.replace(path)  # whole or not at all, however many processes do this at once
 
 

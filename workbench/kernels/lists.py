@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 from array import array
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from workbench.kernels.library import KernelLibrary, kernel_library
 
@@ -27,7 +29,9 @@ __all__ = [
     "adam_rounded_",
     "addresses_of",
     "are_fit",
+    "inner_products",
     "lengths_of",
+    "mix_",
     "norm_and_maximum",
     "unscale_and_check_",
 ]
@@ -37,6 +41,8 @@ Addresses: TypeAlias = "array[int]"
 
 _GRAIN: Final = 32_768  # elements per thread below which another thread costs more than it saves; torch's own
 
+_RUN: Final = 32_768  # elements whose products one thread adds up
+_PLAIN: Final = frozenset({Tensor, nn.Parameter})
 _IS_CPU, _DTYPE, _LAYOUT = map(attrgetter, ("is_cpu", "dtype", "layout"))
 
 
@@ -73,12 +79,16 @@ def are_fit(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32, *, al
         alike: They are known to be of one device, dtype and layout; finding that out takes longer than the rest.
     """
     some = tensors[:1] if alike else tensors
+    library = kernel_library()
     return (
-        kernel_library() is not None
+        library is not None
+        and (library.has_threads or torch.get_num_threads() == 1)
         and all(map(_IS_CPU, some))
         and set(map(_DTYPE, some)) == {dtype}
         and set(map(_LAYOUT, some)) == {torch.strided}
         and all(map(Tensor.is_contiguous, tensors))
+        and set(map(type, tensors)) <= _PLAIN  # of a tensor in several places the memory here is only a part
+        and not any(map(Tensor.is_neg, tensors))  # whose memory holds the other sign
         and not torch.compiler.is_compiling()
     )
 
@@ -98,6 +108,7 @@ def unscale_and_check_(values: Sequence[Tensor], factors: Sequence[float]) -> Se
     library.functions.unscale_and_check(
         _long(len(values)), _at(places), _at(lengths), _at(by), _at(found), _threads(library, lengths)
     )
+    increment_version(values)
     return found
 
 
@@ -114,6 +125,48 @@ def norm_and_maximum(values: Sequence[Tensor]) -> tuple[float, float]:
     squares, maxima = array("d", bytes(8 * len(values))), array("f", bytes(4 * len(values)))
     _library().functions.squares_and_maxima(_long(len(values)), _at(places), _at(lengths), _at(squares), _at(maxima))
     return math.sqrt(math.fsum(squares)), max(maxima) if all(map(math.isfinite, maxima)) else math.nan
+
+
+def inner_products(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[tuple[float, float, float]]:
+    """Return a.b, a.a and b.b of every pair of tensors, in double precision; the same bits for any number of threads.
+
+    Args:
+        ours: Fit for it, see `are_fit`.
+        theirs: Likewise, each with as many elements as its partner.
+    """
+    library, lengths = _library(), lengths_of(ours)
+    first_runs = array("q", itertools.accumulate((-(-length // _RUN) for length in lengths), initial=0))
+    sums = array("d", bytes(24 * first_runs[-1]))
+    a, b = addresses_of(ours), addresses_of(theirs)
+    library.functions.inner_products(
+        _long(len(lengths)),
+        *map(_at, (a, b, lengths, first_runs)),
+        _long(_RUN),
+        _at(sums),
+        _threads(library, lengths),
+    )
+    products = []
+    for begin, end in itertools.pairwise(first_runs):
+        across, own, other = (math.fsum(sums[3 * begin + part : 3 * end : 3]) for part in range(3))
+        products.append((across, own, other))
+    return products
+
+
+def mix_(ours: Sequence[Tensor], theirs: Sequence[Tensor], own: Sequence[float], other: Sequence[float]) -> None:
+    """Replace every tensor a by own a + other b.
+
+    Args:
+        ours: The a, fit for it, see `are_fit`.
+        theirs: The b, likewise, each with as many elements as its partner.
+        own: A factor for each a, rounded to float32.
+        other: A factor for each b, rounded to float32.
+    """
+    library, lengths = _library(), lengths_of(ours)
+    a, b, of_own, of_other = addresses_of(ours), addresses_of(theirs), array("f", own), array("f", other)
+    library.functions.mix(
+        _long(len(lengths)), *map(_at, (a, b, lengths)), _at(of_own), _at(of_other), _threads(library, lengths)
+    )
+    increment_version(ours)
 
 
 def adam_(
@@ -134,6 +187,7 @@ def adam_(
     """
     w, g, m, v = map(addresses_of, (weights, gradients, first, second))
     adam_at_(w, g, m, v, lengths_of(weights), settings)
+    increment_version([*weights, *first, *second])
 
 
 def adam_at_(
@@ -145,6 +199,8 @@ def adam_at_(
     settings: AdamSettings,
 ) -> None:
     """Do what `adam_` does for who keeps lists from step to step, and the tensors behind them.
+
+    Autograd does not hear of it: that the weights have changed is for the caller to say (`increment_version`).
 
     Args:
         weights: What `addresses_of` says of the weights.
@@ -206,6 +262,7 @@ def adam_rounded_(
         _long(piece),
         _threads(library, lengths),
     )
+    increment_version([*weights, *first, *second])
 
 
 def _library() -> KernelLibrary:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
@@ -164,6 +165,8 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, gradients: list[Tensor
     if lists.moments is None or not kernels.are_fit(gradients, alike=True):
         return False
     places = kernels.addresses_of(lists.parameters)
+    if 0 in places:
+        return False  # of weights without memory, as some sharded ones are between steps
     if places != lists.places:  # the first time, or somebody has given a weight other data
         if not kernels.are_fit(lists.parameters) or kernels.lengths_of(lists.parameters) != lists.sizes:
             return False
@@ -192,6 +195,7 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, gradients: list[Tensor
     )
     first, second = lists.moments
     kernels.adam_at_(places, kernels.addresses_of(gradients), first, second, lists.sizes, settings)
+    increment_version(lists.parameters)
     return True
 
 
