@@ -61,10 +61,10 @@ _FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms"
 # drawing costs. Both together, and the half millisecond that a message takes, stay below the 2 % that a live panel may
 # cost.
 _WHOLE_SHARE: Final = 0.004
-_LINE_SHARE: Final = 0.004
+_LINE_SHARE: Final = 0.003
 _UPDATES: Final = 4.5  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
-_LONGEST_WAIT: Final = 10.0  # seconds between two pictures of a run that goes on
+_LONGEST_WAIT: Final = 15.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from workbench.tuning.plans import StudyPlans
 
 __all__ = ["Differences"]
 
+_MOST_SECTIONS = 2_000
 _MOST_OUTLINES = 50_000  # some ten MB; most of them share what they hold
 
 _Facts = tuple[Hashable, ...]
@@ -73,11 +74,13 @@ class _Known:
         changed: Changes of it -> the section with them and what of it decides, or why they are refused.
         asked: Values about which was asked last whether they decide.
         decisive: Those of them that do.
+        differ: Questions of `Differences.differ` -> their answers; None for a section as it will hardly be met again.
     """
 
-    __slots__ = ("asked", "changed", "decisive")
+    __slots__ = ("asked", "changed", "decisive", "differ")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_kept: bool) -> None:
+        self.differ: dict[Hashable, bool] | None = {} if is_kept else None
         self.changed: dict[Hashable, tuple[Section | None, _Facts] | ConfigError] = {}
         self.asked: Sequence[tuple[str, Any]] | None = None
         self.decisive: tuple[tuple[str, Any], ...] = ()
@@ -105,7 +108,8 @@ class Differences:
         self._outlines = _outlines(plans)
         self._sections = {name: getattr(config, name) for name in type(config).model_fields}
         self._facts = {name: deciding(name, part) for name, part in self._sections.items()}
-        self._known = {name: _Known() for name in self._sections}
+        self._met: dict[tuple[str, Section | None], _Known] = {}
+        self._known = {name: self._known_of(name, part) for name, part in self._sections.items()}
 
     @classmethod
     def of(cls, config: BoostConfig, level: str, plans: StudyPlans) -> Differences:
@@ -126,7 +130,8 @@ class Differences:
         part = getattr(changed._config, section)
         changed._sections = {**self._sections, section: part}
         changed._facts = {**self._facts, section: deciding(section, part)}
-        changed._known = {**self._known, section: _Known()}
+        changed._met = self._met
+        changed._known = {**self._known, section: self._known_of(section, part)}
         return changed
 
     @property
@@ -142,8 +147,35 @@ class Differences:
             values: Values of it, at least one.
             besides: Path and value of another parameter, set before it.
         """
+        # The answer depends on the two sections as they stand and on what decides in the others.
+        section, _, _ = path.partition(".")
+        other = section if besides is None else besides[0].partition(".")[0]
+        table = self._known[section].differ
+        if table is None or self._known[other].differ is None:
+            return self._differ(path, values, besides)
+        keys = tuple(map(_as_key, values))
+        beside = None if besides is None else (besides[0], _as_key(besides[1]), self._known[other])
+        question = (path, keys, beside, tuple(self._facts.values()))
+        answer = table.get(question)
+        if answer is None:
+            answer = table[question] = self._differ(path, values, besides)
+        return answer
+
+    def _differ(self, path: str, values: Sequence[Any], besides: tuple[str, Any] | None) -> bool:
         first = self._outcome(path, values[0], besides)
         return any(self._outcome(path, value, besides) != first for value in values[1:])
+
+    def _known_of(self, section: str, part: Section | None) -> _Known:
+        """Return what is known of a section as it stands; kept for the first that are met, switches among them."""
+        if isinstance(part, dict):  # provenance, which is no key and decides nothing
+            return _Known(is_kept=False)
+        known = self._met.get((section, part))
+        if known is None:
+            is_kept = len(self._met) < _MOST_SECTIONS
+            known = _Known(is_kept=is_kept)
+            if is_kept:
+                self._met[section, part] = known
+        return known
 
     def decisive(self, section: str, values: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
         """Return the values that are possible and change anything that decides what else is in effect.
