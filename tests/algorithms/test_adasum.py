@@ -496,3 +496,11 @@ def test_what_is_not_finite_in_either_set_makes_nan(spoiled: float, side: int) -
     sets[side][0][2] = spoiled
     adasum_sets_(*sets)
     assert sets[0][0][2].isnan()
+
+
+@pytest.mark.usefixtures("either_way")
+def test_infinities_of_both_signs_far_apart_make_nan() -> None:
+    ours, theirs = [torch.ones(200_000)], [torch.ones(200_000)]
+    ours[0][0], ours[0][-1] = math.inf, -math.inf
+    adasum_sets_(ours, theirs)
+    assert ours[0][[0, -1]].isnan().all()

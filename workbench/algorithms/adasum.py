@@ -126,8 +126,8 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     """Combine two sets of gradients or updates tensor by tensor, in place of the first.
 
     :func:`adasum_pair` for each, without a tensor in between: inner products in one pass over both, the result in a
-    second one; by our own kernels all tensors in two calls, with sums in double precision. On a CPU the factors become
-    plain numbers, elsewhere nothing waits for the device.
+    second one; by our own kernels all tensors in two calls. On a CPU the factors become plain numbers, elsewhere
+    nothing waits for the device.
 
     Args:
         ours: Floating-point tensors, overwritten.

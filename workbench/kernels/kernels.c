@@ -60,41 +60,39 @@ void unscale_and_check(int64_t arrays, float *const *values, const int64_t *leng
     })
 }
 
-/* Of each array the sum of squares, in double precision, and the bits of the largest absolute value; of all numbers inf
- * and NaN have the largest bits. On one thread, so that the order of the sum is always the same.
+/* Sums are formed in float32 over this many elements, in LANES partial sums, and added up in double precision. */
+enum { BLOCK = 1024, LANES = 32 };
+
+/* Of each array the sum of squares and the bits of the largest absolute value; of all numbers inf and NaN have the
+ * largest bits. On one thread, so that the order of the sum is always the same.
  */
 void squares_and_maxima(int64_t arrays, const float *const *values, const int64_t *lengths, double *squares,
                         uint32_t *maxima) {
     for (int64_t a = 0; a < arrays; a++) {
-        const float *x = values[a];
-        double sums[16] = {0.0};
-        uint32_t largest[16] = {0};
-        const int64_t whole = lengths[a] - lengths[a] % 16;
-        for (int64_t i = 0; i < lengths[a]; i += 16) {
-            const int64_t count = i < whole ? 16 : lengths[a] - whole;
-            float part[16] = {0.0f};
-            uint32_t bits[16];
-            if (count == 16)
-                memcpy(part, x + i, sizeof part);
-            else
-                memcpy(part, x + i, (size_t)count * sizeof *part);
-            memcpy(bits, part, sizeof bits);
-            for (int k = 0; k < 16; k++) {
-                sums[k] += (double)part[k] * part[k];
-                bits[k] &= 0x7fffffffu;
-                largest[k] = bits[k] > largest[k] ? bits[k] : largest[k];
+        double total = 0.0;
+        uint32_t largest = 0;
+        for (int64_t from = 0; from < lengths[a]; from += BLOCK) {
+            const float *restrict x = values[a] + from;
+            const int64_t n = lengths[a] - from < BLOCK ? lengths[a] - from : BLOCK;
+            float sums[LANES] = {0.0f};
+            for (int64_t i = 0; i < n; i++) {
+                uint32_t bits;
+                memcpy(&bits, x + i, sizeof bits);
+                bits &= 0x7fffffffu;
+                largest = bits > largest ? bits : largest;
             }
+            int64_t i = 0;
+            for (; i + LANES <= n; i += LANES)
+                for (int k = 0; k < LANES; k++) sums[k] += x[i + k] * x[i + k];
+            for (; i < n; i++) sums[0] += x[i] * x[i];
+            for (int k = 0; k < LANES; k++) total += sums[k];
         }
-        squares[a] = 0.0;
-        maxima[a] = 0;
-        for (int k = 0; k < 16; k++) {
-            squares[a] += sums[k];
-            maxima[a] = largest[k] > maxima[a] ? largest[k] : maxima[a];
-        }
+        squares[a] = total;
+        maxima[a] = largest;
     }
 }
 
-/* Of each pair of arrays a.b, a.a and b.b in double precision, run by run of `run` elements: the order of the sums, and
+/* Of each pair of arrays a.b, a.a and b.b, run by run of `run` elements: the order of the sums, and
  * so their bits, are the same for any number of threads. `first_runs` says where the runs of an array begin in `sums`.
  */
 void inner_products(int64_t arrays, const float *const *ours, const float *const *theirs, const int64_t *lengths,
@@ -114,29 +112,29 @@ void inner_products(int64_t arrays, const float *const *ours, const float *const
         const int64_t last = first + run < lengths[low] ? first + run : lengths[low];
         const float *restrict a = ours[low];
         const float *restrict b = theirs[low];
-        double across[8] = {0.0}, own[8] = {0.0}, other[8] = {0.0};
-        int64_t i = first;
-        for (; i + 8 <= last; i += 8)
-            for (int k = 0; k < 8; k++) {
-                const double x = a[i + k], y = b[i + k];
-                across[k] += x * y;
-                own[k] += x * x;
-                other[k] += y * y;
+        double totals[3] = {0.0, 0.0, 0.0};
+        for (int64_t from = first; from < last; from += BLOCK) {
+            const int64_t until = from + BLOCK < last ? from + BLOCK : last;
+            float across[LANES] = {0.0f}, own[LANES] = {0.0f}, other[LANES] = {0.0f};
+            int64_t i = from;
+            for (; i + LANES <= until; i += LANES)
+                for (int k = 0; k < LANES; k++) {
+                    across[k] += a[i + k] * b[i + k];
+                    own[k] += a[i + k] * a[i + k];
+                    other[k] += b[i + k] * b[i + k];
+                }
+            for (; i < until; i++) {
+                across[0] += a[i] * b[i];
+                own[0] += a[i] * a[i];
+                other[0] += b[i] * b[i];
             }
-        for (; i < last; i++) {
-            const double x = a[i], y = b[i];
-            across[0] += x * y;
-            own[0] += x * x;
-            other[0] += y * y;
+            for (int k = 0; k < LANES; k++) {
+                totals[0] += across[k];
+                totals[1] += own[k];
+                totals[2] += other[k];
+            }
         }
-        for (int k = 1; k < 8; k++) {
-            across[0] += across[k];
-            own[0] += own[k];
-            other[0] += other[k];
-        }
-        sums[3 * r] = across[0];
-        sums[3 * r + 1] = own[0];
-        sums[3 * r + 2] = other[0];
+        memcpy(sums + 3 * r, totals, sizeof totals);
     }
 }
 

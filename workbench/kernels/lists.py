@@ -119,16 +119,17 @@ def norm_and_maximum(values: Sequence[Tensor]) -> tuple[float, float]:
         values: Fit for it, see `are_fit`.
 
     Returns:
-        Both in double precision; the maximum is NaN where an element is inf or NaN.
+        Both; squares are added up in float32 by the thousand, then in double precision. The maximum is NaN where an
+        element is inf or NaN.
     """
     lengths, places = lengths_of(values), addresses_of(values)
     squares, maxima = array("d", bytes(8 * len(values))), array("f", bytes(4 * len(values)))
     _library().functions.squares_and_maxima(_long(len(values)), _at(places), _at(lengths), _at(squares), _at(maxima))
-    return math.sqrt(math.fsum(squares)), max(maxima) if all(map(math.isfinite, maxima)) else math.nan
+    return math.sqrt(sum(squares)), max(maxima) if all(map(math.isfinite, maxima)) else math.nan
 
 
 def inner_products(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[tuple[float, float, float]]:
-    """Return a.b, a.a and b.b of every pair of tensors, in double precision; the same bits for any number of threads.
+    """Return a.b, a.a and b.b of every pair of tensors; the same bits for any number of threads.
 
     Args:
         ours: Fit for it, see `are_fit`.
@@ -145,9 +146,11 @@ def inner_products(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[tup
         _at(sums),
         _threads(library, lengths),
     )
+    if len(sums) == 3 * len(lengths) and 0 not in lengths:  # a run each
+        return list(zip(sums[0::3], sums[1::3], sums[2::3], strict=True))
     products = []
     for begin, end in itertools.pairwise(first_runs):
-        across, own, other = (math.fsum(sums[3 * begin + part : 3 * end : 3]) for part in range(3))
+        across, own, other = (sum(sums[3 * begin + part : 3 * end : 3]) for part in range(3))
         products.append((across, own, other))
     return products
 
