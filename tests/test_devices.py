@@ -92,6 +92,7 @@ def test_the_type_of_a_device_has_no_index(device: str | torch.device, kind: str
     assert devices.device_type(device) == kind
 
 
+@pytest.mark.slow
 def test_memory_on_a_cpu_follows_what_the_process_holds() -> None:
     n_bytes = 128 * 2**20
     gc.collect()

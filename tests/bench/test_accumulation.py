@@ -22,6 +22,7 @@ def test_ours_the_peer_and_the_bytes_are_found() -> None:
     assert held.note.startswith("1.00 times the parameters")
 
 
+@pytest.mark.long
 def test_buffers_of_their_own_would_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hoarding(accumulation._Boosted):
         def micro_batch(self, index: int) -> None:

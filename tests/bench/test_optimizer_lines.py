@@ -54,6 +54,7 @@ def test_group_scales_are_measured_against_one() -> None:
     assert finding.estimate is not None
 
 
+@pytest.mark.long
 def test_host_adam_is_measured_in_both_formats_and_absent_peers_are_named() -> None:
     found = measure_host_adam(REQUEST, sizes=TINY, goals=(1e9,))
     ours = [finding for finding in found if ": ours /" in finding.what]

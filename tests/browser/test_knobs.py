@@ -55,6 +55,7 @@ def test_a_moved_slider_is_in_the_json_and_an_excluded_one_says_why(lab: Lab, vi
     assert document_of(configure)["grad_freeze"]["freeze_p"] == 0.67, "switched off is not forgotten"
 
 
+@pytest.mark.long
 def test_replay_answers_the_sliders_and_its_policy_goes_into_the_configuration(lab: Lab, view: View) -> None:
     write_notebook(lab, "replay", task_of_the_readme(), OVERFLOWING)
     workbench = run_all(view.page, lab, "replay")

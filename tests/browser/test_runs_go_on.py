@@ -57,6 +57,7 @@ def stop(train: Locator) -> None:
     expect(train.get_by_role("button", name="Start", exact=True)).to_be_enabled()
 
 
+@pytest.mark.long
 def test_a_page_that_is_opened_again_finds_the_run_going_on(lab: Lab, view: View) -> None:
     write_notebook(lab, "reopened", task_of_the_readme(), WORKBENCH)
     train = begin_a_long_run(run_all(view.page, lab, "reopened"))

@@ -113,7 +113,7 @@ def test_wrong_input_under_torchrun_is_one_sentence(here: Path) -> None:
     assert "none.py" in sentences(done.stderr)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tune_starts_the_ranks_of_the_study_itself(two_ranks: Path) -> None:
     done = run(*ALONE, "tune", two_ranks, "--json")
     assert done.returncode == 0, done.stderr

@@ -44,6 +44,7 @@ class StalestFirst:
         return {i: self.owner.index(i) if i in self.owner else None for i in ids}
 
 
+@pytest.mark.long
 @settings(deadline=None, max_examples=150)
 @given(batches=BATCHES, n_rows=st.integers(1, 6), min_age=st.integers(1, 3))
 def test_one_bucket_evicts_the_stalest_row_of_all(batches: list[list[int]], n_rows: int, min_age: int) -> None:

@@ -50,6 +50,7 @@ def test_one_seed_is_refused_because_it_has_no_spread() -> None:
         planned_looks(1, 5)
 
 
+@pytest.mark.long
 def test_wrongly_confirmed_at_most_one_time_in_twenty_over_all_looks() -> None:
     rng = np.random.default_rng(7)
     looks = planned_looks(5, 20)

@@ -310,6 +310,7 @@ def test_a_saved_notebook_has_a_static_figure_and_words() -> None:
     assert set(static_mimebundle(figure)) == {"text/plain", "application/vnd.plotly.v1+json"}
 
 
+@pytest.mark.slow
 def test_widgets_are_imported_only_here() -> None:
     program = (
         "import sys, workbench.figures\n"

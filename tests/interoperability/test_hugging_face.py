@@ -83,6 +83,7 @@ def test_a_bert_is_a_task_like_any_other(name: str) -> None:
     assert result.metric < 0.3
 
 
+@pytest.mark.slow
 def test_the_trainer_of_the_readme_trains_boosted_and_resumes(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n# boosted_trainer\.py\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {}

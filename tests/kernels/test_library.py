@@ -39,6 +39,7 @@ def test_it_is_compiled_once(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == first
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_its_threads_are_torchs() -> None:
@@ -85,6 +86,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: p
     assert kernel_library() is None
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_processes_may_compile_it_at_once(tmp_path: Path) -> None:
     code = "from workbench.kernels.library import kernel_library; assert kernel_library() is not None"

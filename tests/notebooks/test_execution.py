@@ -15,7 +15,13 @@ LIMIT = 240  # seconds for one cell; a whole notebook takes half of that on a ma
 
 
 # The quickstart is run in the browser by a test of its own; the others take longest.
-LONG = {"00_quickstart", "05_thor_and_adam_offload", "06_automatic_search"}
+LONG = {
+    "00_quickstart",
+    "01_boost_levels",
+    "03_gradient_freezing",
+    "05_thor_and_adam_offload",
+    "06_automatic_search",
+}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_a_task_is_found_by_its_folder_and_can_be_trained(folder: Path) -> None:
     assert torch.equal(next(task.batches(1, start=5))[0], list(zip(range(6), task.batches(1), strict=False))[5][1][0])
 
 
+@pytest.mark.long
 def test_training_images_are_shifted_and_mirrored_ones(folder: Path) -> None:
     task = load_task(f"cifar10:{folder}")
     mean, spread = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])

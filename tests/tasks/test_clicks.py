@@ -156,6 +156,7 @@ def judged(model: ClickModel, law: ClickLaw, start: int) -> float:
     return found
 
 
+@pytest.mark.long
 def test_a_frozen_model_loses_at_a_drift_what_the_stream_taught_it() -> None:
     law = ClickLaw(seed=0, vocabulary=20, birth_interval=100_000, drift_every=65_536, slow_period=None)
     task = load_task("clicks")

@@ -110,6 +110,7 @@ def test_the_lenet_learns() -> None:
     assert trained(load_task("digits-lenet"), seed=0, n_steps=300)[1] >= 0.96
 
 
+@pytest.mark.slow
 def test_the_resnet_learns_fast() -> None:
     assert trained(load_task("digits-resnet"), seed=0, n_steps=60)[1] >= 0.9
 

@@ -43,6 +43,7 @@ def test_a_release_that_keeps_its_data_elsewhere_is_asked_itself(
     assert_they_are_the_digits()
 
 
+@pytest.mark.long
 def test_scikit_learn_is_not_imported_for_it() -> None:
     program = "import sys, workbench.tasks.digits_table as digits; digits.read_digits(); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

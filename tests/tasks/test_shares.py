@@ -60,6 +60,7 @@ def taken(source: Any, n: int, start: int = 0, share: Share | None = None) -> li
     return [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in islice(stream, n)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOURCES)
 @settings(max_examples=20)
 @given(n_ranks=st.integers(1, 7), start=st.integers(0, 9))

@@ -121,6 +121,7 @@ def test_a_module_in_the_working_directory_is_found(folder: Path, monkeypatch: p
     assert task.name == "small"
 
 
+@pytest.mark.long
 def test_another_process_finds_the_task_by_its_spec(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     spec = load_task(f"{folder / 'tasks_here.py'}:small").spec
     script = f"from workbench.tasks import load_task; print(load_task({spec!r}).name)"

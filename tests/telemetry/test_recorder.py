@@ -39,6 +39,7 @@ def start(folder: str) -> RunRecorder:
 LATE = [StepRecord(0, 0.0, 1.0, 2.0), StepRecord(1, 0.1, 1.0, math.inf, columns={"dim_reduce.rho": -0.0})]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(blocks=st.lists(st.tuples(st.lists(steps, max_size=4), st.lists(events, max_size=3)), max_size=3))
 @example(blocks=[])
@@ -113,6 +114,7 @@ def test_nothing_can_be_recorded_after_the_end(recorder: RunRecorder) -> None:
         recorder.finish({})
 
 
+@pytest.mark.long
 def test_truncation_at_any_byte_loses_only_what_was_torn(tmp_path: Path) -> None:
     recorder = RunRecorder.create(tmp_path, {}, {})
     recorder.write(some_steps(0, 2), [Event(0, EventKind.SCALE_UP)])

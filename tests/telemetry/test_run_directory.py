@@ -161,6 +161,7 @@ def test_a_broken_parquet_file_is_refused_in_one_sentence(tmp_path: Path, conten
         read_run(path)
 
 
+@pytest.mark.long
 def test_every_truncation_of_a_parquet_file_is_refused(tmp_path: Path) -> None:
     path = make_run(tmp_path, "run")
     content = (path / "events.parquet").read_bytes()

@@ -518,6 +518,7 @@ def test_the_dynamic_scale_does_not_train_the_badly_scaled_net_either() -> None:
     assert max(errors) > 0.5
 
 
+@pytest.mark.long
 def test_the_study_s_configurations_show_the_same_from_the_command_line_down() -> None:
     study = Path(__file__).parents[2] / "studies" / "group_scale"
     task = load_task(f"{study / 'badly_scaled.py'}:task")

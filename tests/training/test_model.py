@@ -216,6 +216,7 @@ def test_a_sampler_learns_which_epoch_it_is() -> None:
     assert seen[0] != seen[1]
 
 
+@pytest.mark.long
 def test_a_compiled_network_trains_as_the_plain_one_does() -> None:
     plain, compiled = network(), network()
     Model(plain, CE, momentum(plain), boost_config_dict=FREEZING).train(2, batches())

@@ -460,7 +460,7 @@ def test_several_processes_share_one_study(tmp_path: Path) -> None:
     assert len(processes) == 3  # O0 by the first process, the rest by two workers
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_end_with_the_process_that_started_them_and_leave_nothing_running(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY)
     process = start(directory, jobs=2)
