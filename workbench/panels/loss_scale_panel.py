@@ -386,12 +386,14 @@ class LossScalePanel(Panel):
         from workbench.experiments.replayed_run import ReplayedRun, policy_grid, usual_windows
         from workbench.telemetry import read_run
 
-        # As many histograms as any figure or replay looks at; all of a long run would take seconds to read.
-        run = read_run(source, most_histograms=_HISTOGRAMS) if isinstance(source, (str, Path)) else source
+        # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
+        run = read_run(source, most_histograms=0) if isinstance(source, (str, Path)) else source
         trace = loss_scale_figure(run.steps, run.events, theme=self.theme)
         control.send(functools.partial(self._show_run, run, trace))
         if control.stop_requested():
             return "stopped; the trace is shown, nothing was replayed"
+        if isinstance(source, (str, Path)):  # as many as figures and replay look at; all would take seconds
+            run = read_run(source, most_histograms=_HISTOGRAMS)
         try:
             opened = _Opened(run, ReplayedRun(run)) if len(run.steps) else _Opened(run, None, _EMPTY)
         except ValueError as error:

@@ -6,7 +6,7 @@ Types are never guessed from the data: an empty run, a run whose loss was inf fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,13 @@ def read_json_table(path: Path, fixed: pa.Schema) -> pa.Table:
     return table
 
 
-def read_parquet_table(path: Path, fixed: pa.Schema) -> pa.Table:
+def read_parquet_table(path: Path, fixed: pa.Schema, *, unread: Collection[str] = ()) -> pa.Table:
     """Read a Parquet file that ``compact`` wrote.
 
     Args:
         path: ``steps.parquet`` or ``events.parquet``.
         fixed: Columns that must be there, with their types.
+        unread: List columns that are not read: empty in every row, whatever the file holds.
 
     Raises:
         RunError: When the file cannot be read as Parquet, is larger than the memory that is free, or a column is
@@ -100,10 +101,15 @@ def read_parquet_table(path: Path, fixed: pa.Schema) -> pa.Table:
         with pq.ParquetFile(path) as file:
             _check_schema(path, file.schema_arrow, fixed)
             _check_size(path, file.metadata)
-            table = (
-                file.read().replace_schema_metadata()
-            )  # notes that pandas would follow are not for strangers to write
+            names = file.schema_arrow.names
+            table = file.read(columns=[name for name in names if name not in unread])
+        table = table.replace_schema_metadata()  # notes that pandas would follow are not for strangers to write
         table.validate(full=True)
+        for name in unread:
+            kind = fixed.field(name).type
+            starts, values = np.zeros(len(table) + 1, np.int32), pa.array([], kind.value_type)
+            nothing = pa.ListArray.from_arrays(pa.array(starts), values, type=kind)
+            table = table.add_column(names.index(name), fixed.field(name), nothing)
     except (FileNotFoundError, RunError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
