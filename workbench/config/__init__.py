@@ -30,6 +30,7 @@ from workbench.config.resolve import (
     line_search_trials,
     requested_switches,
     resolve,
+    sections_deciding,
 )
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
@@ -62,4 +63,5 @@ __all__ = [
     "line_search_trials",
     "requested_switches",
     "resolve",
+    "sections_deciding",
 ]

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.optimizer import OptimizerConfig
 
-__all__ = ["LEVELS", "Dropped", "Outline", "Plan", "deciding", "line_search_trials", "requested_switches", "resolve"]
+__all__ = [
+    "LEVELS",
+    "Dropped",
+    "Outline",
+    "Plan",
+    "deciding",
+    "line_search_trials",
+    "requested_switches",
+    "resolve",
+    "sections_deciding",
+]
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "O0": (),
@@ -53,6 +63,25 @@ _EVERY = _Everything()
 
 _SELECTORS = frozenset({"boost.mode", "amp.level", "loss_scale.kind", "optimizer.name"})
 """Parameters that choose among others; changing one may always change the plan."""
+
+
+_SECTIONS_DECIDING: dict[str, frozenset[str]] = {
+    path: frozenset({*others, path.partition(".")[0], "boost", "dim_reduce"})  # which runs alone
+    for path, others in {
+        "boost.less_bn": (),
+        "boost.grad_freeze": ("grad_freeze", "common", "compatibility"),  # it takes adasum's place
+        "boost.adasum": ("common", "compatibility"),
+        "boost.grad_accumulation": ("grad_accumulation",),
+        "boost.loss_scale_group": ("loss_scale", "amp"),
+        "less_bn": (),
+        "grad_freeze": (),
+        "grad_accumulation": (),
+        "dim_reduce": ("compatibility",),
+        "optimizer": (),
+        "snapshots": (),
+    }.items()
+}
+"""Path or section -> what decides whether its values matter, where that is not every section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +340,18 @@ def deciding(section: str, part: Any) -> tuple[Any, ...]:
         case "compatibility":
             return (part.adasum_servers, part.dim_reduce)
     return ()  # provenance tells, it does not act
+
+
+def sections_deciding(path: str) -> frozenset[str] | None:
+    """Return the sections whose `deciding` facts say whether two values of a parameter can give two plans.
+
+    Args:
+        path: Path of the parameter.
+
+    Returns:
+        Names of sections, its own among them; None where any section may have a say.
+    """
+    return _SECTIONS_DECIDING.get(path) or _SECTIONS_DECIDING.get(path.partition(".")[0])
 
 
 def line_search_trials(config: BoostConfig) -> int:

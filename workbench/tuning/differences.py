@@ -12,7 +12,7 @@ import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from workbench.config import BoostConfig, ConfigError, Outline, deciding
+from workbench.config import BoostConfig, ConfigError, Outline, deciding, sections_deciding
 from workbench.config.section import Section
 from workbench.tuning.plans import StudyPlans
 
@@ -147,15 +147,21 @@ class Differences:
             values: Values of it, at least one.
             besides: Path and value of another parameter, set before it.
         """
-        # The answer depends on the two sections as they stand and on what decides in the others.
         section, _, _ = path.partition(".")
         other = section if besides is None else besides[0].partition(".")[0]
+        having_say = sections_deciding(path)
+        if besides is not None and having_say is not None and other not in having_say:
+            if not self.possible(*besides):
+                return False  # refused whatever the value in question
+            besides, other = None, section
+        # The answer depends on the two sections as they stand and on what decides in the others that have a say.
         table = self._known[section].differ
         if table is None or self._known[other].differ is None:
             return self._differ(path, values, besides)
         keys = tuple(map(_as_key, values))
         beside = None if besides is None else (besides[0], _as_key(besides[1]), self._known[other])
-        question = (path, keys, beside, tuple(self._facts.values()))
+        facts = tuple([own for name, own in self._facts.items() if having_say is None or name in having_say])
+        question = (path, keys, beside, facts)
         answer = table.get(question)
         if answer is None:
             answer = table[question] = self._differ(path, values, besides)
