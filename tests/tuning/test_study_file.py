@@ -86,6 +86,7 @@ def test_baseline_sections_and_dotted_keys_mean_the_same() -> None:
             '[baseline] `amp.level` must be one of "O0", "O2", "O3", "auto"',
         ),
         (minimal() + '[space]\nlevel = ["O1", "O9"]\n', '[space] `level` must be one of "O0", "O1", "O2", got "O9"'),
+        (minimal() + "[space]\nlevel = [[]]\n", '[space] `level` must be one of "O0", "O1", "O2", got []'),
         (minimal() + '[space]\n"grad_freeze.freeze_p" = { low = 0.1, high = 1.2 }\n', "must lie in [0, 1), got 1.2"),
         (minimal() + '[space]\n"grad_freeze.frees_p" = true\n', 'did you mean "grad_freeze.freeze_p"?'),
         (minimal() + '[space]\n"boost.less_bn" = [1]\n', "`boost.less_bn` must be true or false, got 1"),

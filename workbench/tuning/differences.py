@@ -149,12 +149,8 @@ class Differences:
         """
         section, _, _ = path.partition(".")
         other = section if besides is None else besides[0].partition(".")[0]
-        having_say = sections_deciding(path)
-        if besides is not None and having_say is not None and other not in having_say:
-            if not self.possible(*besides):
-                return False  # refused whatever the value in question
-            besides, other = None, section
         # The answer depends on the two sections as they stand and on what decides in the others that have a say.
+        having_say = sections_deciding(path)
         table = self._known[section].differ
         if table is None or self._known[other].differ is None:
             return self._differ(path, values, besides)

@@ -9,12 +9,13 @@ only together with a dimension still to be drawn: accumulation over one micro-ba
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters
+from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters, sections_deciding
 from workbench.config.errors import did_you_mean, shown
 from workbench.tuning.differences import Differences
 from workbench.tuning.errors import StudyError
@@ -96,7 +97,7 @@ class Dimension:
         """
         for value in self.extremes:
             if self.path == "level":
-                if value not in LEVELS:
+                if not isinstance(value, str) or value not in LEVELS:
                     known = ", ".join(f'"{level}"' for level in LEVELS)
                     hint = did_you_mean(str(value), LEVELS)
                     raise StudyError(f"[space] `level` must be one of {known}, got {shown(value)}{hint}")
@@ -182,8 +183,8 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
     ]
     by_section: dict[str, list[tuple[str, Any]]] = {}
     for dimension in waiting:
-        section = dimension.path.partition(".")[0]
-        by_section.setdefault(section, []).extend((dimension.path, value) for value in dimension.extremes)
+        values_of = by_section.setdefault(_section_of(dimension.path), [])
+        values_of.extend((dimension.path, value) for value in dimension.extremes)
     idle: list[Dimension] = []  # switches that had no effect when they were last looked at
     look = Differences.of(config, level, plans)
     while True:
@@ -226,14 +227,19 @@ def _first_in_effect(
         if deciding is None:
             decisive = (look.decisive(section, values) for section, values in by_section.items())
             deciding = [one for values in decisive for one in values if one[0] in open_paths]
-        section = one.path.partition(".")[0]
+        section, having_say = _section_of(one.path), sections_deciding(one.path)
         # A value that decides nothing leaves a switch as it is, unless one section's rules hold for both.
         near = [
             (path, value)
             for path, value in by_section[section]
             if path in open_paths and (path, value) not in deciding and look.possible(path, value)
         ]
-        if any(look.differ(one.path, extremes, other) for other in (*deciding, *near) if other[0] != one.path):
+        others = [
+            other
+            for other in (*deciding, *near)
+            if other[0] != one.path and (having_say is None or _section_of(other[0]) in having_say)
+        ]
+        if any(look.differ(one.path, extremes, other) for other in others):
             return one
     return None
 
@@ -258,8 +264,17 @@ _ORDER: tuple[Callable[[str], bool], ...] = (
 _PLAIN = len(_ORDER)
 
 
+def _section_of(path: str) -> str:
+    return path.partition(".")[0]
+
+
+@functools.cache
+def _rank_of(path: str) -> int:
+    return next((rank for rank, belongs in enumerate(_ORDER) if belongs(path)), _PLAIN)
+
+
 def _rank(dimension: Dimension) -> int:
-    return next((rank for rank, belongs in enumerate(_ORDER) if belongs(dimension.path)), _PLAIN)
+    return _rank_of(dimension.path)
 
 
 def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:

@@ -49,27 +49,28 @@ def competing_trials(
         Trials with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
         ``steps_to_target`` is that of this export's target.
     """
+    goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
 
-    def aimed(trial: TrialRecord) -> TrialRecord:
-        return aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
+    def price_of(trial: TrialRecord) -> float:
+        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+        return _price(trial, objective, trial.relative_step_time, steps)
 
-    limit = cost(aimed(baseline), objective)
+    limit = price_of(baseline)
     cheaper = []
     for trial in trials:
         if trial.state != "complete" or trial.number == baseline.number or not trial.config:
             continue
         if not trial.metric_deficit <= allowed_drop:  # so for NaN: a diverged trial never fits
             continue
-        candidate = aimed(trial)
-        price = cost(candidate, objective)
+        price = price_of(trial)
         if price < limit:
-            cheaper.append((price, trial.number, candidate))
+            cheaper.append((price, trial.number, trial))
     seen = {_key(baseline, baseline.level, plans)}
     for _, _, trial in sorted(cheaper, key=lambda one: one[:2]):
         key = _key(trial, trial.level, plans)
         if key not in seen and key == _key(trial, TARGETS[target], plans):
             seen.add(key)
-            yield trial
+            yield aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
 
 
 def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> TrialRecord:
@@ -81,7 +82,7 @@ def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, 
         allowed_drop: Drop the export allows, in the metric's unit.
         higher_is_better: Direction of the metric.
     """
-    goal = baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
+    goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
     steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
     return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
 
@@ -95,7 +96,15 @@ def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = 
         relative_step_time: A newer measurement than the trial's own.
     """
     ratio = trial.relative_step_time if relative_step_time is None else relative_step_time
-    value = trial.warm_up_steps + ratio * trial.steps_to_target if objective == "time_to_target" else ratio
+    return _price(trial, objective, ratio, trial.steps_to_target)
+
+
+def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
+    return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
+
+
+def _price(trial: TrialRecord, objective: str, ratio: float, steps: float) -> float:
+    value = trial.warm_up_steps + ratio * steps if objective == "time_to_target" else ratio
     return math.inf if math.isnan(value) else value
 
 

@@ -184,7 +184,7 @@ class StudyStorage(RDBStorage):
         """
         remembered = self._remembered.get(trial_id)
         if remembered is not None:
-            return copy.deepcopy(remembered)
+            return copy.copy(remembered)  # who tells reads what it holds and changes nothing in it
         found = self._read(TRIALS.c.trial_id == trial_id)
         if not found:
             raise KeyError(f"no trial has the id {trial_id}")
