@@ -37,9 +37,10 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("workbench ")]
 
 
-def test_live_panel_trains_with_and_without_a_panel() -> None:
-    wall, display, beside, processor = measure_live_panel(2, task="digits-lenet", steps=150)
-    check([wall, display, processor], "xxx", 2)
+def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
+    turns, display, beside = measure_live_panel(2, task="digits-lenet", turn=60, pairs=2)
+    check([turns], "x", 4)  # two pairs of turns in each of two runs
+    check([display], "x", 2)
     assert beside.estimate is not None
     assert beside.estimate.low <= beside.estimate.value <= beside.estimate.high  # either side of 1 in so short a run
     assert our_threads() == []

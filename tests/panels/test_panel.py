@@ -127,6 +127,8 @@ def test_what_was_last_made_is_cleaned_up_first() -> None:
     panel.cleaned_up_by(lambda: order.append("last made"))
     panel.close()
     assert order == ["last made", "first made"]
+    panel.cleaned_up_by(lambda: order.append("too late"))
+    assert order[-1] == "too late"
 
 
 def test_closing_a_panel_ends_its_work() -> None:

@@ -427,3 +427,19 @@ def test_closing_ends_a_study_that_runs(made: Callable[..., StudyPanel]) -> None
     assert loss.computed <= 5
     assert all(live.closed for live in panel.live.values())
     assert panel.widget.comm is None
+
+
+def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task())
+    panel.start_button.click()
+    assert panel.wait(LONG)
+    draw = panel._draw["parameters"]
+
+    def draw_meanwhile() -> Any:
+        figure = draw()
+        panel.close()
+        return figure
+
+    panel._draw["parameters"] = draw_meanwhile
+    panel.view.value = "Parameters"
+    assert panel.live["parameters"].closed

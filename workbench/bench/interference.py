@@ -27,20 +27,23 @@ class Interference:
     """What the stretches of all runs so far have cost.
 
     Attributes:
-        seconds: Time of all steps.
+        seconds: Time of all steps during which the other could be busy.
         excess: What each stretch of disturbed steps took beyond the same number of steps beside it, seconds.
     """
 
     seconds: float = 0.0
     excess: list[float] = field(default_factory=list)
 
-    def add(self, boundaries: Sequence[float], turns: Sequence[tuple[float, float]]) -> None:
+    def add(
+        self, boundaries: Sequence[float], turns: Sequence[tuple[float, float]], seconds: float | None = None
+    ) -> None:
         """Take in one run.
 
         Args:
             boundaries: When its steps began, and when the last one ended; seconds of one clock, increasing.
             turns: When the other began to be busy and when it was done, by the same clock. The step after counts as
                 disturbed, too: it finds its caches cold.
+            seconds: Time of the steps during which the other could be busy; None is the time of all.
         """
         edges = np.asarray(boundaries, dtype=float)
         took = np.diff(edges)
@@ -48,7 +51,7 @@ class Interference:
         for began, ended in turns:
             disturbed |= (edges[:-1] < ended) & (edges[1:] > began)
         disturbed[1:] |= disturbed[:-1].copy()
-        self.seconds += float(took.sum())
+        self.seconds += float(took.sum()) if seconds is None else seconds
         quiet = np.flatnonzero(~disturbed)
         for first, last in _stretches(disturbed):
             before = quiet[quiet < first][-_NEIGHBOURS:]

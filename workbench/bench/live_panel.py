@@ -1,28 +1,29 @@
 """Does a live Train panel slow the training it shows?
 
-The same task is trained with and without a panel, in turns. Without: ``facade.train`` in this thread, which records and
-draws nothing. With: the panel's own thread trains, its pump takes what was recorded and redraws the figure, and every
-widget encodes its messages as in a kernel. What a browser spends on drawing is not in it.
+A panel trains as it does in a notebook: its own thread computes, its pump takes what was recorded and redraws the
+figure, and every widget encodes its messages as in a kernel. What a browser spends on drawing is not in it. In turns
+the display is at work for a second or two, and then at rest for as long: what training tells is thrown away. Neighbours
+in time suffer alike from whatever else the machine does; two whole runs differ by more than a panel costs.
 
-Two runs of one side differ by more than a panel costs. So its cost is found within its own runs as well: the steps
-during which it was busy are compared with those beside them (``interference.py``; what recording costs is told by the
-benchmark ``trace``), and the processor time of the display is counted: both threads share one interpreter, and where a
-core is free training does not wait longer for the display than that is busy.
+Two more looks at the same runs. The steps during which the display was busy are compared with those beside them
+(``interference.py``), which counts a rare drawing of the whole figure by its cost, where a median passes it over. And
+the processor time of the display is counted: both threads share one interpreter, and where a core is free training does
+not wait longer for the display than that is busy. What recording costs is told by the benchmark ``trace``.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from workbench import facade
+import numpy as np
+
 from workbench.bench.benchmark import Finding
 from workbench.bench.interference import Interference
 from workbench.bench.kernel_messages import speak_as_in_a_kernel
-from workbench.bench.rounds import interleaved, median_of, ratio_of
-from workbench.config import BoostConfig
+from workbench.bench.rounds import median_of, ratio_of
 from workbench.panels import SharedConfig, TrainPanel
 from workbench.tasks import Task, load_task
 
@@ -32,46 +33,54 @@ GOAL = 1.02
 _PATIENCE_SECONDS = 600.0
 
 
-def measure_live_panel(rounds: int, *, task: str = "digits-resnet", steps: int = 400) -> list[Finding]:
-    """Measure what a live panel adds to the time of a run.
+def measure_live_panel(
+    rounds: int, *, task: str = "digits-resnet", turn: int = 60, pairs: int = 8, warm_up: int = 1
+) -> list[Finding]:
+    """Measure what a live panel adds to the time of a step.
 
     Args:
-        rounds: Runs of either side.
+        rounds: Runs.
         task: Name of a task whose step takes 5 ms or more.
-        steps: Micro-batches of a run, >= 2; some seconds' worth, as a panel redraws about once a second.
+        turn: Micro-batches of a turn; a second's worth or more, as a line is drawn anew every second or two.
+        pairs: Pairs of turns in a run, each with and without display, every other one in reverse order.
+        warm_up: Runs before them that do not count.
     """
+    steps = turn * (1 + 2 * pairs) + 1  # the first turn makes the figure and is in no pair, the last step ends one
     trained, clock = _watched(load_task(task))
     beside = Interference()
-    panel = _NotedPanel(trained, SharedConfig(level="O0"), steps=steps, device="cpu", out=None, measure=False)
-    with panel:
+    at_work: list[float] = []
+    at_rest: list[float] = []
+    shares: list[float] = []
+    with _RestingPanel(trained, steps, lambda: _rests(clock.steps // turn)) as panel:
         speak_as_in_a_kernel(panel.widget)
-
-        def alone() -> tuple[float, float, float]:
+        for number in range(warm_up + rounds):
             clock.clear()
-            result = facade.train(trained, BoostConfig(), level="O0", steps=steps, device="cpu", out=None)
-            return result.seconds, clock.seconds(), 0.0
-
-        def shown() -> tuple[float, float, float]:
-            clock.clear()
-            panel.turns.clear()
+            panel.busy.clear()
             panel.start()
             if not panel.wait(_PATIENCE_SECONDS) or panel.result is None:
                 raise RuntimeError(f"the panel did not finish its run: {panel.error or panel.state}")
-            beside.add(clock.times, panel.turns)
-            return panel.result.seconds, clock.seconds(), panel.display_seconds
-
-        rows = interleaved([alone, shown], rounds)
-    wall = ratio_of([with_panel[0] for _, with_panel in rows], [plain[0] for plain, _ in rows])
-    cpu = ratio_of([with_panel[1] for _, with_panel in rows], [plain[1] for plain, _ in rows])
-    share = median_of([display / seconds for _, (seconds, _, display) in rows])
-    step_ms = 1e3 * sorted(plain[0] for plain, _ in rows)[len(rows) // 2] / steps
-    note = f"{steps} steps of {task}, {step_ms:.1f} ms each"
+            if number < warm_up:
+                continue
+            turns = np.diff(clock.times[::turn]).tolist()
+            worked = [seconds for place, seconds in enumerate(turns) if place and not _rests(place)]
+            at_work += worked
+            at_rest += [seconds for place, seconds in enumerate(turns) if _rests(place)]
+            shown = turns[0] + sum(worked)
+            shares.append(panel.display_seconds / shown)
+            beside.add(clock.times, panel.busy, shown)
+    step_ms = 1e3 * float(np.median(at_rest)) / turn
     return [
-        Finding("time of a run, with / without a live panel", "x", wall, GOAL, note),
         Finding(
-            "display's processor time / time of the run",
+            "time of its steps, display at work / at rest",
             "x",
-            share,
+            ratio_of(at_work, at_rest),
+            GOAL,
+            f"turns of {turn} steps of {task}, {step_ms:.1f} ms each",
+        ),
+        Finding(
+            "display's processor time / time of the steps it shows",
+            "x",
+            median_of(shares),
             GOAL - 1.0,
             "what training waits if it can do nothing while the display is busy; a core free",
         ),
@@ -82,52 +91,62 @@ def measure_live_panel(rounds: int, *, task: str = "digits-resnet", steps: int =
             GOAL,
             "steps during which it was busy, against three on either side",
         ),
-        Finding("processor time of its steps, with / without", "x", cpu, None, "all threads; other processes apart"),
     ]
 
 
-class _NotedPanel(TrainPanel):
-    """A panel that notes when it is busy with what training tells.
+def _rests(place: int) -> bool:
+    """Return whether the display rests in a turn of a run: the first is in no pair, then come A B, B A, A B, ..."""
+    return place % 4 in (2, 3)
+
+
+class _RestingPanel(TrainPanel):
+    """A panel whose display rests at times, and that notes when it is busy.
+
+    Args:
+        task: What is trained.
+        steps: Micro-batches.
+        rests: Whether the display rests at the moment; asked whenever training has told something.
 
     Attributes:
-        turns: Beginning and end of each time, by ``time.perf_counter``.
+        busy: Beginning and end of each time, by ``time.perf_counter``.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.turns: list[tuple[float, float]] = []
-        super().__init__(*args, **kwargs)
+    def __init__(self, task: Task, steps: int, rests: Callable[[], bool]) -> None:
+        self.busy: list[tuple[float, float]] = []
+        self._rests = rests
+        super().__init__(task, SharedConfig(level="O0"), steps=steps, device="cpu", out=None, measure=False)
 
     def _take(self, messages: Sequence[Any]) -> None:
+        if self._rests():
+            return
         began = time.perf_counter()
         super()._take(messages)
-        self.turns.append((began, time.perf_counter()))
+        self.busy.append((began, time.perf_counter()))
 
 
-class _Clocks:
-    """Reads the clock and this process's processor time at every batch."""
+class _Clock:
+    """Reads the clock at every batch."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
-        self.readings: list[float] = []
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended."""
+        return max(len(self.times) - 1, 0)
 
     def clear(self) -> None:
         """Forget the run before."""
         self.times.clear()
-        self.readings.clear()
 
     def read(self) -> None:
-        """Note both clocks."""
+        """Note the time."""
         self.times.append(time.perf_counter())
-        self.readings.append(time.process_time())
-
-    def seconds(self) -> float:
-        """Processor time from the first batch to the last, seconds."""
-        return self.readings[-1] - self.readings[0]
 
 
-def _watched(task: Task) -> tuple[Task, _Clocks]:
+def _watched(task: Task) -> tuple[Task, _Clock]:
     """Return the same task with a clock that is read whenever training asks for a batch."""
-    clock, twin = _Clocks(), copy.copy(task)
+    clock, twin = _Clock(), copy.copy(task)
 
     def batches(seed: int, start: int = 0) -> Iterator[Any]:
         for batch in task.batches(seed, start):

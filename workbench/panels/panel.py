@@ -167,12 +167,15 @@ class Panel:
             self._showing.discard(here)
 
     def cleaned_up_by(self, cleanup: Callable[[], Any]) -> None:
-        """Have a function called when the panel closes, last come first served.
+        """Have a function called when the panel closes, last come first served; at once when it has.
 
         Args:
             cleanup: For example what ``SharedConfig.observe`` returned, or another panel's ``close``.
         """
-        self._cleanups.append(cleanup)
+        if self.closed:
+            cleanup()
+        else:
+            self._cleanups.append(cleanup)
 
     def new_worker(
         self, on_messages: Callable[[list[Any]], None], on_end: Callable[[Any], None], *, hz: float = 5.0

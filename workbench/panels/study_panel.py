@@ -642,11 +642,14 @@ class StudyPanel(Panel):
             else:
                 pick = self.guarded(self.pick) if name in _PICKABLE else None
                 self.live[name] = LiveFigure(figure, theme=self.theme, interval=0.0, on_pick=pick)
+            if self.closed:  # while the figure was drawn, and the others have been closed
+                self.live[name].close()
             return self.live[name]
 
     def _close_figures(self) -> None:
-        for live in self.live.values():
-            live.close()
+        with self._lock:
+            for live in self.live.values():
+                live.close()
 
     def _take_export(self, target: str, _: Any) -> None:
         if self.study is None or target not in self.study.exported:
