@@ -58,8 +58,8 @@ _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
 _FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms": "Offload"}
 # Of the time, for drawing whole figures, and for the lines that grow in between. Training and drawing share one
 # interpreter, and where training has all cores its threads wait for the one that drawing takes: up to twice as long as
-# drawing takes. With the half millisecond of every message, 0.8 % of the time, that stays below the 2 % that a live
-# panel may cost (benchmark live_panel).
+# drawing takes. With the half millisecond of every message that is 0.8 to 1.0 % of the time, and costs 1.3 to 2.9 %
+# where all cores train; a live panel may cost 2 % (benchmark live_panel).
 _WHOLE_SHARE: Final = 0.003
 _LINE_SHARE: Final = 0.002
 _UPDATES: Final = 4.0  # per second
