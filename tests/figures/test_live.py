@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from workbench.figures import (
     step_time_figure,
 )
 from workbench.figures.live import LiveFigure, static_mimebundle
-from workbench.figures.loss_curves import RunCurve
+from workbench.figures.loss_curves import RunCurve, loss_curves_drawing
+from workbench.figures.loss_scale import loss_scale_drawing
+from workbench.figures.step_time import step_time_drawing
 from workbench.records import ExponentCounts, StepRecord
 
 
@@ -130,24 +133,41 @@ def test_nothing_that_a_page_cannot_read_is_sent(monkeypatch: pytest.MonkeyPatch
     assert np.isnan(live.widget.data[0].z[0][1])
 
 
-def test_arrays_of_one_trace_are_replaced_and_a_whole_figure_finds_its_way_from_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    live = LiveFigure(loss_scale_figure(run(5)), interval=0)
-    messages = Messages(live, monkeypatch)
-    longer = loss_scale_figure(run(12))
-    assert live.update_arrays("recorded scale", x=longer.data[0].x, y=longer.data[0].y)
-    assert messages.sent.count("_py2js_update") == 2
-    assert live.widget.data[0].x.tolist() == longer.data[0].x.tolist()
-    assert live.widget.data[1].x.tolist() == loss_scale_figure(run(5)).data[1].x.tolist()
-    assert live.update_arrays("recorded scale", x=longer.data[0].x, y=longer.data[0].y)
-    assert messages.sent.count("_py2js_update") == 2
-    assert not live.update_arrays("no such trace", x=np.zeros(1))
-    for figure in (loss_scale_figure(run(5)), longer):
-        live.update(figure)
+TOLD = [
+    loss_curves_drawing([RunCurve("one", run(3, overflow_at=()))]),
+    loss_curves_drawing([RunCurve("one", run(4), [(2, 0.5)])]),  # the first overflow, and a second row
+    loss_curves_drawing([RunCurve("one", run(9), [(2, 0.5), (8, 0.7)])]),
+    loss_scale_drawing(run(5), theme="dark"),
+    loss_scale_drawing(run(0)),
+    step_time_drawing({"one": run(40)}),
+]
+
+
+def test_a_drawing_is_shown_like_the_figure_it_becomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = LiveFigure(TOLD[0], interval=0)
+    figures = [drawing.figure() for drawing in TOLD]
+    for figure in figures:
+        figure.layout.template = live.widget.layout.template  # the ink is the widget's
+    for drawing, figure in [*zip(TOLD, figures, strict=True), *zip(TOLD[::-1], figures[::-1], strict=True)]:
+        before = deepcopy((drawing.traces, drawing.layout))
+        live.update(drawing)
         assert content(live.static()) == content(figure)
+        np.testing.assert_equal((drawing.traces, drawing.layout), before)
+        messages = Messages(live, monkeypatch)
+        live.update(figure)
+        assert messages.sent == []
     live.close()
-    assert not live.update_arrays("recorded scale", x=np.zeros(1))
+
+
+def test_a_trace_stays_when_a_second_row_comes() -> None:
+    live = LiveFigure(TOLD[0], interval=0)
+    (line,) = live.widget.data
+    line.visible = "legendonly"  # a reader hid it
+    live.update(TOLD[1])
+    assert live.widget.data[0] is line
+    assert line.visible == "legendonly"
+    assert len(live.widget.data) == 3
+    live.close()
 
 
 def test_plotlys_module_is_sent_once_a_page_asks_for_it_and_then_the_figure_as_it_is(

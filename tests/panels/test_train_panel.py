@@ -461,7 +461,7 @@ def tables() -> int:
 
 
 @pytest.mark.parametrize(("view", "name"), [("Loss and metric", "small"), ("Loss scale", "recorded scale")])
-def test_the_line_grows_between_two_whole_drawings(view: str, name: str) -> None:
+def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name: str) -> None:
     def told(first: int, last: int) -> tuple[list[StepRecord], list[Event]]:
         return [
             StepRecord(step=i, seconds=i, step_ms=1.0, loss=1.0, loss_scale=2.0**i, loss_scale_after=2.0 ** (i + 1))
@@ -474,9 +474,22 @@ def test_the_line_grows_between_two_whole_drawings(view: str, name: str) -> None
 
     with TrainPanel(small_task(), out=None) as panel:
         panel.choice.value = view
-        with patch.object(panel, "_redraw", wraps=panel._redraw) as whole:
+        with (
+            patch("workbench.panels.train_panel.time.monotonic", lambda: now),
+            patch("workbench.panels.train_panel.time.thread_time", lambda: next(worked)),
+        ):
+            now, worked = 1e9, iter([0.0, 0.003, 1.0, 1.1, 2.0, 2.0])
             panel._take([told(0, 4)])
-            assert last_step() == 3
+            assert last_step() == 3  # 3 ms: 0.3 % of the second that follows
+            now += 0.9
             panel._take([told(4, 9)])
-            assert last_step() == 8
-            assert whole.call_count == 1
+            assert last_step() == 3
+            now += 0.2
+            panel._take([told(9, 12)])
+            assert last_step() == 11  # 100 ms would be 33 s; nobody waits so long
+            now += 4.9
+            panel._take([told(12, 13)])
+            assert last_step() == 11
+            now += 0.2
+            panel._take([told(13, 14)])
+            assert last_step() == 13

@@ -19,13 +19,13 @@ from copy import deepcopy
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import plotly
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.graph_objects import FigureWidget
 
-from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_text, template_json
+from workbench.figures.drawing import Drawing
+from workbench.figures.theme import FIGURE_CONFIG, Theme, figure_text, template_json
 
 __all__ = ["LiveFigure", "static_mimebundle"]
 
@@ -43,7 +43,7 @@ class LiveFigure:
     and at most one message per ``interval``; what came in between is drawn by the next ``update`` or by ``flush``.
 
     Args:
-        figure: What to show first; None shows a sentence.
+        figure: What to show first, a figure or a drawing; None shows a sentence.
         theme: Ink for a light or dark page, or a grey for both.
         interval: Least time between two messages, seconds; 0 sends every change.
         on_pick: Called with ``customdata[0]`` of a clicked point; it must return at once.
@@ -54,7 +54,7 @@ class LiveFigure:
 
     def __init__(
         self,
-        figure: go.Figure | None = None,
+        figure: go.Figure | Drawing | None = None,
         *,
         theme: Theme = "auto",
         interval: float = 0.1,
@@ -64,19 +64,22 @@ class LiveFigure:
         self._interval = interval
         self._on_pick = on_pick
         self._lock = threading.RLock()
-        self._pending: go.Figure | None = None
+        self._pending: go.Figure | Drawing | None = None
         self._last_sent = -np.inf
         self._closed = False
-        first = figure if figure is not None else empty_figure("", "Nothing to show yet.", theme=theme)
+        first = figure if figure is not None else Drawing.empty("", "Nothing to show yet.", theme=theme)
+        if isinstance(first, Drawing):
+            first = first.figure()
         template = template_json(theme)
         self.widget = _Widget(first.data, first.layout)  # plotly copies what it takes
         if self.widget.layout.template.to_plotly_json() != template:
             self.widget.layout.template = template
         # A copy with lists of its own: plotly changes the dictionary it is given.
         self.widget._config = deepcopy(FIGURE_CONFIG)
-        self._traces = [_leaves(trace.to_plotly_json()) for trace in first.data]
+        traces, properties = _properties(first)
+        self._traces = [_leaves(trace) for trace in traces]
         self._keys = _keys(self._traces)
-        self._layout = self._layout_leaves(first)
+        self._layout = self._layout_leaves(properties)
         self._listen()
 
     def __repr__(self) -> str:
@@ -100,12 +103,13 @@ class LiveFigure:
         """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
         self._on_pick = callback
 
-    def update(self, figure: go.Figure) -> None:
+    def update(self, figure: go.Figure | Drawing) -> None:
         """Show a newly computed figure of the same kind.
 
         Args:
-            figure: The figure; it is only read. The ink is that of this widget, whatever theme the figure has; only
-                labels with an ink of their own (an empty figure's reason) keep theirs.
+            figure: The figure, or the drawing of one, which costs a tenth; it is only read. The ink is that of this
+                widget, whatever theme the figure has; only labels with an ink of their own (an empty figure's reason)
+                keep theirs.
         """
         with self._lock:
             self._pending = figure
@@ -120,29 +124,6 @@ class LiveFigure:
                 return
             self._show(figure)
             self._last_sent = time.monotonic()
-
-    def update_arrays(self, name: str, **arrays: npt.NDArray[Any]) -> bool:
-        """Replace arrays of one trace, and nothing else: a tenth of what a whole figure costs.
-
-        Args:
-            name: Name of the trace; the first of this name is meant.
-            **arrays: For example ``x`` and ``y``.
-
-        Returns:
-            Whether there is such a trace; if not, only ``update`` can show it.
-        """
-        with self._lock:
-            found = (i for i, shown in enumerate(self._traces) if shown.get("name") == name)
-            index = next(found, None)
-            if self._closed or index is None:
-                return False
-            trace, shown = self.widget.data[index], self._traces[index]
-            with self.widget.batch_update():
-                for path, array in arrays.items():
-                    if not _same(shown.get(path), array):
-                        trace[path] = array
-            shown.update(arrays)
-            return True
 
     def set_theme(self, theme: Theme) -> None:
         """Change the ink in place.
@@ -179,12 +160,13 @@ class LiveFigure:
 
     # -- one figure becomes the next ----------------------------------------------------------------------------------
 
-    def _show(self, figure: go.Figure) -> None:
-        new = [_leaves(trace.to_plotly_json()) for trace in figure.data]
+    def _show(self, figure: go.Figure | Drawing) -> None:
+        traces, properties = _properties(figure)
+        new = [_leaves(trace) for trace in traces]
         keys = _keys(new)
         if keys != self._keys:
-            self._rearrange(figure, keys, new)
-        layout = self._layout_leaves(figure)
+            self._rearrange(traces, keys, new)
+        layout = self._layout_leaves(properties)
         if layout.get("height") != self._layout.get("height"):
             # With a height that changes plotly's page gives up following the width, unless the same message asks for
             # it; and plotly sends only what it believes to be new.
@@ -206,7 +188,7 @@ class LiveFigure:
             self.widget.layout[axis] = None
         self._traces, self._layout = new, layout
 
-    def _rearrange(self, figure: go.Figure, keys: Sequence[str], new: Sequence[Leaves]) -> None:
+    def _rearrange(self, traces: Sequence[Mapping[str, Any]], keys: Sequence[str], new: Sequence[Leaves]) -> None:
         """Drop traces that are gone, add those that are new, and bring all into the new order."""
         kept = {
             key: (trace, shown) for key, trace, shown in zip(self._keys, self.widget.data, self._traces, strict=True)
@@ -214,7 +196,7 @@ class LiveFigure:
         self.widget.data = tuple(kept[key][0] for key in keys if key in kept)
         added = [index for index, key in enumerate(keys) if key not in kept]
         if added:
-            self.widget.add_traces([figure.data[index] for index in added])
+            self.widget.add_traces([traces[index] for index in added])
             fresh = dict(zip(added, self.widget.data[-len(added) :], strict=True))
             order = [fresh[index] if index in fresh else kept[key][0] for index, key in enumerate(keys)]
             if list(self.widget.data) != order:
@@ -223,8 +205,8 @@ class LiveFigure:
         self._keys = list(keys)
         self._listen()
 
-    def _layout_leaves(self, figure: go.Figure) -> Leaves:
-        leaves = _leaves(figure.layout.to_plotly_json())
+    def _layout_leaves(self, properties: Mapping[str, Any]) -> Leaves:
+        leaves = _leaves(properties)
         leaves["template"] = template_json(self._theme)
         return leaves
 
@@ -399,6 +381,13 @@ def _sendable(value: Any) -> Any:
     if isinstance(value, (float, np.floating)) and not np.isfinite(value):
         return None
     return value
+
+
+def _properties(figure: go.Figure | Drawing) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the plain properties of the traces and of the layout."""
+    if isinstance(figure, Drawing):
+        return figure.traces, figure.layout
+    return [trace.to_plotly_json() for trace in figure.data], figure.layout.to_plotly_json()
 
 
 def _keys(traces: Sequence[Leaves]) -> list[str]:

@@ -9,14 +9,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
+from workbench.figures.drawing import Drawing
 from workbench.figures.frames import StepTable, column, flags, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
-from workbench.figures.theme import COLORWAY, VERMILLION, Theme, bare_figure, empty_figure, set_title
+from workbench.figures.theme import COLORWAY, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
 
-__all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_figure"]
+__all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_drawing", "loss_curves_figure"]
 
 _QUESTION = "Do the runs learn equally well?"
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -121,7 +121,7 @@ def loss_curves_figure(
     theme: Theme = "auto",
     height: int = 560,
 ) -> go.Figure:
-    """Draw training loss above and evaluation metric below, on one x axis; a row nobody has is left out.
+    """Return ``loss_curves_drawing`` as a figure of plotly's.
 
     Args:
         runs: Runs to compare.
@@ -132,33 +132,61 @@ def loss_curves_figure(
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height, pixels.
     """
-    curves = [loss_curve_numbers(run, x=x, window=window, metric=metric) for run in runs]
+    return loss_curves_drawing(
+        runs, x=x, metric=metric, loss_unit=loss_unit, window=window, theme=theme, height=height
+    ).figure()
+
+
+def loss_curves_drawing(
+    runs: Sequence[RunCurve],
+    *,
+    x: Literal["step", "seconds", "relative_time"] = "step",
+    metric: MetricScale | None = None,
+    loss_unit: str = "nats",
+    window: int | None = None,
+    limit: int = MAXIMUM_POINTS,
+    theme: Theme = "auto",
+    height: int = 560,
+) -> Drawing:
+    """Draw training loss above and evaluation metric below, on one x axis; a row nobody has is left out.
+
+    Args:
+        runs: Runs to compare.
+        x: See ``loss_curve_numbers``.
+        metric: Name and unit of the metric; None calls it ``metric``.
+        loss_unit: Unit of the loss.
+        window: See ``loss_curve_numbers``.
+        limit: Most points of a line.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+    """
+    curves = [loss_curve_numbers(run, x=x, window=window, metric=metric, limit=limit) for run in runs]
     curves = [curve for curve in curves if curve.x.size or curve.metric.size]
     if not curves:
-        return empty_figure(_QUESTION, "No run has recorded a step yet.", theme=theme)
+        return Drawing.empty(_QUESTION, "No run has recorded a step yet.", theme=theme)
     shown = metric or MetricScale("metric")
     trained, evaluated = any(curve.x.size for curve in curves), any(curve.metric.size for curve in curves)
     metric_row = 1 + trained
     n_rows = trained + evaluated
-    figure = make_subplots(rows=n_rows, cols=1, shared_xaxes=True, vertical_spacing=0.06, figure=bare_figure(theme))
-    for index, curve in enumerate(curves):
-        _add_curve(figure, curve, index, x, shown, metric_row)
     windows = {curve.window for curve in curves if curve.x.size} or {1}
     smoothing = f"; the loss is a running mean over {counted(max(windows), 'step')}" if max(windows) > 1 else ""
-    figure.update_layout(
+    drawing = Drawing(
+        _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?",
+        counted(len(curves), "run") + smoothing,
+        theme=theme,
         height=height if n_rows == 2 else height * 2 // 3,
-        showlegend=True,
-        hovermode="x unified" if len(curves) > 1 else "closest",
-        margin={"b": 96},
+        row_heights=(1.0,) * n_rows,
+        row_spacing=0.06,
     )
-    title = _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?"
-    set_title(figure, title, counted(len(curves), "run") + smoothing)
+    for index, curve in enumerate(curves):
+        _add_curve(drawing, curve, index, x, shown, metric_row)
+    drawing.set(showlegend=True, hovermode="x unified" if len(curves) > 1 else "closest", margin={"b": 96})
     if trained:
-        figure.update_yaxes(title_text=f"Training loss ({loss_unit})", row=1, col=1)
+        drawing.set_y(f"Training loss ({loss_unit})")
     if evaluated:
-        figure.update_yaxes(title_text=shown.title, row=metric_row, col=1)
-    figure.update_xaxes(title_text=_X_TITLES[x], row=n_rows, col=1)
-    return figure
+        drawing.set_y(shown.title, row=metric_row)
+    drawing.set_x(_X_TITLES[x])
+    return drawing
 
 
 _X_TITLES = {
@@ -185,13 +213,13 @@ def _running_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[n
 
 
 def _add_curve(
-    figure: go.Figure, curve: LossCurveNumbers, index: int, x: str, metric: MetricScale, metric_row: int
+    drawing: Drawing, curve: LossCurveNumbers, index: int, x: str, metric: MetricScale, metric_row: int
 ) -> None:
     colour = COLORWAY[index % len(COLORWAY)]
     label = plain(curve.label)
     where = {"step": "at step %{x:,}", "seconds": "after %{x:.4g} s", "relative_time": "at relative time %{x:,.4g}"}[x]
     if curve.x.size:
-        figure.add_scatter(
+        drawing.add_scatter(
             x=curve.x,
             y=curve.loss,
             mode="lines",
@@ -199,11 +227,9 @@ def _add_curve(
             name=label,
             legendgroup=label,
             hovertemplate=f"The loss of {label} {where} was %{{y:.4g}}.<extra></extra>",
-            row=1,
-            col=1,
         )
     if curve.overflow_x.size:
-        figure.add_scatter(
+        drawing.add_scatter(
             x=curve.overflow_x,
             y=curve.overflow_loss,
             mode="markers",
@@ -211,11 +237,9 @@ def _add_curve(
             name=f"overflow in {label}",
             legendgroup=label,
             hovertemplate=f"{label} overflowed {where}.<extra></extra>",
-            row=1,
-            col=1,
         )
     if curve.metric.size:
-        figure.add_scatter(
+        drawing.add_scatter(
             x=curve.evaluation_x,
             y=curve.metric,
             mode="lines+markers",
@@ -226,5 +250,4 @@ def _add_curve(
             showlegend=not curve.x.size,
             hovertemplate=f"{label} reached %{{y:.4g}} {metric.shown_unit} {where}.<extra></extra>",
             row=metric_row,
-            col=1,
         )

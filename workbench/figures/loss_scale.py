@@ -8,32 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
+from workbench.figures.drawing import Drawing
 from workbench.figures.frames import EventTable, StepTable, column, events_frame, flags, steps_frame, subjects_by_step
 from workbench.figures.labels import counted, percent, plain, power_of_two, power_ticks
-from workbench.figures.theme import (
-    BLUE,
-    COLORWAY,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    VERMILLION,
-    Theme,
-    empty_figure,
-    new_figure,
-)
+from workbench.figures.theme import BLUE, COLORWAY, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, staircase_indices, thin_marks
 from workbench.records import EventKind
 
-__all__ = ["RECORDED_SCALE", "LossScaleNumbers", "loss_scale_figure", "loss_scale_numbers"]
+__all__ = ["LossScaleNumbers", "loss_scale_drawing", "loss_scale_figure", "loss_scale_numbers"]
 
-RECORDED_SCALE: Final = "recorded scale"
-"""Name of the line of the scale in force."""
 _QUESTION = "Which loss scale fits, and what did overflows cost?"
 
 
@@ -122,7 +111,7 @@ def loss_scale_figure(
     theme: Theme = "auto",
     height: int = 430,
 ) -> go.Figure:
-    """Draw the loss scale against the step, with everything that happened to it.
+    """Return ``loss_scale_drawing`` as a figure of plotly's.
 
     Args:
         steps: Step table or records of one run.
@@ -134,24 +123,49 @@ def loss_scale_figure(
     Raises:
         ValueError: When a replayed trace has another number of steps than the run.
     """
-    numbers = loss_scale_numbers(steps, events)
+    return loss_scale_drawing(steps, events, policies=policies, theme=theme, height=height).figure()
+
+
+def loss_scale_drawing(
+    steps: StepTable,
+    events: EventTable = None,
+    *,
+    policies: Mapping[str, npt.ArrayLike] | None = None,
+    limit: int = MAXIMUM_POINTS,
+    theme: Theme = "auto",
+    height: int = 430,
+) -> Drawing:
+    """Draw the loss scale against the step, with everything that happened to it.
+
+    Args:
+        steps: Step table or records of one run.
+        events: Its event table or records.
+        policies: Replayed policies, name -> scale used at every recorded step ``[n_steps]`` (dimensionless).
+        limit: Most points of the line, and most marks of one kind.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+
+    Raises:
+        ValueError: When a replayed trace has another number of steps than the run.
+    """
+    numbers = loss_scale_numbers(steps, events, limit=limit)
     if numbers.n_steps == 0 or numbers.line_steps.size == 0:
-        return empty_figure(_QUESTION, "No step has been recorded with a loss scale yet.", theme=theme)
-    figure = new_figure(_answer(numbers), _costs(numbers), theme=theme, height=height)
-    figure.add_scatter(
+        return Drawing.empty(_QUESTION, "No step has been recorded with a loss scale yet.", theme=theme)
+    drawing = Drawing(_answer(numbers), _costs(numbers), theme=theme, height=height)
+    drawing.add_scatter(
         x=numbers.line_steps,
         y=numbers.line_log2,
         mode="lines",
         line={"shape": "hv", "width": 2, "color": BLUE},
-        name=RECORDED_SCALE,
+        name="recorded scale",
         customdata=np.exp2(numbers.line_log2),
         hovertemplate="At step %{x:,} the loss scale was %{customdata:,.6g}.<extra></extra>",
     )
     for index, (name, trace) in enumerate((policies or {}).items()):
-        figure.add_trace(_policy_trace(name, trace, steps_frame(steps), index))
-    _add_marks(figure, numbers)
-    _lay_out(figure, numbers)
-    return figure
+        _add_policy(drawing, name, trace, steps_frame(steps), index)
+    _add_marks(drawing, numbers)
+    _lay_out(drawing, numbers)
+    return drawing
 
 
 def _answer(numbers: LossScaleNumbers) -> str:
@@ -202,7 +216,7 @@ def _event_marks(
     return _marks(step, height, where, limit)
 
 
-def _policy_trace(name: str, trace: npt.ArrayLike, frame: Any, index: int) -> go.Scatter:
+def _add_policy(drawing: Drawing, name: str, trace: npt.ArrayLike, frame: Any, index: int) -> None:
     scale = np.asarray(trace, dtype=np.float64)
     if scale.shape != (len(frame),):
         raise ValueError(
@@ -211,7 +225,7 @@ def _policy_trace(name: str, trace: npt.ArrayLike, frame: Any, index: int) -> go
     step, log2 = column(frame, "step"), _log2(scale)
     line = staircase_indices(step, log2, MAXIMUM_POINTS)
     dashes = ("dash", "dot", "dashdot", "longdash")
-    return go.Scatter(
+    drawing.add_scatter(
         x=step[line],
         y=log2[line],
         mode="lines",
@@ -252,13 +266,13 @@ def _brief(subject: str, most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _add_marks(figure: go.Figure, numbers: LossScaleNumbers) -> None:
+def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
     for name, (symbol, colour, size, sentence) in _MARK_STYLE.items():
         steps, heights = numbers.marks[name]
         if steps.size == 0:
             continue
         rare = name in {"floor", "collapse"}
-        figure.add_scatter(
+        drawing.add_scatter(
             # What a step changed is in force from the next one on: there is the corner of the line.
             x=steps if name == "collapse" else steps + 1,
             y=heights,
@@ -272,7 +286,7 @@ def _add_marks(figure: go.Figure, numbers: LossScaleNumbers) -> None:
         )
     if numbers.overflow_steps.size:
         where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
-        figure.add_scatter(
+        drawing.add_scatter(
             x=numbers.overflow_steps,
             y=numbers.overflow_log2,
             mode="markers",
@@ -283,12 +297,10 @@ def _add_marks(figure: go.Figure, numbers: LossScaleNumbers) -> None:
         )
 
 
-def _lay_out(figure: go.Figure, numbers: LossScaleNumbers) -> None:
-    heights = np.concatenate([np.asarray(trace.y, dtype=np.float64) for trace in figure.data])
+def _lay_out(drawing: Drawing, numbers: LossScaleNumbers) -> None:
+    heights = np.concatenate([np.asarray(trace["y"], dtype=np.float64) for trace in drawing.traces])
     low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
     positions, texts = power_ticks(low, high)
-    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d")
-    figure.update_yaxes(
-        title_text="Loss scale (log2 axis)", tickvals=positions, ticktext=texts, range=[low - 0.9, high + 0.9]
-    )
-    figure.update_layout(showlegend=True, margin={"b": 92})
+    drawing.set_x("Step (micro-batches)", tickformat=",d")
+    drawing.set_y("Loss scale (log2 axis)", tickvals=positions, ticktext=texts, range=[low - 0.9, high + 0.9])
+    drawing.set(showlegend=True, margin={"b": 92})

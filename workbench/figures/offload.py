@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
+from workbench.figures.drawing import Drawing
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import compact, counted, percent
-from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, bare_figure, empty_figure, set_title
+from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices
 
-__all__ = ["OffloadNumbers", "offload_figure", "offload_numbers"]
+__all__ = ["OffloadNumbers", "offload_drawing", "offload_figure", "offload_numbers"]
 
 _QUESTION = "How much of the offloaded work is hidden?"
 
@@ -88,7 +88,7 @@ def offload_numbers(steps: StepTable, *, warmup_steps: int = 10, limit: int = MA
 
 
 def offload_figure(steps: StepTable, *, warmup_steps: int = 10, theme: Theme = "auto", height: int = 480) -> go.Figure:
-    """Draw host and transfer times per step and, where gradients travel, the share that is hidden.
+    """Return ``offload_drawing`` as a figure of plotly's.
 
     Args:
         steps: See ``offload_numbers``.
@@ -96,44 +96,66 @@ def offload_figure(steps: StepTable, *, warmup_steps: int = 10, theme: Theme = "
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height with both rows, pixels.
     """
-    numbers = offload_numbers(steps, warmup_steps=warmup_steps)
+    return offload_drawing(steps, warmup_steps=warmup_steps, theme=theme, height=height).figure()
+
+
+def offload_drawing(
+    steps: StepTable,
+    *,
+    warmup_steps: int = 10,
+    limit: int = MAXIMUM_POINTS,
+    theme: Theme = "auto",
+    height: int = 480,
+) -> Drawing:
+    """Draw host and transfer times per step and, where gradients travel, the share that is hidden.
+
+    Args:
+        steps: See ``offload_numbers``.
+        warmup_steps: See ``offload_numbers``.
+        limit: See ``offload_numbers``.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height with both rows, pixels.
+    """
+    numbers = offload_numbers(steps, warmup_steps=warmup_steps, limit=limit)
     if not numbers.n_steps:
-        return empty_figure(
+        return Drawing.empty(
             _QUESTION, "No update was offloaded; set optimizer.name to adam_offload to have Adam on the host.",
             theme=theme,
         )  # fmt: skip
     travels = bool(numbers.transfer_steps.size)
-    n_rows = 1 + travels
-    figure = make_subplots(
-        rows=n_rows, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4][:n_rows], vertical_spacing=0.07,
-        figure=bare_figure(theme),
-    )  # fmt: skip
+    drawing = Drawing(
+        _answer(numbers),
+        _details(numbers),
+        theme=theme,
+        height=height if travels else height * 3 // 4,
+        row_heights=(0.6, 0.4) if travels else (1.0,),
+        row_spacing=0.07,
+    )
     _add_line(
-        figure, 1, (numbers.host_steps, numbers.host_ms), ("Adam on the host", BLUE, "solid"),
+        drawing, 1, (numbers.host_steps, numbers.host_ms), ("Adam on the host", BLUE, "solid"),
         "In step %{x:,} Adam took %{y:.3g} ms on the host.",
     )  # fmt: skip
     if travels:
         _add_line(
-            figure, 1, (numbers.transfer_steps, numbers.transfer_ms), ("gradients on their way", ORANGE, "dash"),
+            drawing, 1, (numbers.transfer_steps, numbers.transfer_ms), ("gradients on their way", ORANGE, "dash"),
             "In step %{x:,} gradients travelled for %{y:.3g} ms.",
         )  # fmt: skip
         _add_line(
-            figure, 2, (numbers.hidden_steps, 100.0 * numbers.hidden), ("hidden share", GREEN, "dot"),
+            drawing, 2, (numbers.hidden_steps, 100.0 * numbers.hidden), ("hidden share", GREEN, "dot"),
             "In step %{x:,} the step did not wait for %{y:.3g} % of both.",
         )  # fmt: skip
-        figure.update_yaxes(title_text="Hidden (%)", range=[-4, 104], row=2, col=1)
-    figure.update_layout(height=height if travels else height * 3 // 4, showlegend=travels, margin={"b": 92})
-    set_title(figure, _answer(numbers), _details(numbers))
-    figure.update_yaxes(title_text="Time per step (ms)", rangemode="tozero", row=1, col=1)
-    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", row=n_rows, col=1)
-    return figure
+        drawing.set_y("Hidden (%)", row=2, range=[-4, 104])
+    drawing.set(showlegend=travels, margin={"b": 92})
+    drawing.set_y("Time per step (ms)", rangemode="tozero")
+    drawing.set_x("Step (micro-batches)", tickformat=",d")
+    return drawing
 
 
 def _add_line(
-    figure: go.Figure, row: int, points: tuple[Floats, Floats], look: tuple[str, str, str], sentence: str
+    drawing: Drawing, row: int, points: tuple[Floats, Floats], look: tuple[str, str, str], sentence: str
 ) -> None:
     name, colour, dash = look
-    figure.add_scatter(
+    drawing.add_scatter(
         x=points[0],
         y=points[1],
         mode="lines",
@@ -141,7 +163,6 @@ def _add_line(
         name=name,
         hovertemplate=f"{sentence}<extra></extra>",
         row=row,
-        col=1,
     )
 
 

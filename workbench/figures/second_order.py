@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
+from workbench.figures.drawing import Drawing
 from workbench.figures.frames import EventTable, StepTable, column, events_frame, flags, steps_frame
 from workbench.figures.labels import compact, counted, percent, plain
-from workbench.figures.theme import BLUE, GREY, ORANGE, VERMILLION, Theme, bare_figure, empty_figure, set_title
+from workbench.figures.theme import BLUE, GREY, ORANGE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, staircase_indices, thin_indices, thin_marks
 from workbench.records import EventKind
 
-__all__ = ["SecondOrderNumbers", "second_order_figure", "second_order_numbers"]
+__all__ = ["SecondOrderNumbers", "second_order_drawing", "second_order_figure", "second_order_numbers"]
 
 _QUESTION = "What does the curvature cost, and how is it damped?"
 _MAXIMUM_BARS = 400  # more could not be told apart
@@ -141,7 +141,7 @@ def second_order_figure(
     theme: Theme = "auto",
     height: int = 620,
 ) -> go.Figure:
-    """Draw refreshes, damping and the time of steps, one below the other.
+    """Return ``second_order_drawing`` as a figure of plotly's.
 
     Args:
         steps: See ``second_order_numbers``.
@@ -150,25 +150,50 @@ def second_order_figure(
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height, pixels.
     """
-    numbers = second_order_numbers(steps, events, warmup_steps=warmup_steps)
+    return second_order_drawing(steps, events, warmup_steps=warmup_steps, theme=theme, height=height).figure()
+
+
+def second_order_drawing(
+    steps: StepTable,
+    events: EventTable = None,
+    *,
+    warmup_steps: int = 10,
+    limit: int = MAXIMUM_POINTS,
+    theme: Theme = "auto",
+    height: int = 620,
+) -> Drawing:
+    """Draw refreshes, damping and the time of steps, one below the other.
+
+    Args:
+        steps: See ``second_order_numbers``.
+        events: See ``second_order_numbers``.
+        warmup_steps: See ``second_order_numbers``.
+        limit: See ``second_order_numbers``.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+    """
+    numbers = second_order_numbers(steps, events, warmup_steps=warmup_steps, limit=limit)
     if not numbers.n_refreshes:
-        return empty_figure(
+        return Drawing.empty(
             _QUESTION, "No step refreshed any curvature; set optimizer.name to thor to train with it.", theme=theme
         )
-    figure = make_subplots(
-        rows=3, cols=1, shared_xaxes=True, row_heights=[0.28, 0.3, 0.42], vertical_spacing=0.05,
-        figure=bare_figure(theme),
-    )  # fmt: skip
-    _add_refreshes(figure, numbers)
-    _add_damping(figure, numbers)
-    _add_times(figure, numbers)
-    figure.update_layout(height=height, showlegend=True, barmode="stack", margin={"b": 96})
-    set_title(figure, _answer(numbers), _details(numbers))
-    figure.update_yaxes(title_text="Layers", rangemode="tozero", tickformat=",d", row=1, col=1)
-    figure.update_yaxes(title_text="Damping (log)", **_log_axis(numbers.damping), row=2, col=1)
-    figure.update_yaxes(title_text="Time of a step (ms)", rangemode="tozero", row=3, col=1)
-    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", row=3, col=1)
-    return figure
+    drawing = Drawing(
+        _answer(numbers),
+        _details(numbers),
+        theme=theme,
+        height=height,
+        row_heights=(0.28, 0.3, 0.42),
+        row_spacing=0.05,
+    )
+    _add_refreshes(drawing, numbers)
+    _add_damping(drawing, numbers)
+    _add_times(drawing, numbers)
+    drawing.set(showlegend=True, barmode="stack", margin={"b": 96})
+    drawing.set_y("Layers", row=1, rangemode="tozero", tickformat=",d")
+    drawing.set_y("Damping (log)", row=2, **_log_axis(numbers.damping))
+    drawing.set_y("Time of a step (ms)", row=3, rangemode="tozero")
+    drawing.set_x("Step (micro-batches)", tickformat=",d")
+    return drawing
 
 
 def _layers(events: pd.DataFrame, at: Floats) -> tuple[Floats, Floats]:
@@ -232,7 +257,7 @@ def _details(numbers: SecondOrderNumbers) -> str:
     return "; ".join(parts)
 
 
-def _add_refreshes(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
+def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
     known = np.isfinite(numbers.layers_done)
     kinds = (
         ("computed anew", numbers.layers_done, BLUE, "", "In step %{x:,}, %{y} layers were computed anew."),
@@ -243,7 +268,7 @@ def _add_refreshes(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
     for name, layers, colour, pattern, sentence in kinds:
         if not known.any() or not np.nansum(layers):
             continue
-        figure.add_bar(
+        drawing.add_bar(
             x=numbers.refresh_steps[known],
             y=layers[known],
             width=width,
@@ -251,10 +276,9 @@ def _add_refreshes(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
             name=name,
             hovertemplate=sentence + "<extra></extra>",
             row=1,
-            col=1,
         )
     if not known.all():
-        figure.add_scatter(
+        drawing.add_scatter(
             x=numbers.refresh_steps[~known],
             y=np.zeros(int((~known).sum())),
             mode="markers",
@@ -262,12 +286,11 @@ def _add_refreshes(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
             name="refresh without a word",
             hovertemplate="Step %{x:,} looked at the curvature; how many layers used it is not known.<extra></extra>",
             row=1,
-            col=1,
         )
 
 
-def _add_damping(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
-    figure.add_scatter(
+def _add_damping(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
+    drawing.add_scatter(
         x=numbers.damping_steps,
         y=numbers.damping,
         mode="lines",
@@ -276,10 +299,9 @@ def _add_damping(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
         hovertemplate="At step %{x:,} the damping was %{y:.3g}.<extra></extra>",
         showlegend=False,
         row=2,
-        col=1,
     )
     if numbers.raised_steps.size:
-        figure.add_scatter(
+        drawing.add_scatter(
             x=numbers.raised_steps,
             y=numbers.raised_at,
             mode="markers",
@@ -288,7 +310,6 @@ def _add_damping(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
             customdata=[[plain(_sentence(message))] for message in numbers.raised_messages],
             hovertemplate="%{customdata[0]}<extra></extra>",
             row=2,
-            col=1,
         )
 
 
@@ -296,8 +317,8 @@ def _sentence(message: str) -> str:
     return f"{message[:1].upper()}{message[1:]}."
 
 
-def _add_times(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
-    figure.add_scatter(
+def _add_times(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
+    drawing.add_scatter(
         x=numbers.plain_steps,
         y=numbers.plain_ms,
         mode="lines",
@@ -305,9 +326,8 @@ def _add_times(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
         name="step without a refresh",
         hovertemplate="Step %{x:,} took %{y:.3g} ms.<extra></extra>",
         row=3,
-        col=1,
     )
-    figure.add_scatter(
+    drawing.add_scatter(
         x=numbers.slow_steps,
         y=numbers.slow_ms,
         mode="markers",
@@ -315,5 +335,4 @@ def _add_times(figure: go.Figure, numbers: SecondOrderNumbers) -> None:
         name="step with a refresh",
         hovertemplate="Step %{x:,}, with a refresh, took %{y:.3g} ms.<extra></extra>",
         row=3,
-        col=1,
     )

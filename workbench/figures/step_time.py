@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.figures.drawing import Drawing
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import compact, counted, plain
-from workbench.figures.theme import COLORWAY, GREY, Theme, empty_figure, new_figure
+from workbench.figures.theme import COLORWAY, GREY, Theme
 
-__all__ = ["StepTimeNumbers", "step_time_figure", "step_time_numbers"]
+__all__ = ["StepTimeNumbers", "step_time_drawing", "step_time_figure", "step_time_numbers"]
 
 _QUESTION = "Where does the time of a step go?"
 _PREFIX = "time."
@@ -56,6 +57,17 @@ def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNu
 
 
 def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> go.Figure:
+    """Return ``step_time_drawing`` as a figure of plotly's.
+
+    Args:
+        runs: Label -> step table or records.
+        warmup_steps: See ``step_time_numbers``.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+    """
+    return step_time_drawing(runs, warmup_steps=warmup_steps, theme=theme).figure()
+
+
+def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> Drawing:
     """Draw one stacked bar per run.
 
     Args:
@@ -66,8 +78,8 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
     numbers = {label: step_time_numbers(steps, warmup_steps=warmup_steps) for label, steps in runs.items()}
     timed = {plain(label): n for label, n in numbers.items() if n.parts}
     if not timed:
-        return empty_figure(_QUESTION, "No run has recorded the parts of its steps (columns time.*).", theme=theme)
-    figure = new_figure(
+        return Drawing.empty(_QUESTION, "No run has recorded the parts of its steps (columns time.*).", theme=theme)
+    drawing = Drawing(
         _answer(timed),
         f"mean per step without the first {counted(warmup_steps, 'step')}",
         theme=theme,
@@ -76,7 +88,7 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
     parts = [*dict.fromkeys(part for n in timed.values() for part in n.parts if part != "other"), "other"]
     for index, part in enumerate(parts):
         values = [n.parts.get(part, 0.0) for n in timed.values()]
-        figure.add_bar(
+        drawing.add_bar(
             y=list(timed),
             x=values,
             orientation="h",
@@ -88,9 +100,9 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
             textangle=0,
             hovertemplate="In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.<extra></extra>",
         )
-    figure.update_xaxes(title_text="Time per step (ms)", rangemode="tozero")
-    figure.update_yaxes(title_text="", type="category", autorange="reversed", showgrid=False)
-    figure.update_layout(
+    drawing.set_x("Time per step (ms)", rangemode="tozero")
+    drawing.set_y("", type="category", autorange="reversed", showgrid=False)
+    drawing.set(
         uniformtext={"minsize": 11, "mode": "hide"},  # what does not fit is told by legend and hover text
         barmode="stack",
         showlegend=True,
@@ -98,7 +110,7 @@ def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, t
         margin={"b": 92},
         legend={"traceorder": "normal"},
     )
-    return figure
+    return drawing
 
 
 def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:

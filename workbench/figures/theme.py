@@ -32,11 +32,13 @@ __all__ = [
     "Theme",
     "bare_figure",
     "empty_figure",
+    "empty_layout",
     "figure_template",
     "figure_text",
     "new_figure",
     "set_title",
     "template_json",
+    "title_layout",
     "translucent",
 ]
 
@@ -213,7 +215,7 @@ def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height:
     """
     # All at once: plotly takes longer to check the same properties one after the other.
     common = {"template": template_json(theme), "height": height}
-    return go.Figure(layout=common | _title_layout(title, subtitle))
+    return go.Figure(layout=common | title_layout(title, subtitle))
 
 
 def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
@@ -226,7 +228,7 @@ def set_title(figure: go.Figure, title: str, subtitle: str = "") -> None:
         title: A question, or its answer in one short sentence.
         subtitle: One line of figures that support it.
     """
-    figure.update_layout(**_title_layout(title, subtitle))
+    figure.update_layout(**title_layout(title, subtitle))
 
 
 def figure_text(figure: go.Figure) -> str:
@@ -252,11 +254,22 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
         height: Height, pixels.
     """
     figure = new_figure(title, theme=theme, height=height)
+    figure.update_layout(**empty_layout(reason, theme))
+    return figure
+
+
+def empty_layout(reason: str, theme: Theme) -> dict[str, Any]:
+    """Return the layout of a figure that has nothing to show: no axes, and a sentence in their place.
+
+    Args:
+        reason: The sentence.
+        theme: See ``figure_template``.
+    """
     lines = wrapped(reason, _REASON_WIDTH)
-    figure.update_layout(
-        xaxis={"visible": False},
-        yaxis={"visible": False},
-        annotations=[
+    return {
+        "xaxis": {"visible": False},
+        "yaxis": {"visible": False},
+        "annotations": [
             {
                 "text": line,
                 "showarrow": False,
@@ -269,12 +282,16 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
             }
             for index, line in enumerate(lines)
         ],
-    )
-    return figure
+    }
 
 
-def _title_layout(title: str, subtitle: str) -> dict[str, Any]:
-    """Return the layout that a title needs: its lines, and room for them."""
+def title_layout(title: str, subtitle: str) -> dict[str, Any]:
+    """Return the layout that a title needs: its lines, and room for them.
+
+    Args:
+        title: A question, or its answer in one short sentence.
+        subtitle: One line of figures that support it.
+    """
     head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
     extra = 19 * (len(head) - 1) + 17 * (len(below) - 1)
     # Plotly lets further lines grow upwards, out of the figure.

@@ -19,6 +19,8 @@ from workbench.panels.style import words
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from workbench.figures.drawing import Drawing
+
 __all__ = ["FigurePlace", "nothing_html"]
 
 
@@ -62,11 +64,11 @@ class FigurePlace:
         """Whether the place was closed; updates are then ignored."""
         return self._closed
 
-    def update(self, figure: go.Figure) -> None:
+    def update(self, figure: go.Figure | Drawing) -> None:
         """Show a newly computed figure; see ``LiveFigure.update``.
 
         Args:
-            figure: The figure.
+            figure: The figure, or the drawing of one.
         """
         with self._lock:
             if self._closed:

@@ -19,12 +19,13 @@ from workbench.figures import (
     empty_figure,
     gradient_exponents_figure,
     group_scales_figure,
-    loss_scale_figure,
     policy_names,
     replay_policies_figure,
 )
+from workbench.figures.drawing import Drawing
 from workbench.figures.labels import counted, percent, superscripted
 from workbench.figures.live import LiveFigure
+from workbench.figures.loss_scale import loss_scale_drawing
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for, parsed
 from workbench.panels.figure_place import FigurePlace
@@ -37,6 +38,7 @@ from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from workbench.experiments.replayed_run import ReplayedRun
     from workbench.scaling import ScalePolicy
@@ -388,7 +390,7 @@ class LossScalePanel(Panel):
 
         # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
         run = read_run(source, most_histograms=0) if isinstance(source, (str, Path)) else source
-        trace = loss_scale_figure(run.steps, run.events, theme=self.theme)
+        trace = loss_scale_drawing(run.steps, run.events, theme=self.theme)
         control.send(functools.partial(self._show_run, run, trace))
         if control.stop_requested():
             return "stopped; the trace is shown, nothing was replayed"
@@ -437,7 +439,7 @@ class LossScalePanel(Panel):
                 break
             table = opened.replayed.judge([policy])
             scales = {_name(policy): opened.replayed.scales(policy)}
-            trace = loss_scale_figure(opened.run.steps, opened.run.events, policies=scales, theme=self.theme)
+            trace = loss_scale_drawing(opened.run.steps, opened.run.events, policies=scales, theme=self.theme)
             control.send(functools.partial(self._show_answer, opened, policy, table, trace))
             with self._lock:
                 superseded = self._wanted is not None
@@ -485,7 +487,7 @@ class LossScalePanel(Panel):
         with self.showing():
             self.runs.value = run.path if run is not None and listed else ""
 
-    def _show_run(self, run: Run, trace: Any) -> None:
+    def _show_run(self, run: Run, trace: Drawing) -> None:
         with self._lock:
             self._opened = _Opened(run, None)
             self._policies, self._judged = [], None
@@ -565,7 +567,7 @@ class LossScalePanel(Panel):
             figure = _waiting(_SCATTER_QUESTION, _NO_EXPONENTS, self.theme)
         _show(self.scatter, figure)
 
-    def _show_answer(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, trace: Any) -> None:
+    def _show_answer(self, opened: _Opened, policy: ScalePolicy, table: pd.DataFrame, trace: Drawing | None) -> None:
         if self._opened is not opened:
             return  # another run was opened meanwhile
         if trace is not None:
@@ -628,9 +630,12 @@ def _waiting(question: str, sentence: str, theme: Theme) -> Any:
     return empty_figure(question, sentence, theme=theme, height=_HEIGHT)
 
 
-def _show(live: LiveFigure | FigurePlace, figure: Any) -> None:
+def _show(live: LiveFigure | FigurePlace, figure: go.Figure | Drawing) -> None:
     """Show a figure in the height of its place: plotly gives up following the width when a height changes."""
-    figure.update_layout(height=_HEIGHT)
+    if isinstance(figure, Drawing):
+        figure.set(height=_HEIGHT)
+    else:
+        figure.update_layout(height=_HEIGHT)
     live.update(figure)
     live.flush()
 

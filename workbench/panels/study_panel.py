@@ -23,13 +23,13 @@ from workbench.figures import (
     MetricScale,
     RunCurve,
     importance_figure,
-    loss_curves_figure,
     parallel_coordinates_figure,
     speed_accuracy_figure,
     study_history_figure,
 )
 from workbench.figures.labels import counted
 from workbench.figures.live import LiveFigure
+from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import control_for, number_text
 from workbench.panels.durations import duration_text
@@ -271,7 +271,7 @@ class StudyPanel(Panel):
                 theme=theme,
             ),
             "importance": lambda: importance_figure(self.study.importance if self.study else {}, theme=theme),
-            "curves": lambda: loss_curves_figure(self._curves, x="relative_time", metric=self._metric(), theme=theme),
+            "curves": lambda: loss_curves_drawing(self._curves, x="relative_time", metric=self._metric(), theme=theme),
         }
         self._curves: list[RunCurve] = []
         self.live: dict[str, LiveFigure] = {}  # made when they are first looked at

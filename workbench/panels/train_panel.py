@@ -16,23 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ipywidgets as widgets
-import numpy as np
 
 from workbench.config import BoostConfig, ConfigError, ParameterInfo
 from workbench.config.errors import shown
-from workbench.figures import (
-    MetricScale,
-    RunCurve,
-    loss_curves_figure,
-    loss_scale_figure,
-    offload_figure,
-    second_order_figure,
-    step_time_figure,
-)
-from workbench.figures.labels import compact, counted, plain
+from workbench.figures import MetricScale, RunCurve
+from workbench.figures.drawing import Drawing
+from workbench.figures.labels import compact, counted
 from workbench.figures.live import LiveFigure
-from workbench.figures.loss_curves import loss_curve_numbers
-from workbench.figures.loss_scale import RECORDED_SCALE, loss_scale_numbers
+from workbench.figures.loss_curves import loss_curves_drawing
+from workbench.figures.loss_scale import loss_scale_drawing
+from workbench.figures.offload import offload_drawing
+from workbench.figures.second_order import second_order_drawing
+from workbench.figures.step_time import step_time_drawing
+from workbench.figures.thinning import MAXIMUM_POINTS
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.durations import duration_text
@@ -56,15 +52,13 @@ _DRAIN_SECONDS: Final = 0.2
 _FIGURES: Final = ("Loss and metric", "Loss scale", "Step time")
 # Figures that are offered once a run has told the column they need.
 _FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms": "Offload"}
-# Of the time, for drawing whole figures, and for the lines that grow in between. Training and drawing share one
-# interpreter, and where training has all cores its threads wait for the one that drawing takes: up to twice as long as
-# drawing takes. With the half millisecond of every message that is 0.8 to 1.0 % of the time, and costs 1.3 to 2.9 %
-# where all cores train; a live panel may cost 2 % (benchmark live_panel).
-_WHOLE_SHARE: Final = 0.003
-_LINE_SHARE: Final = 0.002
+# Of the time, for drawing. Training and drawing share one interpreter, and where training has all cores its threads
+# wait for the one that drawing takes: up to twice as long as drawing takes. A live panel may cost 2 % (benchmark
+# live_panel), and its messages take half a millisecond each.
+_DRAWING_SHARE: Final = 0.003
 _UPDATES: Final = 4.0  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
-_LONGEST_WAIT: Final = 15.0  # seconds between two pictures of a run that goes on
+_LONGEST_WAIT: Final = 5.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +201,7 @@ class TrainPanel(Panel):
         self._metric = MetricScale("metric")
         self._progress: RunProgress | None = None
         self._columns: set[str] = set()
-        self._draw_after = self._extend_after = 0.0
+        self._draw_after = 0.0
         self.worker = self.new_worker(self._take, self._end, hz=_UPDATES)
         self._make_controls(task if isinstance(task, str) else task.name, steps, seed, device, evaluate_every, out)
         self.measure.value = measure
@@ -284,17 +278,21 @@ class TrainPanel(Panel):
             self._more.children = (self.seed.widget, self.evaluate_every.widget, *self._more.children)
 
     def _make_plots(self, theme: Theme) -> None:
-        self._draw: dict[str, Callable[[], Any]] = {
-            "Loss and metric": self._loss_figure,
-            "Loss scale": lambda: loss_scale_figure(self.trace.steps, self.trace.events, theme=theme),
-            "Step time": lambda: step_time_figure({self._label(): self.trace.steps}, theme=theme),
-            "Second order": lambda: second_order_figure(self.trace.steps, self.trace.events, theme=theme),
-            "Offload": lambda: offload_figure(self.trace.steps, theme=theme),
+        self._drawings: dict[str, Callable[[int], Drawing]] = {
+            "Loss and metric": self._loss_drawing,
+            "Loss scale": lambda limit: loss_scale_drawing(
+                self.trace.steps, self.trace.events, limit=limit, theme=theme
+            ),
+            "Step time": lambda _: step_time_drawing({self._label(): self.trace.steps}, theme=theme),
+            "Second order": lambda limit: second_order_drawing(
+                self.trace.steps, self.trace.events, limit=limit, theme=theme
+            ),
+            "Offload": lambda limit: offload_drawing(self.trace.steps, limit=limit, theme=theme),
         }
         self.choice = placed.ToggleButtons(options=list(_FIGURES), style={"button_width": "auto"}, css="wb-auto")
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
         # was hidden, or not yet on the page, when it was drawn would not know its width.
-        self.live = LiveFigure(self._draw[self.choice.value](), theme=theme, interval=0.0)
+        self.live = LiveFigure(self._drawing(), theme=theme, interval=0.0)
         self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
         self.on_change(self.choice, lambda _: self._redraw())
@@ -462,26 +460,13 @@ class TrainPanel(Panel):
         self._told.value = note_html(" · ".join(parts))
 
     def _draw_if_due(self) -> None:
-        """Draw the figure that is looked at as often as its cost allows: now and then as a whole, often its line."""
+        """Draw the figure that is looked at anew, as often as its cost allows."""
+        if time.monotonic() < self._draw_after:
+            return
         began = time.thread_time()
-        if time.monotonic() >= self._draw_after:
-            self._redraw()
-            self._draw_after = time.monotonic() + _spacing(began, _WHOLE_SHARE)
-        elif time.monotonic() >= self._extend_after and self._extend():
-            self._extend_after = time.monotonic() + _spacing(began, _LINE_SHARE)
-
-    def _extend(self) -> bool:
-        """Let the line of the figure that is looked at grow; return whether it has one."""
-        match self.choice.value:
-            case "Loss and metric":
-                curve = RunCurve(self._label(), self.trace.steps)
-                loss = loss_curve_numbers(curve, limit=_LIVE_POINTS)
-                return self.live.update_arrays(plain(curve.label), x=loss.x, y=loss.loss)
-            case "Loss scale":
-                scale = loss_scale_numbers(self.trace.steps, limit=_LIVE_POINTS)
-                log2 = scale.line_log2
-                return self.live.update_arrays(RECORDED_SCALE, x=scale.line_steps, y=log2, customdata=np.exp2(log2))
-        return False
+        self._redraw(_LIVE_POINTS)
+        cost = time.thread_time() - began
+        self._draw_after = time.monotonic() + min(_LONGEST_WAIT, cost / _DRAWING_SHARE)
 
     def _offer_figures(self, records: Sequence[StepRecord]) -> None:
         """Offer the figures that the columns of the present run allow; what is looked at stays while it is offered."""
@@ -496,12 +481,15 @@ class TrainPanel(Panel):
         if self.choice.value != chosen:
             self._redraw()
 
-    def _redraw(self) -> None:
-        self.live.update(self._draw[self.choice.value]())
+    def _redraw(self, limit: int = MAXIMUM_POINTS) -> None:
+        self.live.update(self._drawing(limit))
 
-    def _loss_figure(self) -> Any:
+    def _drawing(self, limit: int = MAXIMUM_POINTS) -> Drawing:
+        return self._drawings[self.choice.value](limit)
+
+    def _loss_drawing(self, limit: int) -> Drawing:
         curve = RunCurve(self._label(), self.trace.steps, self.trace.evaluations)
-        return loss_curves_figure([curve], metric=self._metric, theme=self.theme)
+        return loss_curves_drawing([curve], metric=self._metric, limit=limit, theme=self.theme)
 
     def _label(self) -> str:
         return self._task.name if self._task is not None else Path(self.task.value).name
@@ -577,11 +565,6 @@ def _usable(control: ParameterControl) -> bool:
         return True
     control.refuse(f"`{info.path}` must {info.rule}, got {shown(value)}")
     return False
-
-
-def _spacing(began: float, share: float) -> float:
-    """Return the time until the next drawing, for what the last one cost since then, seconds."""
-    return min(_LONGEST_WAIT, (time.thread_time() - began) / share)
 
 
 def _button(text: str, tooltip: str, style: str = "") -> widgets.Button:
