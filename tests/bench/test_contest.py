@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from workbench.bench import Request, contest, is_installed, require_equal
+from workbench.bench import Request, Sides, contest, is_installed, require_equal
+from workbench.bench.contest import require_same
 
 
 def waiting(seconds: float, heard: list[str], name: str) -> Callable[[], None]:
@@ -23,10 +25,12 @@ def test_ours_limit_and_peers_are_multiples_of_the_base() -> None:
     heard: list[str] = []
     found = contest(
         "waiting",
-        waiting(0.004, heard, "ours"),
-        waiting(0.002, heard, "base"),
-        limit=waiting(0.001, heard, "limit"),
-        peers={"slow": waiting(0.006, heard, "slow"), "gone": None},
+        lambda: Sides(
+            waiting(0.004, heard, "ours"),
+            waiting(0.002, heard, "base"),
+            limit=waiting(0.001, heard, "limit"),
+            peers={"slow": waiting(0.006, heard, "slow"), "gone": None},
+        ),
         rounds=3,
         named="half",
         goal=3.0,
@@ -61,8 +65,7 @@ def test_sides_whose_results_differ_are_not_timed(ours: torch.Tensor, sentence: 
     called: list[str] = []
     (found,) = contest(
         "updating",
-        lambda: called.append("ours"),
-        lambda: called.append("base"),
+        lambda: Sides(lambda: called.append("ours"), lambda: called.append("base")),
         rounds=2,
         goal=1.0,
         guard=lambda: require_equal(ours, theirs, "weights", rtol=0.01, atol=0.0),
@@ -70,6 +73,50 @@ def test_sides_whose_results_differ_are_not_timed(ours: torch.Tensor, sentence: 
     assert (found.verdict, found.estimate, found.goal) == ("differs", None, 1.0)
     assert found.note == sentence
     assert called == []
+
+
+def test_sides_are_made_anew_every_three_rounds_while_those_before_are_there() -> None:
+    made: list[weakref.ref[Made]] = []
+    alive: list[int] = []
+    clock = [0.0]
+
+    class Made:
+        def __init__(self, seconds: float) -> None:
+            self.seconds, self.calls = seconds, 0
+            made.append(weakref.ref(self))
+
+        def __call__(self) -> None:
+            self.calls += 1
+            clock[0] += self.seconds
+
+    def sides() -> Sides:
+        alive.append(sum(one() is not None for one in made))
+        copy = len(alive)
+        return Sides(Made(1.0 + 0.1 * copy), Made(1.0))
+
+    (found,) = contest("waiting", sides, rounds=8, repeats=2, clock=lambda: clock[0])
+    assert alive == [0, 2, 2]
+    assert found.estimate is not None
+    assert found.estimate.rounds == 8
+    assert found.estimate.value == pytest.approx(1.2)
+    assert (found.estimate.low, found.estimate.high) == pytest.approx((1.1, 1.3))  # copies differ, their rounds do not
+
+
+def test_tensors_are_compared_by_name() -> None:
+    one, other = {"a": torch.ones(2), "b": torch.zeros(2)}, {"b": torch.zeros(2), "a": torch.ones(2)}
+    require_same(one.items(), other.items(), rtol=0.0, atol=0.0)
+    for different, sentence in (
+        ({"a": torch.ones(2)}, "ours has 1 tensors, theirs 2"),
+        ({"a": torch.ones(2), "b": torch.ones(2)}, "b differs by up to 1"),
+    ):
+        (found,) = contest(
+            "updating",
+            lambda: Sides(lambda: None, lambda: None),
+            rounds=1,
+            guard=lambda different=different: require_same(different.items(), other.items(), rtol=0.0, atol=0.0),  # type: ignore[misc]
+        )
+        assert found.verdict == "differs"
+        assert found.note.startswith(sentence)
 
 
 def test_results_within_the_tolerance_are_equal() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from workbench.bench import Estimate, interleaved, median_of, ratio_of, timed
+from workbench.bench.rounds import median_of_copies
 
 
 class Clock:
@@ -75,3 +76,16 @@ def test_the_interval_of_a_median_holds_it_and_narrows_with_rounds() -> None:
 
 def test_one_round_gives_a_number_without_width() -> None:
     assert median_of([3.0]) == Estimate(3.0, 3.0, 3.0, 1)
+
+
+def test_an_interval_over_copies_holds_what_copies_differ_by() -> None:
+    rng = np.random.default_rng(0)
+    copies = [(shift + 0.01 * rng.standard_normal(5)).tolist() for shift in (1.0, 1.1, 1.2, 1.3, 1.4)]
+    over_copies = median_of_copies(copies)
+    over_rounds = median_of([value for copy in copies for value in copy])
+    assert over_copies.value == over_rounds.value == pytest.approx(1.2, abs=0.02)
+    assert over_copies.rounds == 25
+    assert over_copies.low < 1.1
+    assert over_copies.high > 1.3
+    assert over_copies.high - over_copies.low > 1.5 * (over_rounds.high - over_rounds.low)
+    assert median_of_copies([[3.0]]) == Estimate(3.0, 3.0, 3.0, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, run_benchmark
 from workbench.bench.catalog import BENCHMARKS, BenchError, chosen
-from workbench.bench.contest import contest, is_installed, require_equal
+from workbench.bench.contest import Sides, contest, is_installed, require_equal
 from workbench.bench.rounds import Estimate, interleaved, median_of, ratio_of, timed
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Estimate",
     "Finding",
     "Request",
+    "Sides",
     "chosen",
     "contest",
     "interleaved",

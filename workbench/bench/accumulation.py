@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from workbench.bench.benchmark import Finding, Request
+from workbench.bench.contest import Sides, contest, require_same
 from workbench.bench.image_nets import copies, sgd
-from workbench.bench.paired import first_difference, paired
-from workbench.bench.rounds import Estimate
+from workbench.bench.rounds import Estimate, fair_clock
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
@@ -56,23 +56,24 @@ def measure_accumulation(
         )
         for _ in range(micro_batches)
     ]
-    findings = []
-    for threads in request.each_thread_count():
-        what = f"accumulation {micro_batches} x {batch}, {threads}"
+    findings: list[Finding] = []
+
+    def sides() -> Sides:
         ours, native, buffered = (side(model, batches) for side in (_Boosted, _Native, _Buffered))
-        if difference := _difference(model, batches):
-            findings.append(Finding(f"{what}: ours / native .grad", "x", None, GOAL, difference, "differs"))
-            continue
-        findings += paired(
-            what,
-            native.window,
-            {"ours": ours.window, "separate buffers": buffered.window},
+        return Sides(ours.window, native.window, peers={"separate buffers": buffered.window})
+
+    for threads in request.each_thread_count():
+        findings += contest(
+            f"accumulation {micro_batches} x {batch}, {threads}",
+            sides,
             named="native .grad",
             rounds=request.rounds,
             repeats=repeats,
             device=device,
             goal=GOAL,
+            guard=lambda: _compare(model, batches),
             note=f"perceptron {depth} x {width}",
+            clock=fair_clock(device),
         )
     held = [_held_bytes(side(model, batches)) for side in (_Boosted, _Native)]
     ratio = held[0] / held[1]
@@ -155,12 +156,12 @@ class _Boosted(_Native):
         self.boosted.step()
 
 
-def _difference(model: nn.Module, batches: Batches) -> str:
+def _compare(model: nn.Module, batches: Batches) -> None:
     ours, native = _Boosted(model, batches), _Native(model, batches)
     for _ in range(_GUARDED_WINDOWS):
         ours.window()
         native.window()
-    return first_difference(ours.model.named_parameters(), native.model.named_parameters(), rtol=1e-6, atol=1e-7)
+    require_same(ours.model.named_parameters(), native.model.named_parameters(), rtol=1e-6, atol=1e-7)
 
 
 def _held_bytes(side: _Native) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 from workbench import ranks
 from workbench.algorithms.adasum import ServerLinks, adasum_reduce_, adasum_sets_, adasum_tree
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, require_equal
+from workbench.bench.contest import Sides, contest, require_equal
 from workbench.bench.rank_processes import answer_of_ranks
 from workbench.bench.rounds import Estimate, interleaved, ratio_of
 
@@ -63,12 +63,14 @@ def _in_one_process(what: str, size: int, tensors: int, rounds: int, device: tor
         for one, other in zip(mine, wanted, strict=True):
             require_equal(one, other, "combination", rtol=1e-4, atol=1e-5)
 
-    added, addend = torch.zeros(size, device=device), torch.ones(size, device=device)
+    def sides() -> Sides:
+        mine, other = (_gradients(size, tensors, seed, device) for seed in (0, 1))
+        added, addend = torch.zeros(size, device=device), torch.ones(size, device=device)
+        return Sides(lambda: adasum_sets_(mine, other), lambda: _formula(mine, other), limit=lambda: added.add_(addend))
+
     return contest(
         f"AdaSum of {what}",
-        lambda: adasum_sets_(ours, theirs),
-        lambda: _formula(ours, theirs),
-        limit=lambda: added.add_(addend),
+        sides,
         rounds=rounds,
         named="formula per tensor",
         goal=_GOALS.get(size),

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from workbench.algorithms.dim_reduce import DimReduce, flat_vector, updated_curvature
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, require_equal
+from workbench.bench.contest import Sides, contest, require_equal
 
 __all__ = ["measure_dim_reduce"]
 
@@ -49,34 +49,35 @@ def measure_dim_reduce(
 
 def _contest(what: str, widths: Sequence[int], components: int, batch: int, request: Request) -> list[Finding]:
     device = request.chosen_device()
-    trained = _Training(widths, batch, device)
-    matrix = _components(components, trained.size, device)
-    ours, theirs = _Training(widths, batch, device), _Training(widths, batch, device)
-    our_step, their_step = _our_step(ours, matrix), _plain_step(theirs, matrix)
+    size = _Training(widths, batch, device).size
+    matrix = _components(components, size, device)
+
+    def sides() -> Sides:
+        ours, trained, plain = (_Training(widths, batch, device) for _ in range(3))
+        sgd, read = _sgd_step(trained), matrix.view(-1)
+
+        def least() -> None:
+            sgd()
+            with torch.no_grad():
+                trained.loss()
+            read.sum()
+            read.sum()
+
+        peers = {"plain torch": _plain_step(plain, matrix)} if request.peers else {}
+        return Sides(_our_step(ours, matrix), sgd, least, peers)
 
     def guard() -> None:
+        ours, plain = _Training(widths, batch, device), _Training(widths, batch, device)
+        our_step, plain_step = _our_step(ours, matrix), _plain_step(plain, matrix)
         for _ in range(3):
             our_step()
-            their_step()
-        for one, other in zip(ours.weights, theirs.weights, strict=True):
+            plain_step()
+        for one, other in zip(ours.weights, plain.weights, strict=True):
             require_equal(one, other, "weights after 3 steps", rtol=1e-4, atol=1e-6)
 
-    sgd = _sgd_step(trained)
-    read = matrix.view(-1)
-
-    def least() -> None:
-        sgd()
-        with torch.no_grad():
-            trained.loss()
-        read.sum()
-        read.sum()
-
     return contest(
-        f"DimReduce step, MLP of {trained.size:,}, k = {components}, {what}",
-        our_step,
-        sgd,
-        limit=least,
-        peers={"plain torch": their_step} if request.peers else None,
+        f"DimReduce step, MLP of {size:,}, k = {components}, {what}",
+        sides,
         rounds=request.rounds,
         named="SGD",
         goal=_GOALS.get(batch),

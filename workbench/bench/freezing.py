@@ -24,8 +24,7 @@ from workbench.algorithms.freeze_optimizer import FreezeOpt
 from workbench.algorithms.grad_freeze import freeze_index_sequence
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
-from workbench.bench.paired import fair_clock
-from workbench.bench.rounds import median_of, ratio_of
+from workbench.bench.rounds import fair_clock, median_of, ratio_of
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 

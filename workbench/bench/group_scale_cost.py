@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, require_equal
+from workbench.bench.contest import Sides, contest, require_equal
 from workbench.bench.many_tensors import Size, words
 from workbench.bench.optimizer_tail import ScaledTail
 from workbench.scaling import GroupLossScaleManager
@@ -39,8 +39,10 @@ def measure_group_scale(request: Request, *, sizes: Sequence[Size] = _SIZES, gro
         for size in sizes:
             found += contest(
                 f"group scale, {groups} groups, {words(size)}, {threads}",
-                _grouped_tail(size, groups, device),
-                ScaledTail(list(_blocks(size, groups, device).parameters())),
+                lambda size=size: Sides(  # type: ignore[misc]
+                    _grouped_tail(size, groups, device),
+                    ScaledTail(list(_blocks(size, groups, device).parameters())),
+                ),
                 rounds=request.rounds,
                 named="one scale",
                 goal=_GOAL,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Adam
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side, contest, is_installed, require_equal
+from workbench.bench.contest import Side, Sides, contest, is_installed, require_equal
 from workbench.bench.many_tensors import Size, flat_tensors, parameters_with_gradients, words
 from workbench.optimizers.adam_offload import AdamOffload
 
@@ -49,20 +49,21 @@ def measure_host_adam(
         for size, goal in zip(sizes, goals, strict=True):
             found += contest(
                 f"host Adam, {words(size)}, {threads}",
-                _stepper(size, _ours),
-                _stepper(size, _stock),
+                lambda size=size: Sides(  # type: ignore[misc]
+                    _stepper(size, _ours),
+                    _stepper(size, _stock),
+                    _flat_step(size),
+                    _peers(size) if request.peers else {},
+                ),
                 rounds=request.rounds,
                 named="Adam(fused)",
                 goal=goal,
-                limit=_flat_step(size),
-                peers=_peers(size) if request.peers else None,
                 guard=lambda size=size: _compare(size, _ours, 1e-6),  # type: ignore[misc]
                 note="limit: the kernel on one flat tensor",
             )
             found += contest(
                 f"host Adam, bfloat16 moments, {words(size)}, {threads}",
-                _stepper(size, _ours_short),
-                _stepper(size, _stock),
+                lambda size=size: Sides(_stepper(size, _ours_short), _stepper(size, _stock)),  # type: ignore[misc]
                 rounds=request.rounds,
                 named="Adam(fused)",
                 goal=_SHORT_GOAL,

@@ -7,6 +7,7 @@ them. Beside them: no BatchNorm at all, which nothing can be faster than, and al
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side
+from workbench.bench.contest import Side, Sides, contest, require_same
 from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
-from workbench.bench.paired import first_difference, paired
+from workbench.bench.rounds import fair_clock
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
@@ -45,36 +46,71 @@ def measure_less_bn(
         For every network ours, the limit without any BatchNorm and the network as it was, over the edited one.
     """
     device = request.chosen_device()
-    findings = []
+    findings: list[Finding] = []
     for threads in request.each_thread_count():
         for name, (widths, n_blocks, batch, side) in (NETS if nets is None else nets).items():
-            torch.manual_seed(0)
-            whole = residual_net(widths, n_blocks).to(device)
-            batches = image_batches(batch, side, device)
-            edited, bare = (_Edited(widths, n_blocks, last).to(device) for last in (True, False))
-            for net in (edited, bare):
-                net.load_state_dict({key: whole.state_dict()[key] for key in net.state_dict()})
-            boosted = _boosted(whole)
-            what = f"LessBN {name}, {threads}"
-            if difference := _difference(whole, edited, batches):
-                findings.append(Finding(f"{what}: ours / edited by hand", "x", None, GOAL, difference, "differs"))
-                continue
-            findings += paired(
-                what,
-                _plain_step(edited, batches),
-                {
-                    "ours": _boosted_step(boosted, batches),
-                    "no BatchNorm": _plain_step(bare, batches),
-                    "all BatchNorms": _plain_step(copies(whole, 1)[0], batches),
-                },
+            nets_of = _Nets.made(widths, n_blocks, image_batches(batch, side, device), device)
+            findings += contest(
+                f"LessBN {name}, {threads}",
+                nets_of.sides,
                 named="edited by hand",
                 rounds=request.rounds,
                 repeats=1,
                 device=device,
                 goal=GOAL,
-                note=f"{_norms(boosted.model)} of {_norms(whole)} BatchNorms stay",
+                guard=nets_of.compare,
+                note=nets_of.norms(),
+                clock=fair_clock(device),
             )
     return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Nets:
+    """The network as it was, as it is edited, and without any BatchNorm; equal weights, and their batches."""
+
+    whole: nn.Module
+    edited: nn.Module
+    bare: nn.Module
+    batches: list[Batch]
+
+    @classmethod
+    def made(cls, widths: tuple[int, ...], n_blocks: int, batches: list[Batch], device: torch.device) -> _Nets:
+        torch.manual_seed(0)
+        whole = residual_net(widths, n_blocks).to(device)
+        edited, bare = (_Edited(widths, n_blocks, last).to(device) for last in (True, False))
+        for net in (edited, bare):
+            net.load_state_dict({key: whole.state_dict()[key] for key in net.state_dict()})
+        return cls(whole, edited, bare, batches)
+
+    def sides(self) -> Sides:
+        whole, edited, bare = (
+            _plain_step(copies(net, 1)[0], self.batches) for net in (self.whole, self.edited, self.bare)
+        )
+        ours = _boosted_step(_boosted(self.whole), self.batches)
+        return Sides(ours, edited, peers={"no BatchNorm": bare, "all BatchNorms": whole})
+
+    def norms(self) -> str:
+        """Say how many BatchNorms stay."""
+        return f"{_norms(_boosted(self.whole).model)} of {_norms(self.whole)} BatchNorms stay"
+
+    def compare(self) -> None:
+        """See that ours computes what the edited network does, before and after a few steps."""
+        boosted = _boosted(self.whole)
+        (twin,) = copies(self.edited, 1)
+        sides: list[Callable[[], object]] = [_boosted_step(boosted, self.batches), _plain_step(twin, self.batches)]
+        for _ in range(_GUARDED_STEPS):
+            images, _ = self.batches[0]
+            with torch.no_grad():
+                outputs = [[("output", net(images))] for net in (boosted.model, twin)]
+            require_same(*outputs, rtol=1e-4, atol=1e-5)
+            for side in sides:
+                side()
+        require_same(boosted.model.named_parameters(), twin.named_parameters(), rtol=1e-4, atol=1e-5)
+
+
+def _norms(model: nn.Module) -> int:
+    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
 
 
 class _EditedBlock(nn.Module):
@@ -119,10 +155,6 @@ class _Edited(nn.Module):
         return self.fc(features.mean(dim=(2, 3)))  # type: ignore[no-any-return]  # nn.Module calls are Any
 
 
-def _norms(model: nn.Module) -> int:
-    return sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
-
-
 def _boosted(model: nn.Module) -> Boosted:
     config = BoostConfig.from_dict(
         {
@@ -151,19 +183,3 @@ def _boosted_step(boosted: Boosted, batches: list[Batch]) -> Side:
 def _plain_step(model: nn.Module, batches: list[Batch]) -> Side:
     optimizer, stream = sgd(model.parameters()), cycle(batches)
     return lambda: train_once(model, optimizer, next(stream))
-
-
-def _difference(whole: nn.Module, edited: nn.Module, batches: list[Batch]) -> str:
-    """Return what ours computes other than the edited network, before and after a few steps; empty when nothing."""
-    boosted = _boosted(whole)
-    (twin,) = copies(edited, 1)
-    sides: list[Callable[[], object]] = [_boosted_step(boosted, batches), _plain_step(twin, batches)]
-    for _ in range(_GUARDED_STEPS):
-        images, _ = batches[0]
-        with torch.no_grad():
-            outputs = [[("output", net(images))] for net in (boosted.model, twin)]
-        if difference := first_difference(*outputs, rtol=1e-4, atol=1e-5):
-            return difference
-        for side in sides:
-            side()
-    return first_difference(boosted.model.named_parameters(), twin.named_parameters(), rtol=1e-4, atol=1e-5)

@@ -21,8 +21,7 @@ from torch import nn
 
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.image_nets import image_task, residual_net
-from workbench.bench.paired import fair_clock
-from workbench.bench.rounds import Estimate, interleaved, ratio_of
+from workbench.bench.rounds import Estimate, fair_clock, interleaved, ratio_of
 from workbench.config import BoostConfig
 from workbench.experiments.speed_ratio import TimedSide
 from workbench.tasks import Task, load_task

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, require_equal
+from workbench.bench.contest import Sides, contest, require_equal
 from workbench.embeddings import HashEmbedding
 from workbench.optimizers.row_wise import RowWiseAdagrad, RowWiseAdam
 
@@ -55,32 +55,35 @@ def _contest(
     rows, dim, records, ids = sizes
     device = request.chosen_device()
     batches = _batches(rows, records, ids, device)
-    ours, by_hand = _Network(rows, dim, ids, hashed, device), _Network(rows, dim, ids, hashed, device)
-    our_step, hand_step = _our_step(ours, rule, batches), _hand_step(by_hand, rule, batches)
+
+    def new(*, sparse: bool = True) -> _Network:
+        return _Network(rows, dim, ids, hashed, device, sparse=sparse)
+
+    def sides() -> Sides:
+        peers: dict[str, Callable[[], object] | None] = {}
+        if request.peers and rule == "Adam" and not hashed:
+            peers = {
+                "torch SparseAdam": _sparse_adam_step(new(), batches),
+                "torch Adam": _dense_adam_step(new(sparse=False), batches),
+            }
+        return Sides(_our_step(new(), rule, batches), _hand_step(new(), rule, batches), peers=peers)
 
     def guard() -> None:
+        ours, by_hand = new(), new()
+        our_step, hand_step = _our_step(ours, rule, batches), _hand_step(by_hand, rule, batches)
         for _ in range(5):
             our_step()
             hand_step()
         require_equal(ours.table.weight, by_hand.table.weight, "table after 5 steps", rtol=1e-4, atol=1e-5)
         require_equal(ours.head.weight, by_hand.head.weight, "layer after 5 steps", rtol=1e-4, atol=1e-5)
 
-    peers: dict[str, Callable[[], object] | None] | None = None
-    if request.peers and rule == "Adam" and not hashed:
-        networks = [_Network(rows, dim, ids, hashed, device, sparse=sparse) for sparse in (True, False)]
-        peers = {
-            "torch SparseAdam": _sparse_adam_step(networks[0], batches),
-            "torch Adam": _dense_adam_step(networks[1], batches),
-        }
     return contest(
         f"online step, {'hashed into ' if hashed else ''}{rows:,} x {dim}, batch {records} x {ids}, {rule}, {threads}",
-        our_step,
-        hand_step,
+        sides,
         rounds=request.rounds,
         named="loop by hand",
         goal=_GOAL,
         guard=guard,
-        peers=peers,
         device=device,
     )
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Adam
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side, contest, require_equal
+from workbench.bench.contest import Side, Sides, contest, require_equal
 from workbench.bench.many_tensors import Size, flat_tensors, parameters_with_gradients, words
 from workbench.scaling import DynamicLossScaleUpdateCell
 from workbench.training.loss_scaling import LossScaling
@@ -45,12 +45,14 @@ def measure_optimizer_tail(
         for size, goal in zip(sizes, goals, strict=True):
             found += contest(
                 f"scaled tail, {words(size)}, {threads}",
-                ScaledTail(parameters_with_gradients(size, device)),
-                _StockTail(parameters_with_gradients(size, device)),
+                lambda size=size: Sides(  # type: ignore[misc]
+                    ScaledTail(parameters_with_gradients(size, device)),
+                    _StockTail(parameters_with_gradients(size, device)),
+                    _flat_tail(size, device),
+                ),
                 rounds=request.rounds,
                 named="GradScaler + Adam(fused)",
                 goal=goal,
-                limit=_flat_tail(size, device),
                 guard=lambda size=size: _compare(size, device),  # type: ignore[misc]
                 note="limit: the same kernels on one flat tensor",
                 device=device,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from workbench.algorithms.pca import principal_components
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, is_installed, require_equal
+from workbench.bench.contest import Sides, contest, is_installed, require_equal
 from workbench.bench.rounds import Estimate
 
 __all__ = ["measure_pca", "subspace_angle"]
@@ -71,14 +71,16 @@ def _against_scikit_learn(
 
     return contest(
         what,
-        lambda: principal_components(matrix, components),
-        lambda: PCA(components).fit(matrix),
-        limit=_two_passes(matrix, components),
+        lambda: Sides(
+            lambda: principal_components(matrix, components),
+            lambda: PCA(components).fit(matrix),
+            limit=_two_passes(matrix, components),
+            peers=_peers(matrix, components, randomized_svd) if request.peers else {},
+        ),
         rounds=request.rounds,
         named="scikit-learn",
         goal=_GOAL,
         guard=guard,
-        peers=_peers(matrix, components, randomized_svd) if request.peers else None,
         note="float32; limit: two float32 products, snapshots with each other and with the components",
     )
 

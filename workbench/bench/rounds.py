@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from workbench.experiments.speed_ratio import bootstrap_median_interval
 
-__all__ = ["Estimate", "interleaved", "median_of", "ratio_of", "timed"]
+__all__ = ["Estimate", "fair_clock", "interleaved", "median_of", "median_of_copies", "ratio_of", "timed"]
 
 T = TypeVar("T")
+
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,19 @@ def timed(work: Callable[[], object], clock: Callable[[], float] = time.perf_cou
     return measure
 
 
+def fair_clock(device: torch.device) -> Callable[[], float]:
+    """Return a clock of seconds that only grow.
+
+    One thread on a CPU that never waits: its processor time is its time on a machine that does nothing else, so that is
+    counted. Otherwise, time as it passes.
+
+    Args:
+        device: Where the work happens.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    return time.process_time if alone else time.perf_counter
+
+
 def median_of(values: Sequence[float], seed: int = 0) -> Estimate:
     """Return the median of values, one per round.
 
@@ -86,6 +102,27 @@ def median_of(values: Sequence[float], seed: int = 0) -> Estimate:
     observed = np.asarray(values, dtype=float)
     low, high = bootstrap_median_interval(observed, seed)
     return Estimate(float(np.median(observed)), low, high, len(observed))
+
+
+def median_of_copies(copies: Sequence[Sequence[float]], seed: int = 0) -> Estimate:
+    """Return the median of values whose rounds stand on several copies of what is measured.
+
+    Copies of one thing differ, by where their arrays came to lie; so the bootstrap draws copies first, and then rounds
+    of each.
+
+    Args:
+        copies: For every copy one value per round, at least one.
+        seed: Seed of the bootstrap.
+    """
+    observed = [np.asarray(values, dtype=float) for values in copies]
+    rng = np.random.default_rng(seed)
+    medians = []
+    for _ in range(_RESAMPLES):
+        drawn = [observed[index] for index in rng.integers(0, len(observed), len(observed))]
+        medians.append(np.median(np.concatenate([rng.choice(values, len(values)) for values in drawn])))
+    low, high = np.quantile(medians, (0.025, 0.975))
+    together = np.concatenate(observed)
+    return Estimate(float(np.median(together)), float(low), float(high), len(together))
 
 
 def ratio_of(candidate: Sequence[float], base: Sequence[float], seed: int = 0) -> Estimate:

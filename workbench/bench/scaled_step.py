@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, require_equal
+from workbench.bench.contest import Sides, contest, require_equal
 from workbench.config import BoostConfig
 from workbench.training import apply
 
@@ -63,12 +63,10 @@ def measure_scaled_step(request: Request, *, nets: Sequence[Perceptron] = _NETS)
             inputs, classes = _batch(net, device)
             found += contest(
                 f"scaled step, {net.layers} x {net.width} batch {net.batch}, {threads}",
-                _boosted_step(copy.deepcopy(model), inputs, classes),
-                _stock_step(copy.deepcopy(model), inputs, classes),
+                lambda model=model, batch=(inputs, classes): _sides(model, batch, request.peers),  # type: ignore[misc]
                 rounds=request.rounds,
                 named="unscaled step",
                 goal=net.goal,
-                peers={"GradScaler": _scaler_step(copy.deepcopy(model), inputs, classes)} if request.peers else None,
                 guard=lambda model=model, batch=(inputs, classes): _compare(model, *batch),  # type: ignore[misc]
                 note=f"{len(list(model.parameters()))} tensors, Adam(fused)",
                 device=device,
@@ -87,6 +85,15 @@ def _batch(net: Perceptron, device: torch.device) -> tuple[Tensor, Tensor]:
     inputs = torch.randn(net.batch, net.width, generator=generator)
     classes = torch.randint(0, _CLASSES, (net.batch,), generator=generator)
     return inputs.to(device), classes.to(device)
+
+
+def _sides(model: nn.Module, batch: tuple[Tensor, Tensor], peers: bool) -> Sides:
+    ours, stock, scaled = (copy.deepcopy(model) for _ in range(3))
+    return Sides(
+        _boosted_step(ours, *batch),
+        _stock_step(stock, *batch),
+        peers={"GradScaler": _scaler_step(scaled, *batch)} if peers else {},
+    )
 
 
 def _boosted_step(model: nn.Module, inputs: Tensor, classes: Tensor) -> Callable[[], None]:

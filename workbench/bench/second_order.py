@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import contest, is_installed, require_equal
+from workbench.bench.contest import Sides, contest, is_installed, require_equal
 from workbench.optimizers.thor import Thor
 from workbench.optimizers.thor_layers import Tally
 from workbench.tasks.digits import ResNet
@@ -89,14 +89,16 @@ class _Training:
 def _steps(
     what: str, goal_of: str, new: Callable[[], _Training], frequency: int, threads: str, request: Request
 ) -> list[Finding]:
-    by_thor, by_sgd = new(), new()
-    thor = Thor(by_thor.network, _RATE, _DAMPING, _MOMENTUM, frequency=frequency)
-    sgd = torch.optim.SGD(by_sgd.network.parameters(), lr=_RATE, momentum=_MOMENTUM, fused=True)
+    def sides() -> Sides:
+        by_thor, by_sgd = new(), new()
+        thor = Thor(by_thor.network, _RATE, _DAMPING, _MOMENTUM, frequency=frequency)
+        sgd = torch.optim.SGD(by_sgd.network.parameters(), lr=_RATE, momentum=_MOMENTUM, fused=True)
+        peers = _peers(new, frequency) if request.peers and frequency < 100 else {}
+        return Sides(by_thor.cycle(thor, frequency), by_sgd.cycle(sgd, frequency), peers=peers)
+
     return contest(
         f"THOR step, {what}, refresh every {frequency}, {threads}",
-        by_thor.cycle(thor, frequency),
-        by_sgd.cycle(sgd, frequency),
-        peers=_peers(new, frequency) if request.peers and frequency < 100 else None,
+        sides,
         rounds=request.rounds,
         named="SGD",
         goal=_GOALS.get((goal_of, frequency)),
@@ -166,14 +168,13 @@ def _refresh(what: str, training: _Training, request: Request) -> list[Finding]:
     def batched() -> Tensor:
         return torch.cholesky_inverse(factorised())
 
+    peers = {"Cholesky alone": factorised, "eigh": lambda: torch.linalg.eigh(stack)} if request.peers else {}
     return contest(
         f"THOR refresh, {len(engine.layers)} layers of {what}",
-        ours,
-        batched,
+        lambda: Sides(ours, batched, peers=peers),
         rounds=request.rounds,
         named=f"Cholesky and inverse of {len(stack)} blocks of {blocks.block_size}",
         goal=_GOAL_OF_REFRESH,
-        peers={"Cholesky alone": factorised, "eigh": lambda: torch.linalg.eigh(stack)} if request.peers else None,
         guard=guard,
         device=request.chosen_device(),
     )
