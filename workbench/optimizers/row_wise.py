@@ -29,6 +29,7 @@ References:
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -191,7 +192,10 @@ class _RowWiseOptimizer(Optimizer, ABC):
                 for name, part in zip(names, before, strict=True)
             ]
         weights = table.index_select(0, rows)
-        new_weights, after = self._update_rows(weights, values.to(weights.dtype), old, group)
+        given = weights
+        if skip is not None:  # what was there before may be put back
+            given, old = weights.clone(), [part.clone() for part in old]
+        new_weights, after = self._update_rows(given, values.to(weights.dtype), old, group)
         for target, new, former in zip(
             [table, *(state[name] for name in names)], [new_weights, *after], [weights, *before], strict=True
         ):
@@ -269,7 +273,7 @@ class _RowWiseOptimizer(Optimizer, ABC):
     def _update_rows(
         self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return new weights and new state, in the order of ``_row_state``."""
+        """Return new weights and new state, in the order of ``_row_state``; may be written over what is given."""
 
 
 class RowWiseAdagrad(_RowWiseOptimizer):
@@ -361,16 +365,22 @@ class RowWiseAdam(_RowWiseOptimizer):
     ) -> tuple[Tensor, list[Tensor]]:
         (beta1, beta2), learning_rate = group["betas"], float(group["lr"])
         steps, first, second = old
-        steps = steps + 1
+        steps = steps.add_(1)
         wide = gradients.to(first.dtype)
-        first = torch.lerp(first, wide, 1.0 - beta1)
-        second = torch.addcmul(second * beta2, wide, wide, value=1.0 - beta2)
-        # In float64: 1 - beta2 ** t is small, and float32 would lose half of its digits.
-        count = steps.to(torch.float64).view(-1, *[1] * (weights.ndim - 1))
-        rate = (learning_rate / (1.0 - torch.pow(beta1, count))).to(first.dtype)
-        correction = (1.0 - torch.pow(beta2, count)).sqrt_().to(first.dtype)
-        update = (first * rate).div_(second.sqrt().div_(correction).add_(group["eps"]))
-        return _decayed(weights, group).sub(update.to(weights.dtype)), [steps, first, second]
+        first = first.lerp_(wide, 1.0 - beta1)
+        second = second.mul_(beta2).addcmul_(wide, wide, value=1.0 - beta2)
+        count = steps.to(first.dtype).view(-1, *[1] * (weights.ndim - 1))
+        correction = _one_minus_power(beta2, count).sqrt_()
+        rate = correction.div(_one_minus_power(beta1, count)).mul_(learning_rate)
+        update = (first * rate).div_(correction.mul_(group["eps"]).add(second.sqrt()))
+        return _decayed(weights, group).sub_(update.to(weights.dtype)), [steps, first, second]
+
+
+def _one_minus_power(base: float, count: Tensor) -> Tensor:
+    """Return ``1 - base ** count`` with nearly all its digits: near 1 the power itself has lost half of them."""
+    if base == 0.0:
+        return torch.ones_like(count)
+    return torch.expm1(count * math.log(base)).neg_()
 
 
 class _DenseTensors:
