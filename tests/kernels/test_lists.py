@@ -184,3 +184,28 @@ def test_autograd_hears_of_what_changes() -> None:
         kernels.adam_([weight], [torch.ones(3)], [torch.zeros(3)], [torch.zeros(3)], settings)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("rows", [1, 3, 4, 32, 37])
+@pytest.mark.parametrize("columns", [1, 4095, 4096, 70_001])
+def test_rows_are_combined_as_a_product_would(rows: int, columns: int) -> None:
+    matrix, factors = drawn([rows * columns, 2 * rows], 0)
+    matrix, factors = matrix.view(rows, columns), factors.view(2, rows)
+    out = torch.full((2, columns), math.nan)
+    version = out._version
+    kernels.combine_rows(matrix, factors, out)
+    assert out._version > version
+    torch.testing.assert_close(out, (factors.double() @ matrix.double()).float(), rtol=1e-5, atol=1e-5)
+    before, threads = out.clone(), torch.get_num_threads()
+    torch.set_num_threads(3 - threads)
+    kernels.combine_rows(matrix, factors, out)
+    torch.set_num_threads(threads)
+    assert torch.equal(out, before)
+
+
+def test_rows_of_another_number_are_not_combined() -> None:
+    with pytest.raises(ValueError, match=r"\[2, rows\]"):
+        kernels.combine_rows(torch.ones(3, 5), torch.ones(2, 4), torch.ones(2, 5))
+    with pytest.raises(ValueError, match=r"\[2, columns\]"):
+        kernels.combine_rows(torch.ones(3, 5), torch.ones(2, 3), torch.ones(2, 6))

@@ -33,6 +33,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
+from workbench import kernels
+
 __all__ = [
     "Arithmetic",
     "DimReduce",
@@ -78,20 +80,22 @@ def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Ari
     return slice(start, start + each + (rank < rest))
 
 
-def flat_vector(tensors: Sequence[Tensor | None], like: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+def flat_vector(
+    tensors: Sequence[Tensor | None], like: Sequence[Tensor], dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     """Return tensors as one flat vector.
 
     Args:
         tensors: Gradients or weights; None stands for zeros.
         like: One tensor per entry with its shape and device.
         dtype: Precision of the vector; half precision is widened here.
+        out: Where to write it, of that precision and as long; None makes a new one.
     """
-    return torch.cat(
-        [
-            (torch.zeros_like(shape) if tensor is None else tensor).detach().reshape(-1).to(dtype)
-            for tensor, shape in zip(tensors, like, strict=True)
-        ]
-    )
+    parts = [
+        (torch.zeros_like(shape) if tensor is None else tensor).detach().reshape(-1).to(dtype)
+        for tensor, shape in zip(tensors, like, strict=True)
+    ]
+    return torch.cat(parts) if out is None else torch.cat(parts, out=out)
 
 
 def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Tensor) -> Tensor:
@@ -267,6 +271,7 @@ class DimReduce:
         self.momentum = torch.zeros(self.components.shape[1], dtype=dtype, device=device)
         self.initialised = False  # whether there is a gradient to compare with
         self.last_step: DimReduceStep | None = None
+        self._vectors: Tensor | None = None
 
     def __call__(
         self,
@@ -329,7 +334,8 @@ class DimReduce:
         """
         if len(grads) != len(self.weight):
             raise ValueError(f"there must be one gradient per weight ({len(self.weight)}), got {len(grads)}")
-        given = flat_vector(grads, self.weight, self.components.dtype)
+        vectors = self._working_vectors()
+        given = flat_vector(grads, self.weight, self.components.dtype, out=vectors[2])
         is_scaled = isinstance(loss_scale, Tensor) or loss_scale != 1.0
         gradient = given / loss_scale if is_scaled else given
         gradient_k = self._project(gradient).to(self.inverse_hessian.dtype)
@@ -337,10 +343,17 @@ class DimReduce:
         if self.initialised:
             curvature = updated_curvature(curvature, gradient_k - self.previous_gradient, self.previous_step)
         direction_k = -(curvature @ gradient_k)
-        direction, projection = self._carry_back(direction_k, gradient_k)
+        direction, projection = self._carry_back(direction_k, gradient_k, out=vectors[:2])
         slope = gradient_k @ direction_k
 
-        taken = self._search_line(self._mean_loss(loss.detach()), slope, direction, evaluate, gradient_k, direction_k)
+        start = self._start()
+        try:
+            taken = self._search_line(
+                self._mean_loss(loss.detach()), slope, start, direction, evaluate, gradient_k, direction_k
+            )
+        except BaseException:
+            self._put_back(start)
+            raise
         # As upstream: a failed search also forgets this step's curvature and gradient, the next one compares with the
         # last gradient from which a step was taken.
         if taken.found:
@@ -351,8 +364,9 @@ class DimReduce:
         # As upstream with "reference": the residual of the gradient as given, less the projection of the unscaled one.
         outside = given if self.arithmetic == "reference" else gradient
         # residual_momentum() in place: vectors of this length are what a step waits for.
-        self.momentum.mul_(self.gamma).add_(outside).sub_(projection)
-        self._subtract(torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho))
+        torch.add(outside, self.momentum, alpha=self.gamma, out=self.momentum).sub_(projection)
+        change = torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho)
+        self._subtract(start, change)
         self.last_step = taken
         return taken
 
@@ -406,7 +420,7 @@ class DimReduce:
         twin = object.__new__(DimReduce)
         memo[id(self)] = twin
         shared = {"components", "process_group"}
-        for name, value in vars(self).items():
+        for name, value in (vars(self) | {"_vectors": None}).items():
             setattr(twin, name, value if name in shared else copy.deepcopy(value, memo))
         return twin
 
@@ -414,12 +428,13 @@ class DimReduce:
         self,
         loss: Tensor,
         slope: Tensor,
+        start: list[Tensor],
         direction: Tensor,
         evaluate: Callable[[], Tensor],
         gradient_k: Tensor,
         direction_k: Tensor,
     ) -> DimReduceStep:
-        start = [parameter.detach().clone() for parameter in self.weight]
+        """Try shorter and shorter steps; the weights stay at the last trial."""
         parts = self._shaped(direction)
         # As upstream with "reference": trials run in training mode and move BatchNorm statistics.
         buffers = list(self.network.buffers()) if self.arithmetic == "corrected" else []
@@ -438,17 +453,40 @@ class DimReduce:
                 rho *= self.rho
             return DimReduceStep(False, 0.0, self.line_search_trials, loss, new_loss, slope, gradient_k, direction_k)
         finally:
-            for parameter, value in zip(self.weight, start, strict=True):
-                parameter.copy_(value)
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
 
-    def _subtract(self, change: Tensor) -> None:
+    def _start(self) -> list[Tensor]:
+        """Return copies of the weights as they are."""
+        copies = [
+            part if part.dtype == parameter.dtype else torch.empty_like(parameter)
+            for parameter, part in zip(self.weight, self._shaped(self._working_vectors()[3]), strict=True)
+        ]
+        for parameter, own in zip(self.weight, copies, strict=True):
+            own.copy_(parameter)
+        return copies
+
+    def _put_back(self, start: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.weight, start, strict=True):
+            parameter.copy_(value)
+
+    def _working_vectors(self) -> Tensor:
+        """Return ``[4, n_weights]`` that are kept from step to step, since fresh memory is slow to touch.
+
+        They are direction, projection, gradient and the weights from which trials start.
+        """
+        if self._vectors is None:
+            self._vectors = self.components.new_empty(4, self.components.shape[1])
+        return self._vectors
+
+    def _subtract(self, start: Sequence[Tensor], change: Tensor) -> None:
+        """Bring the weights to where the line search started, less the change."""
         parts = self._shaped(change)
         if self.optimizer is None:
-            for parameter, part in zip(self.weight, parts, strict=True):
-                parameter.sub_(part)
+            for parameter, value, part in zip(self.weight, start, parts, strict=True):
+                torch.sub(value, part, out=parameter)
             return
+        self._put_back(start)
         kept = [parameter.grad for parameter in self.weight]
         for parameter, part in zip(self.weight, parts, strict=True):
             parameter.grad = part.to(parameter.dtype)
@@ -466,16 +504,18 @@ class DimReduce:
         whole[self.rows] = self.components @ vector
         return self._sum_over_ranks(whole)
 
-    def _carry_back(self, *coefficients: Tensor) -> Tensor:
-        """Return P^T coefficients, one row for each, ``[vectors, n_weights]``; the components are read once for all."""
-        rows = torch.stack(coefficients)[:, self.rows].to(self.components.dtype)
+    def _carry_back(self, one: Tensor, other: Tensor, out: Tensor) -> Tensor:
+        """Return P^T of two vectors of coefficients in ``out``, ``[2, n_weights]``; the components are read once."""
+        rows = torch.stack([one, other])[:, self.rows].to(self.components.dtype).contiguous()
+        if kernels.are_fit([self.components, rows, out]):
+            kernels.combine_rows(self.components, rows, out)
+            return self._sum_over_ranks(out)
         n_weights = self.components.shape[1]
-        result = rows.new_empty(len(rows), n_weights)
         width = _COLUMNS if rows.is_cpu else n_weights
         for begin in range(0, n_weights, width):
             columns = slice(begin, begin + width)
-            torch.mm(rows, self.components[:, columns], out=result[:, columns])
-        return self._sum_over_ranks(result)
+            torch.mm(rows, self.components[:, columns], out=out[:, columns])
+        return self._sum_over_ranks(out)
 
     def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
         if self.rank_size > 1:

@@ -37,6 +37,15 @@ static int64_t sum(int64_t arrays, const int64_t *lengths) {
         }                                                                                                              \
     }
 
+/* a * b + c, rounded once where the processor can do that quickly. */
+static inline float fused(float a, float b, float c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 /* Multiply each array by its factor; `found` of an array becomes 1 when an element was inf or NaN before. */
 void unscale_and_check(int64_t arrays, float *const *values, const int64_t *lengths, const float *factors,
                        int32_t *found, int32_t threads) {
@@ -151,6 +160,46 @@ void mix(int64_t arrays, float *const *ours, const float *const *theirs, const i
     })
 }
 
+/* Columns whose two sums stay in the nearest cache while all rows of a matrix pass by. */
+enum { COLUMNS = 4096 };
+
+/* Two linear combinations of the rows of a matrix, read once: with `factors` of two times so many rows, the first for
+ * out[0, columns), the second for what follows. Rows are added in their order, four at a time.
+ */
+void combine_rows(int64_t rows, int64_t columns, const float *matrix, const float *factors, float *out,
+                  int32_t threads) {
+    const int64_t blocks = (columns + COLUMNS - 1) / COLUMNS;
+    PARALLEL(threads)
+    {
+        const int64_t mine = omp_get_thread_num(), all = omp_get_num_threads();
+        for (int64_t b = blocks * mine / all; b < blocks * (mine + 1) / all; b++) {
+            const int64_t from = b * COLUMNS, n = columns - from < COLUMNS ? columns - from : COLUMNS;
+            float *restrict one = out + from, *restrict other = out + columns + from;
+            memset(one, 0, n * sizeof *one);
+            memset(other, 0, n * sizeof *other);
+            const float *own = factors, *its = factors + rows;
+            int64_t r = 0;
+            for (; r + 4 <= rows; r += 4) {
+                const float *restrict w = matrix + r * columns + from, *restrict x = w + columns;
+                const float *restrict y = x + columns, *restrict z = y + columns;
+                const float a = own[r], c = own[r + 1], d = own[r + 2], e = own[r + 3];
+                const float f = its[r], g = its[r + 1], h = its[r + 2], k = its[r + 3];
+                for (int64_t i = 0; i < n; i++) {
+                    one[i] = fused(e, z[i], fused(d, y[i], fused(c, x[i], fused(a, w[i], one[i]))));
+                    other[i] = fused(k, z[i], fused(h, y[i], fused(g, x[i], fused(f, w[i], other[i]))));
+                }
+            }
+            for (; r < rows; r++) {
+                const float *restrict w = matrix + r * columns + from;
+                for (int64_t i = 0; i < n; i++) {
+                    one[i] = fused(own[r], w[i], one[i]);
+                    other[i] = fused(its[r], w[i], other[i]);
+                }
+            }
+        }
+    }
+}
+
 /* What is the same for all elements of a step of Adam. */
 struct adam {
     float first_weight;   /* 1 - beta1 */
@@ -163,15 +212,6 @@ struct adam {
     float shrink;         /* 1 - learning rate * decoupled decay */
     float sign;           /* -1 to maximise */
 };
-
-/* a * b + c, rounded once where the processor can do that quickly. */
-static inline float fused(float a, float b, float c) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
-    return fmaf(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
 
 /* In torch's order and with its roundings, so that a step has torch's bits. `is_last` is for the elements that torch's
  * vectors do not reach: there its compiler fuses the other product. `corrects` is false where `correction` is 1. */

@@ -29,6 +29,7 @@ __all__ = [
     "adam_rounded_",
     "addresses_of",
     "are_fit",
+    "combine_rows",
     "inner_products",
     "lengths_of",
     "mix_",
@@ -170,6 +171,29 @@ def mix_(ours: Sequence[Tensor], theirs: Sequence[Tensor], own: Sequence[float],
         _long(len(lengths)), *map(_at, (a, b, lengths)), _at(of_own), _at(of_other), _threads(library, lengths)
     )
     increment_version(ours)
+
+
+def combine_rows(matrix: Tensor, factors: Tensor, out: Tensor) -> None:
+    """Form two linear combinations of a matrix's rows, for which the matrix is read once.
+
+    Args:
+        matrix: ``[rows, columns]``, fit for it, see `are_fit`.
+        factors: ``[2, rows]``, likewise.
+        out: ``[2, columns]``, likewise, where they are written: the same bits for any number of threads.
+
+    Raises:
+        ValueError: When the shapes do not belong together.
+    """
+    if matrix.ndim != 2 or factors.shape != (2, matrix.shape[0]) or out.shape != (2, matrix.shape[1]):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (matrix, factors, out))
+        raise ValueError(f"shapes must be [rows, columns], [2, rows] and [2, columns], got {shapes}")
+    library = _library()
+    library.functions.combine_rows(
+        *map(_long, matrix.shape),
+        *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (matrix, factors, out)),
+        _threads(library, array("q", [matrix.numel()])),
+    )
+    increment_version([out])
 
 
 def adam_(
