@@ -13,10 +13,12 @@ TINY = {"width": 8, "depth": 1, "micro_batches": 3, "batch": 2}
 
 
 def test_ours_the_peer_and_the_bytes_are_found() -> None:
-    ours, buffers, held = measure_accumulation(REQUEST, **TINY)
+    ours, buffers, operations, held = measure_accumulation(REQUEST, **TINY)
     assert ours.what == "accumulation 3 x 2, 1 thread: ours / native .grad"
     assert ours.estimate is not None
     assert buffers.what.endswith("separate buffers / native .grad")
+    assert operations.estimate is not None
+    assert operations.estimate.value <= 1.0, operations.note
     assert held.estimate is not None
     assert held.estimate.value == 1.0  # gradients, and nothing beside them
     assert held.note.startswith("1.00 times the parameters")

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from workbench.bench import Request, Sides, contest, is_installed, require_equal
+from workbench.bench import Estimate, Request, Sides, contest, is_installed, require_equal
 from workbench.bench.contest import require_same
+from workbench.bench.operations import operations_of
 
 
 def waiting(seconds: float, heard: list[str], name: str) -> Callable[[], None]:
@@ -100,6 +101,31 @@ def test_sides_are_made_anew_every_three_rounds_while_those_before_are_there() -
     assert found.estimate.rounds == 8
     assert found.estimate.value == pytest.approx(1.2)
     assert (found.estimate.low, found.estimate.high) == pytest.approx((1.1, 1.3))  # copies differ, their rounds do not
+
+
+def test_operations_are_counted_where_that_is_asked_for() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)  # its buffer is made in the first step
+
+    def once() -> None:
+        optimizer.zero_grad()
+        weight.view(1, 3).square().sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def twice() -> None:
+        once()
+        once()
+
+    assert operations_of(once)["aten.sum.default"] == 1
+    assert "aten.view.default" not in operations_of(once)
+    time, counted = contest("stepping", lambda: Sides(twice, once), rounds=1, repeats=1, counted=True)
+    assert (time.what, counted.what) == (
+        "stepping: ours / base",
+        "stepping, operations of torch: ours / base",
+    )
+    assert counted.estimate == Estimate(2.0, 2.0, 2.0, 1)
+    n = operations_of(once).total()
+    assert counted.note == f"{2 * n} against {n}, counted"
 
 
 def test_tensors_are_compared_by_name() -> None:

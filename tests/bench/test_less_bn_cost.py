@@ -20,7 +20,12 @@ def test_ours_the_limit_and_the_whole_network_are_found() -> None:
         "ours / edited by hand",
         "no BatchNorm / edited by hand",
         "all BatchNorms / edited by hand",
+        "ours / edited by hand",
     ]
+    operations = found[-1]
+    assert operations.what.endswith("operations of torch: ours / edited by hand")
+    assert operations.estimate is not None
+    assert operations.estimate.value <= 1.0, operations.note
     assert all(one.estimate is not None for one in found)
     assert found[0].note == "3 of 6 BatchNorms stay"
 

@@ -74,6 +74,7 @@ def measure_accumulation(
             guard=lambda: _compare(model, batches),
             note=f"perceptron {depth} x {width}",
             clock=fair_clock(device),
+            counted=True,
         )
     held = [_held_bytes(side(model, batches)) for side in (_Boosted, _Native)]
     ratio = held[0] / held[1]

@@ -16,7 +16,8 @@ import torch
 
 from workbench import devices
 from workbench.bench.benchmark import Finding
-from workbench.bench.rounds import interleaved, median_of_copies
+from workbench.bench.operations import operations_of
+from workbench.bench.rounds import Estimate, interleaved, median_of_copies
 
 __all__ = ["Side", "Sides", "contest", "is_installed", "require_equal", "require_same"]
 
@@ -102,6 +103,7 @@ def contest(
     repeats: int | None = None,
     least_seconds: float = _LEAST_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
+    counted: bool = False,
 ) -> list[Finding]:
     """Measure how long ours takes as a multiple of the base.
 
@@ -117,6 +119,8 @@ def contest(
         repeats: How often a side does its work in a turn; None finds it out.
         least_seconds: Least time of a turn, where it is found out.
         clock: Seconds that only grow.
+        counted: Whether torch's operations are counted, too: where ours does no more of them than the base, it is no
+            slower, whatever the clock says.
 
     Returns:
         Ours, the limit and the peers, each as a multiple of the base. Where results differ, that alone.
@@ -144,7 +148,14 @@ def contest(
             return Finding(f"{what}: {name} / {named}", "x", None, None, "not installed", "absent")
         return Finding(f"{what}: {name} / {named}", "x", estimate)
 
-    return [finding(name) for name in ("ours", *(["limit"] if sides.limit is not None else []), *sides.peers)]
+    found = [finding(name) for name in ("ours", *(["limit"] if sides.limit is not None else []), *sides.peers)]
+    return [*found, _operations(what, named, make())] if counted else found
+
+
+def _operations(what: str, named: str, sides: Sides) -> Finding:
+    ours, base = (operations_of(side).total() for side in (sides.ours, sides.base))
+    ratio = Estimate(ours / base, ours / base, ours / base, 1)
+    return Finding(f"{what}, operations of torch: ours / {named}", "x", ratio, note=f"{ours} against {base}, counted")
 
 
 def _present(sides: Sides) -> dict[str, Side]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 
 import numpy as np
 import torch
@@ -24,7 +24,8 @@ from workbench.algorithms.freeze_optimizer import FreezeOpt
 from workbench.algorithms.grad_freeze import freeze_index_sequence
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
-from workbench.bench.rounds import fair_clock, median_of, ratio_of
+from workbench.bench.operations import operations_of
+from workbench.bench.rounds import Estimate, fair_clock, median_of, ratio_of
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
 
@@ -133,7 +134,28 @@ def _measure(
         Finding(title, "x", ratio_of(ours, limit), GOAL, note),
         Finding(f"{what}: requires_grad of all, set every step / limit", "x", ratio_of(toggling, limit)),
         Finding(f"{what}: switching / step", "x", median_of(switching), SWITCHING_GOAL),
+        _operations(what, setting, schedule, sizes, batches, 4 * steps),
     ]
+
+
+def _operations(
+    what: str, setting: _Setting, schedule: list[int], sizes: list[int], batches: list[Batch], steps: int
+) -> Finding:
+    """Count torch's operations in a stretch of the schedule, after one as long."""
+
+    def total(step: Step) -> int:
+        planned = iter(schedule)
+
+        def stretch() -> None:
+            for group in islice(planned, steps):
+                step(group, batches[0])
+
+        return operations_of(stretch, warm_up=1).total()
+
+    ours, limit = total(_ours(setting.boosted())), total(_resting(setting.model, sizes, set(schedule)))
+    ratio = Estimate(ours / limit, ours / limit, ours / limit, 1)
+    note = f"{ours} against {limit} in {steps} steps, counted"
+    return Finding(f"{what}, operations of torch: ours / limit", "x", ratio, note=note)
 
 
 def _rounds(

@@ -61,6 +61,7 @@ def measure_less_bn(
                 guard=nets_of.compare,
                 note=nets_of.norms(),
                 clock=fair_clock(device),
+                counted=True,
             )
     return findings
 
