@@ -1,8 +1,9 @@
 """Figures: records and tables in, plain Plotly figures out.
 
-Each module holds one figure in three steps: a function that reduces records to a small frozen dataclass of
-numbers, and one that draws them. The numbers are what tests look at and what a table can reuse. Nothing here knows
-torch, Optuna or widgets.
+Each module holds one figure: a function that reduces records to a small frozen dataclass of numbers, and one that draws
+them. The numbers are what tests look at and what a table can reuse. Figures that are drawn beside a training are drawn
+as a ``Drawing`` first, which costs a twentieth of plotly's figure. Nothing here knows torch, Optuna or widgets; only
+``live.py`` does.
 """
 
 from __future__ import annotations
