@@ -76,7 +76,7 @@ def test_sides_whose_results_differ_are_not_timed(ours: torch.Tensor, sentence: 
     assert called == []
 
 
-def test_sides_are_made_anew_every_three_rounds_while_those_before_are_there() -> None:
+def test_sides_are_made_anew_every_four_rounds_while_those_before_are_there() -> None:
     made: list[weakref.ref[Made]] = []
     alive: list[int] = []
     clock = [0.0]
@@ -95,10 +95,10 @@ def test_sides_are_made_anew_every_three_rounds_while_those_before_are_there() -
         copy = len(alive)
         return Sides(Made(1.0 + 0.1 * copy), Made(1.0))
 
-    (found,) = contest("waiting", sides, rounds=8, repeats=2, clock=lambda: clock[0])
+    (found,) = contest("waiting", sides, rounds=10, repeats=2, clock=lambda: clock[0])
     assert alive == [0, 2, 2]
     assert found.estimate is not None
-    assert found.estimate.rounds == 8
+    assert found.estimate.rounds == 10
     assert found.estimate.value == pytest.approx(1.2)
     assert (found.estimate.low, found.estimate.high) == pytest.approx((1.1, 1.3))  # copies differ, their rounds do not
 

@@ -159,6 +159,22 @@ def test_a_drawing_is_shown_like_the_figure_it_becomes(monkeypatch: pytest.Monke
     live.close()
 
 
+@pytest.mark.parametrize("first", [3, 4, 5, 1])
+@pytest.mark.parametrize("second", [3, 4, 5, 1])
+def test_a_zoom_ends_with_the_question_it_was_for(first: int, second: int) -> None:
+    live = LiveFigure(TOLD[first], interval=0)
+    for axis in ("xaxis", "yaxis"):
+        live.widget.layout[axis].range = [9.5, 10.5]  # as plotly takes over what a reader drags
+        live.widget.layout[axis].autorange = False
+    live.update(TOLD[first])
+    assert live.widget.layout.yaxis.range == (9.5, 10.5)
+    live.update(TOLD[second], anew=True)
+    figure = TOLD[second].figure()
+    figure.layout.template = live.widget.layout.template
+    assert content(live.static()) == content(figure)
+    live.close()
+
+
 def test_a_trace_stays_when_a_second_row_comes() -> None:
     live = LiveFigure(TOLD[0], interval=0)
     (line,) = live.widget.data

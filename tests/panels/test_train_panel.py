@@ -487,7 +487,7 @@ def test_what_is_looked_at_is_drawn_as_often_as_its_cost_allows(view: str, name:
             now += 0.2
             panel._take([told(9, 12)])
             assert last_step() == 11  # 100 ms would be 33 s; nobody waits so long
-            now += 4.9
+            now += 14.9
             panel._take([told(12, 13)])
             assert last_step() == 11
             now += 0.2

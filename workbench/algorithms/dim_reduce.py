@@ -173,7 +173,8 @@ class DimReduce:
     """Steps a network by quasi-Newton in the space of its PCA components, and by momentum outside of it.
 
     Each accepted or rejected trial costs one forward pass on the batch and one host synchronisation. Memory besides the
-    components: the momentum, and during a step a copy of the weights and a few more vectors of their size.
+    components: the momentum, and during a step a copy of the weights and three more vectors of their size. On a CPU,
+    where fresh memory is slow to touch, these stay.
 
     Call it with finite gradients: what overflowed is skipped by the training step, before.
 
@@ -337,7 +338,12 @@ class DimReduce:
         vectors = self._working_vectors()
         given = flat_vector(grads, self.weight, self.components.dtype, out=vectors[2])
         is_scaled = isinstance(loss_scale, Tensor) or loss_scale != 1.0
-        gradient = given / loss_scale if is_scaled else given
+        if not is_scaled:
+            gradient = given
+        elif self.arithmetic == "reference":  # which needs both
+            gradient = given / loss_scale
+        else:
+            gradient = given = given.div_(loss_scale)
         gradient_k = self._project(gradient).to(self.inverse_hessian.dtype)
         curvature = self.inverse_hessian
         if self.initialised:
@@ -346,27 +352,27 @@ class DimReduce:
         direction, projection = self._carry_back(direction_k, gradient_k, out=vectors[:2])
         slope = gradient_k @ direction_k
 
-        start = self._start()
+        start = self._start(vectors[3])
         try:
             taken = self._search_line(
                 self._mean_loss(loss.detach()), slope, start, direction, evaluate, gradient_k, direction_k
             )
-        except BaseException:
+            # As upstream: a failed search also forgets this step's curvature and gradient, the next one compares with
+            # the last gradient from which a step was taken.
+            if taken.found:
+                self.inverse_hessian, self.previous_gradient = curvature, gradient_k
+                self.previous_step = taken.rho * direction_k
+            self.initialised = True
+
+            # As upstream with "reference": the residual of the gradient as given, less the projection of the unscaled
+            # one. This is residual_momentum() in place: vectors of this length are what a step waits for.
+            outside = given if self.arithmetic == "reference" else gradient
+            torch.add(outside, self.momentum, alpha=self.gamma, out=self.momentum).sub_(projection)
+            change = torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho)
+            self._subtract(start, change)
+        except BaseException:  # an interrupt, too: a trial must not stay in the weights
             self._put_back(start)
             raise
-        # As upstream: a failed search also forgets this step's curvature and gradient, the next one compares with the
-        # last gradient from which a step was taken.
-        if taken.found:
-            self.inverse_hessian, self.previous_gradient = curvature, gradient_k
-            self.previous_step = taken.rho * direction_k
-        self.initialised = True
-
-        # As upstream with "reference": the residual of the gradient as given, less the projection of the unscaled one.
-        outside = given if self.arithmetic == "reference" else gradient
-        # residual_momentum() in place: vectors of this length are what a step waits for.
-        torch.add(outside, self.momentum, alpha=self.gamma, out=self.momentum).sub_(projection)
-        change = torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho)
-        self._subtract(start, change)
         self.last_step = taken
         return taken
 
@@ -415,12 +421,15 @@ class DimReduce:
             setattr(self, name, state_dict[name].to(getattr(self, name), copy=True))
         self.initialised = bool(state_dict["initialised"])
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_vectors": None}
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DimReduce:
         # Components never change and may be as large as several networks; a process group cannot be copied.
         twin = object.__new__(DimReduce)
         memo[id(self)] = twin
         shared = {"components", "process_group"}
-        for name, value in (vars(self) | {"_vectors": None}).items():
+        for name, value in self.__getstate__().items():
             setattr(twin, name, value if name in shared else copy.deepcopy(value, memo))
         return twin
 
@@ -456,11 +465,11 @@ class DimReduce:
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
 
-    def _start(self) -> list[Tensor]:
-        """Return copies of the weights as they are."""
+    def _start(self, room: Tensor) -> list[Tensor]:
+        """Return copies of the weights as they are, in ``room`` where that is of their precision."""
         copies = [
             part if part.dtype == parameter.dtype else torch.empty_like(parameter)
-            for parameter, part in zip(self.weight, self._shaped(self._working_vectors()[3]), strict=True)
+            for parameter, part in zip(self.weight, self._shaped(room), strict=True)
         ]
         for parameter, own in zip(self.weight, copies, strict=True):
             own.copy_(parameter)
@@ -471,13 +480,16 @@ class DimReduce:
             parameter.copy_(value)
 
     def _working_vectors(self) -> Tensor:
-        """Return ``[4, n_weights]`` that are kept from step to step, since fresh memory is slow to touch.
+        """Return ``[4, n_weights]``, on a CPU the same from step to step.
 
         They are direction, projection, gradient and the weights from which trials start.
         """
-        if self._vectors is None:
-            self._vectors = self.components.new_empty(4, self.components.shape[1])
-        return self._vectors
+        if self._vectors is not None:
+            return self._vectors
+        vectors = self.components.new_empty(4, self.components.shape[1])
+        if self.components.is_cpu:  # an accelerator's allocator keeps them itself, for others to use meanwhile
+            self._vectors = vectors
+        return vectors
 
     def _subtract(self, start: Sequence[Tensor], change: Tensor) -> None:
         """Bring the weights to where the line search started, less the change."""

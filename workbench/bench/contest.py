@@ -1,7 +1,7 @@
 """Ours against a base that does the same, with whatever else does it, and the limit of the machine.
 
 Results first: sides whose results differ are not timed. Then each side repeats its work until a turn takes 50 ms, and
-the sides take turns round by round; every number is a median of ratios taken within rounds. Every three rounds all
+the sides take turns round by round; every number is a median of ratios taken within rounds. Every four rounds all
 sides are made anew: where the arrays of one come to lie moves it by some percent against the others.
 """
 
@@ -25,7 +25,7 @@ Side = Callable[[], object]
 """Does the work once; it may be called any number of times."""
 
 _LEAST_SECONDS = 0.05
-_ROUNDS_PER_COPY = 3
+_ROUNDS_PER_COPY = 4  # as many in one order as in the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ def contest(
         repeats: How often a side does its work in a turn; None finds it out.
         least_seconds: Least time of a turn, where it is found out.
         clock: Seconds that only grow.
-        counted: Whether torch's operations are counted, too: where ours does no more of them than the base, it is no
-            slower, whatever the clock says.
+        counted: Whether torch's operations are counted, too, whatever their sizes: of sides that should do the same
+            this tells who does more of them.
 
     Returns:
         Ours, the limit and the peers, each as a multiple of the base. Where results differ, that alone.

@@ -53,18 +53,18 @@ def _contest(what: str, widths: Sequence[int], components: int, batch: int, requ
     matrix = _components(components, size, device)
 
     def sides() -> Sides:
-        ours, trained, plain = (_Training(widths, batch, device) for _ in range(3))
-        sgd, read = _sgd_step(trained), matrix.view(-1)
+        ours, trained, limited, plain = (_Training(widths, batch, device) for _ in range(4))
+        limited_sgd, read = _sgd_step(limited), matrix.view(-1)
 
         def least() -> None:
-            sgd()
+            limited_sgd()
             with torch.no_grad():
-                trained.loss()
+                limited.loss()
             read.sum()
             read.sum()
 
         peers = {"plain torch": _plain_step(plain, matrix)} if request.peers else {}
-        return Sides(_our_step(ours, matrix), sgd, least, peers)
+        return Sides(_our_step(ours, matrix), _sgd_step(trained), least, peers)
 
     def guard() -> None:
         ours, plain = _Training(widths, batch, device), _Training(widths, batch, device)

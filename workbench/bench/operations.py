@@ -6,17 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["operations_of"]
 
-# They hand out what is there already under another shape or name, and touch no number.
-_FREE = {torch.ops.aten.detach.default, torch.ops.aten.view.default, torch.ops.aten.t.default}
-
 
 def operations_of(work: Callable[[], object], *, warm_up: int = 2) -> Counter[str]:
-    """Return how often each operation of torch is done, forward, backward and update; views are not counted.
+    """Return how often each operation of torch is done, forward, backward and update, whatever its size.
+
+    Views touch no number and are not counted.
 
     Args:
         work: What is counted. Kernels that torch knows nothing of are not.
@@ -36,6 +34,6 @@ class _Counting(TorchDispatchMode):
         self.operations = Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _FREE:
+        if not func.is_view:
             self.operations[str(func)] += 1
         return func(*args, **(kwargs or {}))

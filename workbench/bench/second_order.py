@@ -60,7 +60,7 @@ def measure_thor(
             found += _steps(f"ResNet-8 batch {images}", "ResNet-8", residual, frequency, threads, request)
         found += _steps(f"MLP 4 x {width} batch {rows}", "MLP", perceptron, frequencies[0], threads, request)
         for name, new in (("ResNet-8", residual), (f"MLP 4 x {width}", perceptron)):
-            found += _refresh(f"{name}, {threads}", new(), request)
+            found += _refresh(f"{name}, {threads}", new, request)
     return found
 
 
@@ -134,48 +134,59 @@ def _peers(new: Callable[[], _Training], frequency: int) -> dict[str, Callable[[
     return peers
 
 
-def _refresh(what: str, training: _Training, request: Request) -> list[Finding]:
-    thor = Thor(training.network, _RATE, _DAMPING, _MOMENTUM, frequency=2)
-    training.backward()
-    thor.step()
-    engine = thor.preconditioner
-    blocks = engine.blocks
-    every = [view for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.factors)]
-    stack = torch.stack([_padded(view, blocks.block_size) for view in every])
+class _Refresh:
+    """A refresh of all layers, and what else can be done with blocks of the same sizes."""
 
-    def ours() -> None:
-        for layer in engine.layers:
+    def __init__(self, training: _Training) -> None:
+        thor = Thor(training.network, _RATE, _DAMPING, _MOMENTUM, frequency=2)
+        training.backward()
+        thor.step()
+        self.thor, self.engine = thor, thor.preconditioner
+        blocks = self.engine.blocks
+        self.block_size = blocks.block_size
+        self.factors = [view for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.factors)]
+        self.stack = torch.stack([_padded(view, self.block_size) for view in self.factors])
+
+    def ours(self) -> None:
+        """Refresh as the optimizer does."""
+        for layer in self.engine.layers:
             layer.tally = Tally(calls=1, a_rows=1, g_rows=1, g_used=1, terms=1)  # sums that are factors already
-        engine.arm()
-        engine.refresh([_DAMPING] * len(engine.layers), None, None, step=0, events=None)
+        self.engine.arm()
+        self.engine.refresh([_DAMPING] * len(self.engine.layers), None, None, step=0, events=None)
 
-    def guard() -> None:
+    def compare(self) -> None:
         """See that each inverse is that of its factor with something added to the diagonal."""
-        ours()
+        self.ours()
+        blocks = self.engine.blocks
         inverses = [view for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.inverses)]
-        for factor, inverse in zip(every, inverses, strict=True):
+        for factor, inverse in zip(self.factors, inverses, strict=True):
             damped = torch.linalg.inv(inverse.double())
             added = (damped - factor).diagonal().mean()
             wanted = factor.double() + added * torch.eye(len(factor), dtype=torch.float64, device=factor.device)
             scale = float(wanted.abs().max())
             require_equal(damped / scale, wanted / scale, "damped factor", rtol=0.0, atol=1e-4)
 
-    def factorised() -> Tensor:
-        damped = stack.clone()
+    def factorised(self) -> Tensor:
+        """Return Cholesky's factors of all blocks in one call."""
+        damped = self.stack.clone()
         damped.diagonal(dim1=-2, dim2=-1).add_(_DAMPING)
         return torch.linalg.cholesky(damped)  # type: ignore[no-any-return]  # torch has no types there
 
-    def batched() -> Tensor:
-        return torch.cholesky_inverse(factorised())
+    def sides(self, peers: bool) -> Sides:
+        """Return ours, Cholesky and inverse in two calls, and other ways."""
+        others = {"Cholesky alone": self.factorised, "eigh": lambda: torch.linalg.eigh(self.stack)}
+        return Sides(self.ours, lambda: torch.cholesky_inverse(self.factorised()), peers=others if peers else {})
 
-    peers = {"Cholesky alone": factorised, "eigh": lambda: torch.linalg.eigh(stack)} if request.peers else {}
+
+def _refresh(what: str, new: Callable[[], _Training], request: Request) -> list[Finding]:
+    refresh = _Refresh(new())
     return contest(
-        f"THOR refresh, {len(engine.layers)} layers of {what}",
-        lambda: Sides(ours, batched, peers=peers),
+        f"THOR refresh, {len(refresh.engine.layers)} layers of {what}",
+        lambda: _Refresh(new()).sides(request.peers),
         rounds=request.rounds,
-        named=f"Cholesky and inverse of {len(stack)} blocks of {blocks.block_size}",
+        named=f"Cholesky and inverse of {len(refresh.stack)} blocks of {refresh.block_size}",
         goal=_GOAL_OF_REFRESH,
-        guard=guard,
+        guard=refresh.compare,
         device=request.chosen_device(),
     )
 

@@ -2,8 +2,8 @@
 
 Each module holds one figure: a function that reduces records to a small frozen dataclass of numbers, and one that draws
 them. The numbers are what tests look at and what a table can reuse. Figures that are drawn beside a training are drawn
-as a ``Drawing`` first, which costs a twentieth of plotly's figure. Nothing here knows torch, Optuna or widgets; only
-``live.py`` does.
+as a ``Drawing`` first, which is made in a twentieth of the time. Nothing here knows torch or Optuna, and only
+``live.py`` knows widgets.
 """
 
 from __future__ import annotations

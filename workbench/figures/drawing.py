@@ -35,7 +35,6 @@ class Drawing:
     Attributes:
         traces: Properties of each trace; to be read.
         layout: Properties of the layout; to be read.
-        theme: The theme.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Drawing:
         row_heights: Sequence[float] = (1.0,),
         row_spacing: float = 0.0,
     ) -> None:
-        self.theme: Theme = theme
         self.traces: list[Properties] = []
         self.layout: Properties = {
             "template": template_json(theme),

@@ -65,6 +65,7 @@ class LiveFigure:
         self._on_pick = on_pick
         self._lock = threading.RLock()
         self._pending: go.Figure | Drawing | None = None
+        self._anew = False
         self._last_sent = -np.inf
         self._closed = False
         first = figure if figure is not None else Drawing.empty("", "Nothing to show yet.", theme=theme)
@@ -103,16 +104,18 @@ class LiveFigure:
         """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
         self._on_pick = callback
 
-    def update(self, figure: go.Figure | Drawing) -> None:
-        """Show a newly computed figure of the same kind.
+    def update(self, figure: go.Figure | Drawing, *, anew: bool = False) -> None:
+        """Show a newly computed figure.
 
         Args:
-            figure: The figure, or the drawing of one, which costs a tenth; it is only read. The ink is that of this
-                widget, whatever theme the figure has; only labels with an ink of their own (an empty figure's reason)
-                keep theirs.
+            figure: The figure, or the drawing of one, which is made in a twentieth of the time; it is only read. The
+                ink is that of this widget, whatever theme the figure has; only labels with an ink of their own (an
+                empty figure's reason) keep theirs.
+            anew: It answers another question than the one before: its axes are its own, whatever the reader zoomed.
         """
         with self._lock:
             self._pending = figure
+            self._anew = self._anew or anew
             if time.monotonic() - self._last_sent >= self._interval:
                 self.flush()
 
@@ -122,6 +125,9 @@ class LiveFigure:
             figure, self._pending = self._pending, None
             if figure is None or self._closed:
                 return
+            if self._anew:
+                self._forget_zoom()
+            self._anew = False
             self._show(figure)
             self._last_sent = time.monotonic()
 
@@ -187,6 +193,17 @@ class LiveFigure:
         for axis in sorted(old_axes - axes):
             self.widget.layout[axis] = None
         self._traces, self._layout = new, layout
+
+    def _forget_zoom(self) -> None:
+        """Give the axes back what they had from the figure that is shown, so that the next one finds it."""
+        with self.widget.batch_update():
+            for axis in self.widget.layout:
+                if axis[1:5] == "axis":
+                    for name in ("range", "autorange"):
+                        wanted = self._layout.get(f"{axis}.{name}")
+                        shown = self.widget.layout[axis][name]
+                        if not _same(list(shown) if isinstance(shown, tuple) else shown, wanted):
+                            self.widget.layout[axis][name] = wanted
 
     def _rearrange(self, traces: Sequence[Mapping[str, Any]], keys: Sequence[str], new: Sequence[Leaves]) -> None:
         """Drop traces that are gone, add those that are new, and bring all into the new order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ _FIGURES_BY_COLUMN: Final = {"thor.refreshed": "Second order", "offload.host_ms"
 _DRAWING_SHARE: Final = 0.003
 _UPDATES: Final = 4.0  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
-_LONGEST_WAIT: Final = 5.0  # seconds between two pictures of a run that goes on
+_LONGEST_WAIT: Final = 15.0  # seconds between two pictures of a run that goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,7 @@ class TrainPanel(Panel):
         self._progress: RunProgress | None = None
         self._columns: set[str] = set()
         self._draw_after = 0.0
+        self._drawing_lock = threading.Lock()  # the choice and its picture belong together
         self.worker = self.new_worker(self._take, self._end, hz=_UPDATES)
         self._make_controls(task if isinstance(task, str) else task.name, steps, seed, device, evaluate_every, out)
         self.measure.value = measure
@@ -295,7 +297,7 @@ class TrainPanel(Panel):
         self.live = LiveFigure(self._drawing(), theme=theme, interval=0.0)
         self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
-        self.on_change(self.choice, lambda _: self._redraw())
+        self.on_change(self.choice, lambda _: self._redraw(anew=True))
         self.plots.children = (self.choice, self.live.widget, self._speed_text)
 
     # -- what the user does --------------------------------------------------------------------------------------------
@@ -307,6 +309,7 @@ class TrainPanel(Panel):
             return
         self.trace, self._progress, self.result = LiveTrace(), None, None
         self._columns.clear()
+        self._draw_after = 0.0
         self.bar.max, self.bar.value = order.steps, 0
         self._begin(order)
 
@@ -479,10 +482,11 @@ class TrainPanel(Panel):
             self.choice.options = offered
             self.choice.value = chosen if chosen in offered else offered[0]
         if self.choice.value != chosen:
-            self._redraw()
+            self._redraw(anew=True)
 
-    def _redraw(self, limit: int = MAXIMUM_POINTS) -> None:
-        self.live.update(self._drawing(limit))
+    def _redraw(self, limit: int = MAXIMUM_POINTS, *, anew: bool = False) -> None:
+        with self._drawing_lock:
+            self.live.update(self._drawing(limit), anew=anew)
 
     def _drawing(self, limit: int = MAXIMUM_POINTS) -> Drawing:
         return self._drawings[self.choice.value](limit)
