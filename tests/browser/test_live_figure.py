@@ -72,3 +72,31 @@ def test_a_figure_made_in_a_thread_is_drawn_although_the_page_asked_too_early(la
     write_notebook(lab, "slowly_made", FIGURE, SLOWLY_MADE)
     run_cells(view.page, lab, "slowly_made")
     expect(view.page.locator(".js-plotly-plot")).to_have_count(2, timeout=20_000)
+
+
+Y_AXIS = "document.querySelector('.js-plotly-plot')._fullLayout.yaxis"
+
+
+def test_a_zoom_ends_with_the_question_it_was_for(lab: Lab, view: View) -> None:
+    write_notebook(lab, "zoom", FIGURE)
+    page = view.page
+    run_cells(page, lab, "zoom")
+    page.wait_for_function(DRAWN, arg=2)
+    box = page.locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.6 * box["height"], steps=5)
+    page.mouse.up()
+    page.wait_for_function(f"() => {Y_AXIS}.autorange === false")
+    add_and_run_cell(page, LONGER.format(n=3))
+    page.wait_for_function(DRAWN, arg=3)
+    autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
+    assert not autorange
+    assert 0 < low < high < 1  # what the reader chose stays while the line grows
+    add_and_run_cell(page, LONGER.format(n=5).replace(")))", ")), anew=True)"))
+    page.wait_for_function(DRAWN, arg=5)
+    autorange, (low, high) = page.evaluate(f"() => [{Y_AXIS}.autorange, {Y_AXIS}.range]")
+    assert autorange
+    assert low < 0
+    assert high > 4

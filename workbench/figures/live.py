@@ -125,10 +125,8 @@ class LiveFigure:
             figure, self._pending = self._pending, None
             if figure is None or self._closed:
                 return
-            if self._anew:
-                self._forget_zoom()
-            self._anew = False
-            self._show(figure)
+            anew, self._anew = self._anew, False
+            self._show(figure, anew)
             self._last_sent = time.monotonic()
 
     def set_theme(self, theme: Theme) -> None:
@@ -166,13 +164,15 @@ class LiveFigure:
 
     # -- one figure becomes the next ----------------------------------------------------------------------------------
 
-    def _show(self, figure: go.Figure | Drawing) -> None:
+    def _show(self, figure: go.Figure | Drawing, anew: bool) -> None:
         traces, properties = _properties(figure)
         new = [_leaves(trace) for trace in traces]
         keys = _keys(new)
         if keys != self._keys:
             self._rearrange(traces, keys, new)
         layout = self._layout_leaves(properties)
+        if anew:
+            self._forget_zoom(layout)
         if layout.get("height") != self._layout.get("height"):
             # With a height that changes plotly's page gives up following the width, unless the same message asks for
             # it; and plotly sends only what it believes to be new.
@@ -194,16 +194,31 @@ class LiveFigure:
             self.widget.layout[axis] = None
         self._traces, self._layout = new, layout
 
-    def _forget_zoom(self) -> None:
-        """Give the axes back what they had from the figure that is shown, so that the next one finds it."""
+    def _forget_zoom(self, layout: Leaves) -> None:
+        """Give axes that the reader zoomed the range of a new layout."""
+        axes = [axis for axis in self.widget.layout if axis[1:5] == "axis" and self._is_zoomed(axis)]
+        if not axes:
+            return
+        # First nothing, then the new: a page keeps to its reader's range until it is told otherwise, and plotly tells
+        # it only what is new here.
         with self.widget.batch_update():
-            for axis in self.widget.layout:
-                if axis[1:5] == "axis":
-                    for name in ("range", "autorange"):
-                        wanted = self._layout.get(f"{axis}.{name}")
-                        shown = self.widget.layout[axis][name]
-                        if not _same(list(shown) if isinstance(shown, tuple) else shown, wanted):
-                            self.widget.layout[axis][name] = wanted
+            for axis in axes:
+                self.widget.layout[axis].range = self.widget.layout[axis].autorange = None
+        with self.widget.batch_update():
+            for axis in axes:
+                chosen = layout.get(f"{axis}.range")
+                self.widget.layout[axis].range = chosen
+                self.widget.layout[axis].autorange = layout.get(f"{axis}.autorange", True if chosen is None else None)
+        for path in (f"{axis}.{name}" for axis in axes for name in ("range", "autorange")):
+            self._layout.pop(path, None)
+            if path in layout:
+                self._layout[path] = layout[path]
+
+    def _is_zoomed(self, axis: str) -> bool:
+        """Whether an axis is not as the figure that is shown has it."""
+        shown = self.widget.layout[axis]
+        own_range = shown.range is not None and not _same(list(shown.range), self._layout.get(f"{axis}.range"))
+        return own_range or shown.autorange != self._layout.get(f"{axis}.autorange")
 
     def _rearrange(self, traces: Sequence[Mapping[str, Any]], keys: Sequence[str], new: Sequence[Leaves]) -> None:
         """Drop traces that are gone, add those that are new, and bring all into the new order."""
