@@ -428,6 +428,20 @@ def test_the_condition_says_how_far_the_inverse_hessian_is_stretched() -> None:
     assert made.condition() == float("inf")
 
 
+def test_an_interrupt_behind_the_line_search_leaves_no_trial_in_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    net = Bowl()
+    made = reducer(net)
+    descend(net, made, 2)
+    before = net.flat().clone()
+    monkeypatch.setattr(made, "_subtract", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        descend(net, made, 1)
+    assert torch.equal(net.flat(), before)
+
+
 def test_an_interrupted_trial_leaves_the_weights_as_they_were() -> None:
     net = Bowl()
     before = net.flat().detach()

@@ -41,7 +41,6 @@ __all__ = [
     "DimReduceStep",
     "component_rows",
     "flat_vector",
-    "residual_momentum",
     "sufficient_decrease",
     "updated_curvature",
 ]
@@ -130,18 +129,6 @@ def sufficient_decrease(new_loss: Tensor, loss: Tensor, slope: Tensor, rho: floa
     """
     accepted: Tensor = new_loss < loss + sigma * rho * slope
     return accepted
-
-
-def residual_momentum(momentum: Tensor, gradient: Tensor, projection: Tensor, gamma: float) -> Tensor:
-    """Return gamma r + g - P^T g_k: momentum of what the components do not reach.
-
-    Args:
-        momentum: r so far, ``[n_weights]``.
-        gradient: g, ``[n_weights]``.
-        projection: P^T g_k, ``[n_weights]``.
-        gamma: Share of the momentum that is kept.
-    """
-    return gamma * momentum + gradient - projection
 
 
 @dataclass(frozen=True)
@@ -365,7 +352,7 @@ class DimReduce:
             self.initialised = True
 
             # As upstream with "reference": the residual of the gradient as given, less the projection of the unscaled
-            # one. This is residual_momentum() in place: vectors of this length are what a step waits for.
+            # one. In place, since vectors of this length are what a step waits for.
             outside = given if self.arithmetic == "reference" else gradient
             torch.add(outside, self.momentum, alpha=self.gamma, out=self.momentum).sub_(projection)
             change = torch.mul(self.momentum, self.alpha, out=projection).sub_(direction, alpha=taken.rho)
