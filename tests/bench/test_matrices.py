@@ -53,7 +53,7 @@ def online() -> list[Finding]:
 @pytest.mark.parametrize(
     ("measure", "beginnings"),
     [
-        (adasum, ["AdaSum of 500 in 5", "AdaSum of 500 in 5"]),
+        (adasum, ["AdaSum of 500 in 5"] * 4),
         (pca, ["PCA of 6 x 3,000", "PCA of 6 x 3,000", "PCA of 6 x 3,000, 3 components: memory"]),
         (dim_reduce, ["DimReduce step", "DimReduce step"]),
         (thor, ["THOR step, ResNet-8", "THOR step, MLP", "THOR refresh, 10 layers", "THOR refresh, 5 layers"]),

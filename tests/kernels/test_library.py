@@ -47,7 +47,7 @@ def test_its_threads_are_torchs() -> None:
 import torch
 from workbench import kernels
 torch.set_num_threads(2)
-kernels.unscale_and_check_([torch.ones(200_000)], [0.5])
+kernels.unscale_and_check_(kernels.listed([torch.ones(200_000)]), [0.5])
 print(len({line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line}))
 """
     done = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, check=True)

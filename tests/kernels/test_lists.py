@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -28,8 +28,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Sharded(Tensor):
-    """Stands for tensors whose memory is only a part of them."""
+def listed(tensors: Sequence[Tensor]) -> kernels.Listed:
+    found = kernels.listed(tensors)
+    assert found is not None
+    return found
 
 
 def drawn(sizes: list[int], seed: int) -> list[Tensor]:
@@ -65,8 +67,9 @@ def test_a_step_has_the_bits_of_torchs_on_one_thread(sizes: list[int], kind: typ
             shrink=1.0 if kind is Adam else 1 - 1e-3 * 0.1,
             sign=-1.0 if maximize else 1.0,
         )
-        assert kernels.are_fit(weights)
-        kernels.adam_(weights, gradients, first, second, settings)
+        lists = kernels.adam_lists(weights, gradients, first, second)
+        assert lists is not None
+        kernels.adam_(lists, settings)
     for parameter, weight, m, v in zip(parameters, weights, first, second, strict=True):
         assert torch.equal(parameter, weight)
         assert torch.equal(optimizer.state[parameter]["exp_avg"], m)
@@ -83,19 +86,19 @@ def test_unscaling_finds_what_torch_finds(sizes: list[int], spoiled: float | Non
             tensors[-1][-1] = spoiled
     found = torch.zeros(())
     torch._amp_foreach_non_finite_check_and_unscale_(theirs, found, torch.tensor(1 / 1024))
-    assert any(kernels.unscale_and_check_(ours, [1 / 1024] * len(ours))) == bool(found)
+    assert any(kernels.unscale_and_check_(listed(ours), [1 / 1024] * len(ours))) == bool(found)
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def test_the_largest_finite_number_is_finite() -> None:
     largest = torch.finfo(torch.float32).max
-    assert list(kernels.unscale_and_check_([torch.tensor([largest, -largest, 0.0])], [1.0])) == [0]
+    assert list(kernels.unscale_and_check_(listed([torch.tensor([largest, -largest, 0.0])]), [1.0])) == [0]
 
 
 def test_every_tensor_has_its_factor_and_its_flag() -> None:
     values = [torch.ones(5), torch.tensor([math.inf, 1.0]), torch.ones(0), torch.ones(3)]
-    assert list(kernels.unscale_and_check_(values, [2.0, 3.0, 4.0, 5.0])) == [0, 1, 0, 0]
+    assert list(kernels.unscale_and_check_(listed(values), [2.0, 3.0, 4.0, 5.0])) == [0, 1, 0, 0]
     assert [value.tolist() for value in values] == [[2.0] * 5, [math.inf, 3.0], [], [5.0] * 3]
 
 
@@ -105,7 +108,7 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
     results = []
     for with_kernel in (True, False):
         if not with_kernel:
-            monkeypatch.setattr("workbench.kernels.lists.kernel_library", lambda: None)
+            monkeypatch.setattr("workbench.kernels.tensors.kernel_library", lambda: None)
         weights, rounding = drawn(sizes, 0), RoundedAdam(seed=7)
         moments = [[torch.zeros(size, dtype=torch.bfloat16) for size in sizes] for _ in range(2)]
         for step in range(1, 5):
@@ -119,30 +122,11 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
             assert torch.allclose(one.double(), other.double(), rtol=1e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "fit"),
-    [
-        ([torch.ones(3), torch.ones(2, 2)], True),
-        ([torch.ones(3, dtype=torch.float64)], False),
-        ([torch.ones(3), torch.ones(2, dtype=torch.float16)], False),
-        ([torch.ones(2, 3).t()], False),
-        ([torch.ones(3).to_sparse()], False),
-        ([torch.ones(3, device="meta")], False),
-        ([torch.ones(3).as_subclass(Sharded)], False),
-        ([torch.ones(3, dtype=torch.complex64).conj().imag.contiguous(), torch._neg_view(torch.ones(3))], False),
-        ([nn.Parameter(torch.ones(3))], True),
-    ],
-    ids=["plain", "double", "mixed", "transposed", "sparse", "elsewhere", "sharded", "negated", "parameter"],
-)
-def test_only_what_the_kernels_can_go_through_is_fit(tensors: list[Tensor], fit: bool) -> None:
-    assert kernels.are_fit(tensors) is fit
-
-
 @pytest.mark.parametrize("sizes", [[1], [3, 17, 400, 31], [0, 5], [16, 32, 70_001]], ids=str)
 def test_norm_and_maximum_are_those_of_all_elements(sizes: list[int]) -> None:
     values = drawn(sizes, 0)
     everything = torch.cat(values).double()
-    norm, maximum = kernels.norm_and_maximum(values)
+    norm, maximum = kernels.norm_and_maximum(listed(values))
     assert norm == pytest.approx(everything.norm().item(), rel=1e-6)
     assert maximum == everything.abs().max().item()
 
@@ -153,12 +137,12 @@ def test_inner_products_and_mixtures_do_not_depend_on_threads(sizes: list[int]) 
     for threads in (1, 2):
         torch.set_num_threads(threads)
         ours, theirs = drawn(sizes, 0), drawn(sizes, 1)
-        products = kernels.inner_products(ours, theirs)
+        products = kernels.inner_products(listed(ours), listed(theirs))
         for a, b, found in zip(ours, theirs, products, strict=True):
             wide = a.double(), b.double()
             expected = [torch.dot(x, y).item() for x, y in ((wide[0], wide[1]), (wide[0], wide[0]), (wide[1], wide[1]))]
             assert found == pytest.approx(expected, rel=1e-6, abs=1e-6 * len(a))
-        kernels.mix_(ours, theirs, [0.25] * len(sizes), [0.5] * len(sizes))
+        kernels.mix_(listed(ours), listed(theirs), [0.25] * len(sizes), [0.5] * len(sizes))
         results.append((products, ours))
     torch.set_num_threads(before)
     (products, mixed), (again, mixed_again) = results
@@ -173,7 +157,7 @@ def test_inner_products_and_mixtures_do_not_depend_on_threads(sizes: list[int]) 
 def test_what_is_not_finite_makes_the_maximum_nan(spoiled: float, place: int) -> None:
     values = drawn([7, 21], 0)
     values[1][place] = spoiled
-    assert math.isnan(kernels.norm_and_maximum(values)[1])
+    assert math.isnan(kernels.norm_and_maximum(listed(values))[1])
 
 
 def test_autograd_hears_of_what_changes() -> None:
@@ -181,7 +165,9 @@ def test_autograd_hears_of_what_changes() -> None:
     loss = (weight * weight).sum()
     with torch.no_grad():
         settings = kernels.AdamSettings(correction=1.0, eps=1e-8, step=0.1, shrink=1.0, sign=1.0, first_weight=0.1)
-        kernels.adam_([weight], [torch.ones(3)], [torch.zeros(3)], [torch.zeros(3)], settings)
+        lists = kernels.adam_lists([weight], *([row] for row in torch.ones(3, 3)))
+        assert lists is not None
+        kernels.adam_(lists, settings)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -194,7 +180,7 @@ def test_rows_are_combined_as_a_product_would(rows: int, columns: int) -> None:
     matrix, factors = matrix.view(rows, columns), factors.view(2, rows)
     out = torch.full((2, columns), math.nan)
     version = out._version
-    kernels.combine_rows(matrix, factors, out)
+    assert kernels.combine_rows(matrix, factors, out)
     assert out._version > version
     torch.testing.assert_close(out, (factors.double() @ matrix.double()).float(), rtol=1e-5, atol=1e-5)
     before, threads = out.clone(), torch.get_num_threads()
@@ -209,3 +195,10 @@ def test_rows_of_another_number_are_not_combined() -> None:
         kernels.combine_rows(torch.ones(3, 5), torch.ones(2, 4), torch.ones(2, 5))
     with pytest.raises(ValueError, match=r"\[2, columns\]"):
         kernels.combine_rows(torch.ones(3, 5), torch.ones(2, 3), torch.ones(2, 6))
+
+
+def test_lists_of_other_lengths_make_no_step() -> None:
+    one = [torch.ones(3)]
+    assert kernels.adam_lists(one, one, one, [torch.ones(4)]) is None
+    assert kernels.adam_lists(one, one, one, [torch.ones(3), torch.ones(1)]) is None
+    assert kernels.adam_lists(one, one, one, [torch.ones(3).double()]) is None

@@ -109,6 +109,7 @@ class _WithoutManager(nn.Module):
         self.fc1, self.fc2, self.fc3 = net.fc1, net.fc2, net.fc3
 
 
+@pytest.mark.usefixtures("either_kernel")
 def test_by_default_gradients_are_divided_by_the_scale_they_carry() -> None:
     torch.manual_seed(0)
     net = marked_net()
@@ -332,6 +333,12 @@ def test_a_loose_parameter_named_in_a_group_keeps_scale_one_with_a_warning() -> 
 # -- overflow ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["our kernel", "torch's"])
+def either_kernel(request: pytest.FixtureRequest) -> None:
+    if request.param == "torch's":
+        request.getfixturevalue("without_kernels")
+
+
 def chain(n: int = 3) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(*(nn.Linear(4, 4) for _ in range(n)))
@@ -358,6 +365,7 @@ def overflow_at(net: nn.Sequential, index: int) -> Iterator[None]:
     ("at", "expected"), [(0, [32.0, 64.0, 64.0]), (1, [64.0, 32.0, 64.0]), (2, [64.0, 64.0, 32.0])]
 )
 @pytest.mark.parametrize("n_steps", [1, 2])
+@pytest.mark.usefixtures("either_kernel")
 def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: list[float], n_steps: int) -> None:
     net = chain()
     scaling = bordered(net, 64.0, [["0"], ["1"], ["2"]], reduce_ratio=0.5, growth_ratio=2.0, growth_window=2)
@@ -377,6 +385,7 @@ def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: l
     assert scaling.manager.finite_steps.tolist() == [int(group > at) for group in range(3)]
 
 
+@pytest.mark.usefixtures("either_kernel")
 def test_an_overflow_is_forgotten_before_the_next_step() -> None:
     net = chain()
     scaling = bordered(net, 64.0, [["0"], ["1"], ["2"]], reduce_ratio=0.5, growth_ratio=1.0)

@@ -147,10 +147,10 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     if len(ours) != len(theirs):
         raise ValueError(f"`theirs` must hold one tensor for each of `ours` ({len(ours)}), got {len(theirs)}")
     shapes_agree = all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
-    if ours and shapes_agree and kernels.are_fit(ours) and kernels.are_fit(theirs):
-        products = [map(_in_float32s_range, found) for found in kernels.inner_products(ours, theirs)]
+    if shapes_agree and (a_list := kernels.listed(ours)) and (b_list := kernels.listed(theirs)):
+        products = [map(_in_float32s_range, found) for found in kernels.inner_products(a_list, b_list)]
         factors = [adasum_weights((across, own, other), n_nodes) for across, own, other in products]
-        kernels.mix_(ours, theirs, [own for own, _ in factors], [other for _, other in factors])
+        kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])
         return
     for a, b in zip(ours, theirs, strict=True):
         if a.shape != b.shape or a.dtype is not b.dtype or not _is_flat_float(a) or not b.is_contiguous():

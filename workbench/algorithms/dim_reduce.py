@@ -506,8 +506,7 @@ class DimReduce:
     def _carry_back(self, one: Tensor, other: Tensor, out: Tensor) -> Tensor:
         """Return P^T of two vectors of coefficients in ``out``, ``[2, n_weights]``; the components are read once."""
         rows = torch.stack([one, other])[:, self.rows].to(self.components.dtype).contiguous()
-        if kernels.are_fit([self.components, rows, out]):
-            kernels.combine_rows(self.components, rows, out)
+        if kernels.combine_rows(self.components, rows, out):
             return self._sum_over_ranks(out)
         n_weights = self.components.shape[1]
         width = _COLUMNS if rows.is_cpu else n_weights

@@ -1,6 +1,8 @@
 """What does AdaSum cost: the combination alone, and over ranks beside an ordinary all-reduce?
 
 In one process two sets of gradients are combined tensor by tensor; the base writes the formula down with plain torch.
+Where its results go decides what it takes: into memory that it keeps, or into new memory, whose every page the system
+hands over anew. An allocator does now this, now that, and they differ twofold; so each is a contest of its own.
 Over four gloo ranks one flat bucket is combined; the base adds it up with ``all_reduce``. Rank 0's clock counts. A ring
 sends ``2 (p - 1) / p`` of the bucket from each of p ranks, and so does recursive halving and doubling, but for three
 inner products per tensor.
@@ -9,6 +11,7 @@ inner products per tensor.
 from __future__ import annotations
 
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -47,32 +50,55 @@ def measure_adasum(
     """
     device = request.chosen_device()
     found: list[Finding] = []
+    places = (_kept_memory, _new_memory) if device.type == "cpu" else (_kept_memory,)
     for threads in request.each_thread_count():
         for size in sizes:
-            found += _in_one_process(f"{size:,} in {tensors}, {threads}", size, tensors, request.rounds, device)
+            for place in places:
+                found += _in_one_process(f"{size:,} in {tensors}, {threads}", size, tensors, place, request)
     return found + (_over_ranks(bucket, tensors, request.rounds) if bucket else [])
 
 
-def _in_one_process(what: str, size: int, tensors: int, rounds: int, device: torch.device) -> list[Finding]:
+_Place = Callable[[Sequence[Tensor]], Callable[[], Sequence[Tensor]]]
+"""Given tensors, a way to have so much memory for results."""
+
+
+def _kept_memory(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+    """The same memory at every call."""
+    results = [torch.zeros_like(tensor) for tensor in tensors]
+    return lambda: results
+
+
+def _new_memory(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
+    """Pages from the system at every call, which has them back when the results are dropped."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    return lambda: [torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32) for size in sizes]
+
+
+def _in_one_process(what: str, size: int, tensors: int, place: _Place, request: Request) -> list[Finding]:
+    device = request.chosen_device()
     ours, theirs = (_gradients(size, tensors, seed, device) for seed in (0, 1))
-    wanted = _formula(ours, theirs)
 
     def guard() -> None:
         mine = [tensor.clone() for tensor in ours]
         adasum_sets_(mine, theirs)
-        for one, other in zip(mine, wanted, strict=True):
+        for one, other in zip(mine, _formula(ours, theirs, place(ours)()), strict=True):
             require_equal(one, other, "combination", rtol=1e-4, atol=1e-5)
 
     def sides() -> Sides:
         mine, other, same = (_gradients(size, tensors, seed, device) for seed in (0, 1, 0))
         added, addend = torch.zeros(size, device=device), torch.ones(size, device=device)
-        return Sides(lambda: adasum_sets_(mine, other), lambda: _formula(same, other), limit=lambda: added.add_(addend))
+        results = place(same)
+        return Sides(
+            lambda: adasum_sets_(mine, other),
+            lambda: _formula(same, other, results()),
+            limit=lambda: added.add_(addend),
+        )
 
     return contest(
         f"AdaSum of {what}",
         sides,
-        rounds=rounds,
-        named="formula per tensor",
+        rounds=request.rounds,
+        named="formula in kept memory" if place is _kept_memory else "formula in new memory",
         goal=_GOALS.get(size),
         guard=guard,
         note="ours in place; the limit reads both and writes one",
@@ -80,13 +106,12 @@ def _in_one_process(what: str, size: int, tensors: int, rounds: int, device: tor
     )
 
 
-def _formula(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> list[Tensor]:
+def _formula(ours: Sequence[Tensor], theirs: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the combination as the paper has it, with plain torch."""
-    combined = []
-    for a, b in zip(ours, theirs, strict=True):
+    for a, b, result in zip(ours, theirs, results, strict=True):
         across, own, other = (a * b).sum(), (a * a).sum(), (b * b).sum()
-        combined.append((1 - across / (2 * own)) * a + (1 - across / (2 * other)) * b)
-    return combined
+        torch.add((1 - across / (2 * own)) * a, (1 - across / (2 * other)) * b, out=result)
+    return results
 
 
 def _gradients(size: int, tensors: int, seed: int, device: torch.device) -> list[Tensor]:

@@ -1,34 +1,36 @@
 """Passes over many tensors of a CPU in one call, compiled where a C compiler is at hand.
 
-``kernels.c`` is what runs, ``library.py`` compiles and loads it, ``lists.py`` calls it on lists of tensors. Whoever
-uses one asks `are_fit` first and keeps a way through torch's own operations.
+``kernels.c`` is what runs, ``library.py`` compiles and loads it. ``tensors.py`` makes lists of tensors that a kernel
+can go through, and ``lists.py`` calls kernels on them. Whoever uses one asks for a list with `listed` first, and keeps
+a way through torch's own operations for when there is none.
 """
 
 from workbench.kernels.lists import (
+    AdamLists,
     AdamSettings,
     adam_,
-    adam_at_,
+    adam_lists,
     adam_rounded_,
-    addresses_of,
-    are_fit,
     combine_rows,
     inner_products,
-    lengths_of,
+    matched,
     mix_,
     norm_and_maximum,
     unscale_and_check_,
 )
+from workbench.kernels.tensors import Listed, listed
 
 __all__ = [
+    "AdamLists",
     "AdamSettings",
+    "Listed",
     "adam_",
-    "adam_at_",
+    "adam_lists",
     "adam_rounded_",
-    "addresses_of",
-    "are_fit",
     "combine_rows",
     "inner_products",
-    "lengths_of",
+    "listed",
+    "matched",
     "mix_",
     "norm_and_maximum",
     "unscale_and_check_",

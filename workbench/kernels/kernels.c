@@ -72,14 +72,15 @@ void unscale_and_check(int64_t arrays, float *const *values, const int64_t *leng
 /* Sums are formed in float32 over this many elements, in LANES partial sums, and added up in double precision. */
 enum { BLOCK = 1024, LANES = 32 };
 
-/* Of each array the sum of squares and the bits of the largest absolute value; of all numbers inf and NaN have the
+/* The sum of squares of all arrays and the bits of the largest absolute value; of all numbers inf and NaN have the
  * largest bits. On one thread, so that the order of the sum is always the same.
  */
-void squares_and_maxima(int64_t arrays, const float *const *values, const int64_t *lengths, double *squares,
-                        uint32_t *maxima) {
+void squares_and_maximum(int64_t arrays, const float *const *values, const int64_t *lengths, double *squares,
+                         uint32_t *maximum) {
+    double total = 0.0;
+    uint32_t largest = 0;
     for (int64_t a = 0; a < arrays; a++) {
-        double total = 0.0;
-        uint32_t largest = 0;
+        double of_array = 0.0;
         for (int64_t from = 0; from < lengths[a]; from += BLOCK) {
             const float *restrict x = values[a] + from;
             const int64_t n = lengths[a] - from < BLOCK ? lengths[a] - from : BLOCK;
@@ -94,11 +95,12 @@ void squares_and_maxima(int64_t arrays, const float *const *values, const int64_
             for (; i + LANES <= n; i += LANES)
                 for (int k = 0; k < LANES; k++) sums[k] += x[i + k] * x[i + k];
             for (; i < n; i++) sums[0] += x[i] * x[i];
-            for (int k = 0; k < LANES; k++) total += sums[k];
+            for (int k = 0; k < LANES; k++) of_array += sums[k];
         }
-        squares[a] = total;
-        maxima[a] = largest;
+        total += of_array;
     }
+    *squares = total;
+    *maximum = largest;
 }
 
 /* Of each pair of arrays a.b, a.a and b.b, run by run of `run` elements: the order of the sums, and

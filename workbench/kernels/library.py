@@ -1,4 +1,4 @@
-"""The kernels of ``kernels.c`` as a loaded library: compiled once per machine, for exactly this processor.
+"""The functions in C of this folder as a loaded library: compiled once per machine, for exactly this processor.
 
 A C compiler is on most machines that train; where there is none, or where nothing may be written or run, everything
 that could use a kernel goes on with torch's operations. The library lies in the user's cache folder, under a name made
@@ -30,7 +30,7 @@ __all__ = ["OFF", "KernelLibrary", "kernel_library"]
 OFF: Final = "WORKBENCH_NO_KERNELS"
 """Environment variable: set to anything, no kernel is compiled or used."""
 
-_SOURCE: Final = Path(__file__).with_name("kernels.c")
+_SOURCES: Final = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "tensors.c"))
 _FLAGS: Final = (
     "-O3",
     "-march=native",
@@ -39,9 +39,21 @@ _FLAGS: Final = (
     "-ffp-contract=off",
     "-std=c11",
     "-fPIC",
-    "-shared",
 )
 _SECONDS: Final = 60.0
+
+_LONG, _INT, _AT = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+_ARGUMENTS: Final = {
+    "unscale_and_check": (_LONG, *[_AT] * 4, _INT),
+    "squares_and_maximum": (_LONG, *[_AT] * 4),
+    "inner_products": (_LONG, *[_AT] * 4, _LONG, _AT, _INT),
+    "mix": (_LONG, *[_AT] * 5, _INT),
+    "combine_rows": (_LONG, _LONG, *[_AT] * 3, _INT),
+    "adam": (_LONG, *[_AT] * 6, _LONG, _INT),
+    "adam_rounded": (_LONG, *[_AT] * 9, _LONG, _INT),
+    "look_at": (_LONG, *[_AT] * 5),
+}
+"""What each function takes, so that plain numbers can be handed over."""
 
 _log = logging.getLogger("workbench")
 
@@ -51,7 +63,7 @@ class KernelLibrary:
     """The loaded library.
 
     Args:
-        functions: Those of ``kernels.c``.
+        functions: Those of ``kernels.c`` and ``tensors.c``.
         has_threads: Whether they can run on several threads, torch's.
     """
 
@@ -83,13 +95,18 @@ def _loaded(compiler: str) -> KernelLibrary:
     _refuse_what_others_can_write(path)
     if openmp:
         ctypes.CDLL(str(openmp[0]), mode=ctypes.RTLD_GLOBAL)  # where the open symbols are found
-    return KernelLibrary(ctypes.CDLL(str(path)), has_threads=bool(openmp))
+    functions = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        getattr(functions, name).argtypes = arguments
+        getattr(functions, name).restype = None
+    functions.look_at.restype = _LONG
+    return KernelLibrary(functions, has_threads=bool(openmp))
 
 
 def _place(compiler: str, flags: tuple[str, ...]) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS).stdout
     name = hashlib.sha256()
-    for part in (_SOURCE.read_bytes(), version, " ".join(flags).encode(), _processor().encode()):
+    for part in (*map(Path.read_bytes, _SOURCES), version, " ".join(flags).encode(), _processor().encode()):
         name.update(hashlib.sha256(part).digest())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "boost-workbench" / f"kernels-{name.hexdigest()[:32]}.so"
@@ -109,17 +126,18 @@ def _processor() -> str:
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made, compiled = Path(folder) / path.name, Path(folder) / "kernels.o"
-        compile_only = [flag for flag in flags if flag != "-shared"]
-        subprocess.run(
-            [compiler, *compile_only, "-c", str(_SOURCE), "-o", str(compiled)],
-            capture_output=True,
-            check=True,
-            timeout=_SECONDS,
-        )
+        made = Path(folder) / path.name
+        compiled = {source: Path(folder) / f"{source.stem}.o" for source in _SOURCES}
+        for source, target in compiled.items():
+            subprocess.run(
+                [compiler, *flags, "-c", str(source), "-o", str(target)],
+                capture_output=True,
+                check=True,
+                timeout=_SECONDS,
+            )
         # Linked without -fopenmp, which would bring along a library of its own.
         subprocess.run(
-            [compiler, "-shared", str(compiled), "-o", str(made), "-lm"],
+            [compiler, "-shared", *map(str, compiled.values()), "-o", str(made), "-lm"],
             capture_output=True,
             check=True,
             timeout=_SECONDS,

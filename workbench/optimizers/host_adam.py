@@ -69,10 +69,11 @@ def adam_step_(
         loss_scale: S, > 0.
         nesterov: Whether the step looks ahead.
     """
-    lists = (weights, gradients, first, second)
-    if loss_scale == 1.0 and not nesterov and all(kernels.are_fit(tensors, alike=True) for tensors in lists):
-        kernels.adam_(weights, gradients, first, second, kernel_settings(rate, betas, eps, weight_decay))
-        return
+    if loss_scale == 1.0 and not nesterov:
+        lists = kernels.adam_lists(weights, gradients, first, second)
+        if lists is not None:
+            kernels.adam_(lists, kernel_settings(rate, betas, eps, weight_decay))
+            return
     if loss_scale != 1.0 or (nesterov and weight_decay != 0.0):
         if weight_decay != 0.0:
             gradients = list(torch._foreach_add(gradients, weights, alpha=weight_decay * loss_scale))

@@ -81,16 +81,14 @@ class RoundedAdam:
             loss_scale: See there.
             nesterov: See there.
         """
-        moments_fit = all(kernels.are_fit(tensors, torch.bfloat16, alike=True) for tensors in (first, second))
-        others_fit = all(kernels.are_fit(tensors, alike=True) for tensors in (weights, gradients))
-        if moments_fit and others_fit and loss_scale == 1.0 and not nesterov:
-            pieces = sum(-(-weight.numel() // _VALUES) for weight in weights)
-            places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator)
-            settings = kernel_settings(rate, betas, eps, weight_decay)
-            kernels.adam_rounded_(
-                weights, gradients, first, second, settings, table=self._table, places=places, piece=_VALUES
-            )
-            return
+        if loss_scale == 1.0 and not nesterov:
+            lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16)
+            if lists is not None:
+                pieces = sum(-(-length // _VALUES) for length in lists.weights.lengths)
+                places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator)
+                settings = kernel_settings(rate, betas, eps, weight_decay)
+                kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
+                return
         for weight, gradient, m, v in zip(weights, gradients, first, second, strict=True):
             flat = [_in_memory_order(tensor) for tensor in (weight, gradient, m, v)]
             cut = (torch.split(tensor, _VALUES) for tensor in flat)

@@ -21,14 +21,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from workbench import kernels
 from workbench.scaling import host_values
 
-__all__ = ["step_on_cached_lists"]
+__all__ = ["exact_flag", "step_on_cached_lists"]
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
@@ -42,7 +41,7 @@ class _Lists:
         states: Their entries in the optimizer's state; the counts there are replaced by elements of one tensor.
     """
 
-    __slots__ = ("counts", "device", "dtype", "members", "moments", "parameters", "places", "sizes", "states")
+    __slots__ = ("counts", "device", "dtype", "members", "moments", "parameters", "states")
 
     def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
         self.parameters = parameters
@@ -52,13 +51,8 @@ class _Lists:
             state["step"] = count
         self.members = tuple([state[name] for state in states] for name in _STATE)
         self.device, self.dtype = parameters[0].device, parameters[0].dtype
-        # For our own kernel. `members` keeps the moments themselves, whatever becomes of the state.
         first, second, _ = self.members
-        self.sizes = kernels.lengths_of(parameters)
-        self.places = kernels.addresses_of(())  # of the weights, once they have been found fit
-        self.moments = None
-        if all(kernels.are_fit(part) and kernels.lengths_of(part) == self.sizes for part in (first, second)):
-            self.moments = kernels.addresses_of(first), kernels.addresses_of(second)
+        self.moments = kernels.listed(first), kernels.listed(second)
 
     def hold(self, parameters: list[Tensor]) -> bool:
         """Return whether these are the parameters, and their state is what it was."""
@@ -66,6 +60,24 @@ class _Lists:
             _same(list(map(itemgetter(name), self.states)), member)
             for name, member in zip(_STATE, self.members, strict=True)
         )
+
+    def for_our_kernel(self, gradients: list[Tensor]) -> kernels.AdamLists | None:
+        """Return what our own kernel takes; None where it cannot go through all of it."""
+        if None in self.moments:
+            return None
+        return kernels.matched(kernels.listed(self.parameters), kernels.listed(gradients), *self.moments)
+
+
+def exact_flag(found_inf: Tensor) -> Tensor:
+    """Return a flag that is exactly 0 or 1, of shape ``()``, as torch's kernels want it.
+
+    They advance the counts of steps before they look, and take the flag back from them.
+
+    Args:
+        found_inf: One element; anything but 0 means 1.
+    """
+    with torch.no_grad():
+        return (found_inf.reshape(()) != 0).to(torch.float32)
 
 
 class _Cache:
@@ -92,7 +104,7 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
 
     Args:
         optimizer: Any optimizer.
-        found_inf: Flag, float32, shape ``()``, exactly 0 or 1, on the device of the parameters; at 1 nothing changes.
+        found_inf: Flag, float32, one element, on the device of the parameters; unless it is 0, nothing changes.
 
     Returns:
         Whether the step was taken. False, with nothing changed, for other optimizers, for the first step, which makes
@@ -106,7 +118,8 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
     cache = _caches.get(optimizer)
     if cache is None or not cache.holds(optimizer):
         cache = _caches[optimizer] = _Cache(optimizer)
-    work: list[tuple[dict[str, Any], _Lists, list[Tensor]]] = []
+    on_host = host_values.reads_without_waiting(found_inf)
+    work: list[tuple[dict[str, Any], _Lists, list[Tensor], kernels.AdamLists | None]] = []
     for number, group in enumerate(optimizer.param_groups):
         if not _is_plain(group):
             return False
@@ -121,24 +134,27 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
             if not _can_be_listed(parameters, optimizer.state):
                 return False
             lists = cache.groups[number] = _Lists(list(parameters), [optimizer.state[p] for p in parameters])
-        if set(map(_DTYPE, gradients)) != {lists.dtype} or set(map(_LAYOUT, gradients)) != {torch.strided}:
-            return False
         if lists.device != found_inf.device:
             return False
-        work.append((group, lists, gradients))
-    for group, lists, gradients in work:
-        _step(group, lists, gradients, found_inf)
+        for_ours = lists.for_our_kernel(gradients) if on_host else None
+        if for_ours is None and (
+            set(map(_DTYPE, gradients)) != {lists.dtype} or set(map(_LAYOUT, gradients)) != {torch.strided}
+        ):
+            return False
+        work.append((group, lists, gradients, for_ours))
+    for group, lists, gradients, for_ours in work:
+        if for_ours is None or not _step_by_kernel(group, lists, for_ours, found_inf):
+            _step(group, lists, gradients, found_inf)
     # What a scheduler's wrapper of `step` would have noted.
     optimizer._opt_called = True  # type: ignore[attr-defined]
     return True
 
 
 def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_inf: Tensor) -> None:
-    if host_values.reads_without_waiting(found_inf) and _step_by_kernel(group, lists, gradients, found_inf):
-        return
     first, second, counts = lists.members
     beta1, beta2 = group["betas"]
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    flag = exact_flag(found_inf)
     with torch.no_grad():
         lists.counts.add_(1)
         kernel(
@@ -155,22 +171,13 @@ def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_i
             weight_decay=group["weight_decay"],
             eps=group["eps"],
             maximize=group["maximize"],
-            found_inf=found_inf,
+            found_inf=flag,
         )
-        lists.counts.sub_(found_inf)
+        lists.counts.sub_(flag)
 
 
-def _step_by_kernel(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_inf: Tensor) -> bool:
-    """Take the step by our own kernel, if it can; return whether it has, or has nothing to do."""
-    if lists.moments is None or not kernels.are_fit(gradients, alike=True):
-        return False
-    places = kernels.addresses_of(lists.parameters)
-    if 0 in places:
-        return False  # of weights without memory, as some sharded ones are between steps
-    if places != lists.places:  # the first time, or somebody has given a weight other data
-        if not kernels.are_fit(lists.parameters) or kernels.lengths_of(lists.parameters) != lists.sizes:
-            return False
-        lists.places = places
+def _step_by_kernel(group: dict[str, Any], lists: _Lists, for_ours: kernels.AdamLists, found_inf: Tensor) -> bool:
+    """Take the step by our own kernel; return whether it has, or has nothing to do."""
     counts = set(lists.counts.tolist())
     if len(counts) != 1:
         return False
@@ -193,9 +200,7 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, gradients: list[Tensor
         shrink=1.0 - rate * decay if decoupled else 1.0,
         sign=-1.0 if group["maximize"] else 1.0,
     )
-    first, second = lists.moments
-    kernels.adam_at_(places, kernels.addresses_of(gradients), first, second, lists.sizes, settings)
-    increment_version(lists.parameters)
+    kernels.adam_(for_ours, settings)
     return True
 
 

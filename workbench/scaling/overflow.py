@@ -21,7 +21,7 @@ from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from workbench import kernels
 from workbench.scaling import host_values
-from workbench.scaling.cached_adam import step_on_cached_lists
+from workbench.scaling.cached_adam import exact_flag, step_on_cached_lists
 
 __all__ = [
     "NonFusedOptimizerWarning",
@@ -130,9 +130,9 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     uncoalesced: list[Tensor] = []
     present = [grad for grad in grads if grad is not None]
     with torch.no_grad():
-        if _go_into_one_call(present):  # as usual
-            if _checked_by_kernel([(present, inverse_scale, found_inf)]):
-                return found_inf
+        if _checked_by_kernel([(present, inverse_scale, found_inf)]):
+            return found_inf
+        if _go_into_one_call(present):
             batches[present[0].device, present[0].dtype] = present
             present = []
         for grad in present:
@@ -163,11 +163,11 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
     Args:
         batches: Per list its gradients, ``1 / scale`` and the flag, both float32 of shape ``()`` where gradients are.
     """
+    if _checked_by_kernel(batches):
+        return
     everything = [grad for grads, _, _ in batches for grad in grads]
     device = everything[0].device if everything else None
     if _go_into_one_call(everything) and all(flag.device == device for _, _, flag in batches):
-        if _checked_by_kernel(batches):
-            return
         with torch.no_grad():
             for grads, inverse_scale, found_inf in batches:
                 torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
@@ -177,22 +177,25 @@ def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor
 
 
 def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
-    """Do what `unscale_and_check_each_` does for gradients that are all alike, by our own kernel, in one call.
+    """Do what `unscale_and_check_each_` does by our own kernel, in one call.
 
     Returns:
         Whether it could be done.
     """
-    grads = [grad for part, _, _ in batches for grad in part]
     numbers = [number for _, inverse_scale, found_inf in batches for number in (inverse_scale, found_inf)]
-    if not grads or not host_values.reads_without_waiting(*numbers) or not kernels.are_fit(grads, alike=True):
+    if not host_values.reads_without_waiting(*numbers):
+        return False
+    gradients = kernels.listed([gradient for part, _, _ in batches for gradient in part])
+    if gradients is None:
         return False
     factors = [factor for part, inverse_scale, _ in batches for factor in [inverse_scale.item()] * len(part)]
-    found = kernels.unscale_and_check_(grads, factors)
-    begin = 0
-    for part, _, found_inf in batches:
-        if any(found[begin : begin + len(part)]):
-            found_inf.fill_(1.0)
-        begin += len(part)
+    found = kernels.unscale_and_check_(gradients, factors)
+    if any(found):
+        begin = 0
+        for part, _, found_inf in batches:
+            if any(found[begin : begin + len(part)]):
+                found_inf.fill_(1.0)
+            begin += len(part)
     return True
 
 
@@ -263,12 +266,9 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     if own_step is not None:
         own_step(found_inf)
     elif _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer):
-        with torch.no_grad():
-            # Exactly 0 or 1 and shape []: torch takes it back from each step counter, which it has advanced before.
-            flag = (found_inf.reshape(()) != 0).to(torch.float32)
-        if not step_on_cached_lists(optimizer, flag):
+        if not step_on_cached_lists(optimizer, found_inf):
             _give_momentum_buffers(optimizer)
-            _step_with_attribute(optimizer, flag)
+            _step_with_attribute(optimizer, exact_flag(found_inf))
     else:
         if not _reads_found_inf(optimizer):
             _warn_once(optimizer)

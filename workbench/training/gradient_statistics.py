@@ -52,32 +52,40 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
     passes over that. Gradients of many megabytes are looked at where they lie.
 
     Args:
-        gradients: At least one tensor, on the CPU.
+        gradients: At least one tensor.
 
     Returns:
-        Norm and maximum, float32; None where anything is not finite or not plain float32, or the squares leave the
-        range of float32. Then `tensor_norms_and_maxima` says more.
+        Norm and maximum, float32; None where the host would have to wait for them, anything is not finite or not plain
+        float32, or the squares leave the range of float32. Then `tensor_norms_and_maxima` says more.
     """
-    if not all(gradient.dtype == torch.float32 and gradient.layout == torch.strided for gradient in gradients):
+    fit = kernels.listed(gradients)
+    if fit is not None and 0 < sum(fit.lengths) <= _COPIED_ELEMENTS:
+        precise, amax = kernels.norm_and_maximum(fit)
+        norm = host_values.float32(precise)
+    else:
+        found = _norm_and_maximum_by_torch(gradients)
+        if found is None:
+            return None
+        norm, amax = found
+    # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
+    fits = norm < _LARGEST_NORM and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
+    return (norm, amax) if fits else None
+
+
+def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
+    plain = all(gradient.dtype == torch.float32 and gradient.layout == torch.strided for gradient in gradients)
+    if not plain or not host_values.reads_without_waiting(*gradients):
         return None
     n_elements = sum(gradient.numel() for gradient in gradients)
     if n_elements == 0:
         return None
-    if n_elements <= _COPIED_ELEMENTS and kernels.are_fit(gradients, alike=True):
-        precise, amax = kernels.norm_and_maximum(gradients)
-        norm = host_values.float32(precise)
-    elif n_elements <= _COPIED_ELEMENTS:
+    if n_elements <= _COPIED_ELEMENTS:
         flat = torch._C._nn.flatten_dense_tensors(list(gradients))
         low, high = torch.aminmax(flat)
-        norm = torch.linalg.vector_norm(flat).item()
-        amax = max(-low.item(), high.item())
-    else:
-        ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
-        amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
-        norm = torch.stack(torch._foreach_norm(list(gradients))).norm().item()
-    # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
-    fits = norm < _LARGEST_NORM and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
-    return (norm, amax) if fits else None
+        return torch.linalg.vector_norm(flat).item(), max(-low.item(), high.item())
+    ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
+    amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
+    return torch.stack(torch._foreach_norm(list(gradients))).norm().item(), amax
 
 
 def exponent_counts(gradients: Sequence[Tensor]) -> Tensor:

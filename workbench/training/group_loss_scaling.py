@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench import kernels
 from workbench.config import BoostConfig
 from workbench.scaling import (
     ExponentTable,
@@ -206,16 +207,21 @@ class GroupLossScaling(LossScaling):
             if self.agree is not None:
                 self.agree(found_inf)
             return
-        of_region: dict[int, list[Tensor]] = {}
-        for parameter in parameters:
-            if parameter.grad is not None:
-                of_region.setdefault(self._region_of.get(id(parameter), _OUTSIDE), []).append(parameter.grad)
+        regions = [self._region_of.get(id(parameter), _OUTSIDE) for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters]
         received, left = self._flags
         nonfinite = torch.zeros_like(received)
         by_reference = self.manager.unscale_with == "updated"
+        if not by_reference and self._unscale_on_host(gradients, regions, nonfinite):
+            self._judge(received, left, nonfinite, found_inf)
+            return
+        of_region: dict[int, list[Tensor]] = {}
+        for gradient, region in zip(gradients, regions, strict=True):
+            if gradient is not None:
+                of_region.setdefault(region, []).append(gradient)
         if by_reference:  # As upstream: gradients are divided by scales that are known only after the verdict.
-            for region, gradients in of_region.items():
-                nonfinite[region] = has_overflow(gradients).to(nonfinite)
+            for region, of_one in of_region.items():
+                nonfinite[region] = has_overflow(of_one).to(nonfinite)
             self._judge(torch.zeros_like(received), left, nonfinite, found_inf)
             assert self._verdict is not None
             scales = torch.ones_like(self.manager.dynamic_loss_scale)
@@ -227,6 +233,27 @@ class GroupLossScaling(LossScaling):
         unscale_and_check_each_([(grads, factors[region], flags[region]) for region, grads in of_region.items()])
         if not by_reference:
             self._judge(received, left, nonfinite, found_inf)
+
+    def _unscale_on_host(self, gradients: list[Tensor | None], regions: list[int], nonfinite: Tensor) -> bool:
+        """Divide all gradients by their regions' scales in one call, where the host knows them; set flags of regions.
+
+        Returns:
+            Whether it could be done.
+        """
+        present = [gradient for gradient in gradients if gradient is not None]
+        scales = self.manager.dynamic_loss_scale
+        if len(present) < len(gradients) or not host_values.reads_without_waiting(scales, self._groups, nonfinite):
+            return False
+        listed = kernels.listed(present)
+        if listed is None:
+            return False
+        inverse = [host_values.float32(1.0 / scale) for scale in scales.tolist()]
+        of_region = [inverse[group + 1] for group in self._groups.tolist()]
+        found = kernels.unscale_and_check_(listed, [of_region[region] for region in regions])
+        if any(found):
+            for region in {region for region, flag in zip(regions, found, strict=True) if flag}:
+                nonfinite[region] = 1.0
+        return True
 
     def after_window(self, overflow: Tensor) -> None:
         """Move the scales by their rule; find the groups after the first window.

@@ -36,6 +36,7 @@ __all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
 
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX = range(7)
 _N_COLUMNS = 7
+_MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: on a CPU the system is asked, which costs some 50 us
 _HALF_COLUMN = "amp.float16_grad_amax"
 
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
@@ -108,6 +109,7 @@ class TraceBuffer:
         self._began = time.perf_counter()
         self._last = self._began
         self._oldest = self._began
+        self._memory_bytes, self._memory_read = 0, -math.inf
         self._was_at_floor = False
         self._diverged = False
         boosted.events = self
@@ -153,6 +155,8 @@ class TraceBuffer:
             if self._scales is None or self._scales.shape[2] != len(scales):
                 self._scales = torch.zeros(self.capacity, 2, len(scales), device=self.boosted.device)
             self._scales[row] = torch.stack([scales, after])
+        if now - self._memory_read >= _MEMORY_SECONDS:
+            self._memory_bytes, self._memory_read = devices.memory_bytes(self.boosted.device), now
         exponents, self._pending_exponents = self._pending_exponents, None
         self._rows.append(
             _HostRow(
@@ -160,7 +164,7 @@ class TraceBuffer:
                 now - self._began,
                 (now - self._last) * 1e3,
                 samples,
-                devices.memory_bytes(self.boosted.device),
+                self._memory_bytes,
                 {**(columns or {}), **outcome.columns},
                 exponents,
                 self._pending_pairs,
@@ -251,9 +255,7 @@ class TraceBuffer:
         gradients = [p.grad for p in known if p.grad is not None]
         if not gradients:
             return
-        self._gradient_values = None
-        if not self._float16 and host_values.reads_without_waiting(*gradients):
-            self._gradient_values = norm_and_maximum_of_finite(gradients)
+        self._gradient_values = None if self._float16 else norm_and_maximum_of_finite(gradients)
         if self._gradient_values is None:
             self._look_at_each(known, gradients)
         if self.exponents_every and self._updates % self.exponents_every == 0:
