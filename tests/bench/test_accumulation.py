@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workbench.bench import Request, accumulation
 from workbench.bench.accumulation import measure_accumulation
@@ -22,6 +23,14 @@ def test_ours_the_peer_and_the_bytes_are_found() -> None:
     assert held.estimate is not None
     assert held.estimate.value == 1.0  # gradients, and nothing beside them
     assert held.note.startswith("1.00 times the parameters")
+
+
+def test_tensors_without_memory_are_not_counted() -> None:
+    left_behind = FakeTensorMode().from_tensor(torch.ones(3))
+    held = measure_accumulation(REQUEST, **TINY)[-1]
+    assert held.estimate is not None
+    assert held.estimate.value == 1.0
+    del left_behind
 
 
 @pytest.mark.long
