@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from workbench.bench.scaled_step import Perceptron
+from workbench.bench.scaled_step import NETS, RATE, SCALE
 from workbench.config import BoostConfig
 from workbench.training import apply
 
 ROUNDS, STEPS = 40, 10
-NETS = (Perceptron(8, 512, 128), Perceptron(8, 512, 8), Perceptron(104, 64, 32))
-CONFIG = {"loss_scale": {"kind": "dynamic", "init": 1024.0}, "amp": {"level": "O0"}}
+CONFIG = {"loss_scale": {"kind": "dynamic", "init": SCALE}, "amp": {"level": "O0"}}
 
 
 class Clock:
@@ -60,7 +59,7 @@ class Clock:
 
 def stock_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock) -> Callable[[], None]:
     """Return a plain step whose parts are timed."""
-    optimizer = Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = Adam(model.parameters(), lr=RATE, fused=True)
     forward = clock.part("forward", lambda: F.cross_entropy(model(inputs), classes))
     backward = clock.part("backward", lambda loss: loss.backward())
     update = clock.part("Adam", optimizer.step)
@@ -76,7 +75,7 @@ def stock_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock) 
 
 def scaled_step(model: nn.Module, inputs: Tensor, classes: Tensor, clock: Clock) -> Callable[[], None]:
     """Return a step of ours with a dynamic loss scale, its parts timed."""
-    optimizer = Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = Adam(model.parameters(), lr=RATE, fused=True)
     boosted = apply(BoostConfig.from_dict(CONFIG), model, optimizer, level="O0")
     scaling, update = boosted.loss_scaling, boosted.update
     scaling.unscale_ = clock.part("unscaling and check", scaling.unscale_)  # type: ignore[method-assign,assignment]

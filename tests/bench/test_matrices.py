@@ -42,6 +42,9 @@ def dim_reduce() -> list[Finding]:
     return measure_dim_reduce(REQUEST, widths=(8, 16, 4), components=3, batches=(4,))
 
 
+ADASUM = [f"{side} / formula in {place} memory" for place in ("kept", "new") for side in ("ours", "limit")]
+
+
 def thor() -> list[Finding]:
     return measure_thor(REQUEST, image=8, images=2, width=16, rows=4, frequencies=(2,))
 
@@ -53,7 +56,7 @@ def online() -> list[Finding]:
 @pytest.mark.parametrize(
     ("measure", "beginnings"),
     [
-        (adasum, ["AdaSum of 500 in 5"] * 4),
+        (adasum, [f"AdaSum of 500 in 5, 1 thread: {line}" for line in ADASUM]),
         (pca, ["PCA of 6 x 3,000", "PCA of 6 x 3,000", "PCA of 6 x 3,000, 3 components: memory"]),
         (dim_reduce, ["DimReduce step", "DimReduce step"]),
         (thor, ["THOR step, ResNet-8", "THOR step, MLP", "THOR refresh, 10 layers", "THOR refresh, 5 layers"]),

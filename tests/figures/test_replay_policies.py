@@ -57,3 +57,15 @@ def test_a_point_can_be_picked_and_gives_its_range() -> None:
     assert second.customdata[0][0] == 1
     assert first.customdata[0][2] == " (5 overflows, likely 3 to 8)"
     assert replay_policies_figure(POLICIES).data[0].customdata[0][2] == ""
+
+
+@pytest.mark.parametrize(
+    ("lost", "places"),
+    [((0.001, 0.02), ["bottom right", "top right"]), ((0.02, 0.001), ["top right", "bottom right"])],
+)
+def test_the_words_of_two_policies_side_by_side_are_both_legible(lost: tuple[float, float], places: list[str]) -> None:
+    table = POLICIES.iloc[:2].assign(underflow_share=lost)
+    recorded, chosen = replay_policies_figure(table, "fixed at 2^10").data
+    assert [recorded.textposition, chosen.textposition] == places
+    same = replay_policies_figure(table, "init 2^16, factor 2, window 2000").data[-1]
+    assert same.textposition == "top right"

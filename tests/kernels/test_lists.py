@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -185,7 +186,8 @@ def test_rows_are_combined_as_a_product_would(rows: int, columns: int) -> None:
     torch.testing.assert_close(out, (factors.double() @ matrix.double()).float(), rtol=1e-5, atol=1e-5)
     before, threads = out.clone(), torch.get_num_threads()
     torch.set_num_threads(3 - threads)
-    kernels.combine_rows(matrix, factors, out)
+    out.fill_(math.nan)
+    assert kernels.combine_rows(matrix, factors, out)
     torch.set_num_threads(threads)
     assert torch.equal(out, before)
 
@@ -197,8 +199,42 @@ def test_rows_of_another_number_are_not_combined() -> None:
         kernels.combine_rows(torch.ones(3, 5), torch.ones(2, 3), torch.ones(2, 6))
 
 
+def test_what_does_not_belong_together_is_refused() -> None:
+    ones, more = listed([torch.ones(3)]), listed([torch.ones(3), torch.ones(4)])
+    narrow = kernels.listed([torch.ones(3, dtype=torch.bfloat16)], torch.bfloat16)
+    assert narrow is not None
+    for refused in (
+        lambda: kernels.unscale_and_check_(ones, [1.0, 1.0]),
+        lambda: kernels.unscale_and_check_(narrow, [1.0]),
+        lambda: kernels.norm_and_maximum(narrow),
+        lambda: kernels.inner_products(ones, more),
+        lambda: kernels.mix_(ones, ones, [1.0], []),
+        lambda: kernels.adam_(kernels.AdamLists(ones, ones, narrow, narrow), kernels.AdamSettings()),
+    ):
+        with pytest.raises(AssertionError):
+            refused()
+
+
 def test_lists_of_other_lengths_make_no_step() -> None:
     one = [torch.ones(3)]
     assert kernels.adam_lists(one, one, one, [torch.ones(4)]) is None
     assert kernels.adam_lists(one, one, one, [torch.ones(3), torch.ones(1)]) is None
     assert kernels.adam_lists(one, one, one, [torch.ones(3).double()]) is None
+
+
+def test_lists_serve_again_until_something_moves_and_gradients_are_let_go() -> None:
+    weights, first, second = ([nn.Parameter(torch.ones(3)), torch.ones(2)] for _ in range(3))
+    lists = kernels.adam_lists(weights, drawn([3, 2], 0), first, second)
+    assert lists is not None
+    gradient = weakref.ref(lists.gradients.tensors[0])
+    lasting = lists.lasting
+    lists = kernels.adam_lists(weights, drawn([3, 2], 1), first, second, before=lasting)
+    assert lists is not None
+    assert gradient() is None
+    assert all(one is other for one, other in zip(lists.lasting, lasting, strict=True))
+    weights[0].data, first[1] = torch.zeros(3), torch.zeros(2)
+    lists = kernels.adam_lists(weights, drawn([3, 2], 2), first, second, before=lasting)
+    assert lists is not None
+    assert list(lists.weights.addresses) == [tensor.data_ptr() for tensor in weights]
+    assert list(lists.first.addresses) == [tensor.data_ptr() for tensor in first]
+    assert lists.second is lasting[2]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from workbench import kernels
 from workbench.kernels import tensors as asked
@@ -28,8 +29,10 @@ def without_memory() -> Tensor:
 
 @pytest.fixture(params=["at once", "one by one"])
 def _however_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "one by one":
+    way, other = ("_asked_at_once", "_asked_one_by_one")[:: 1 if request.param == "at once" else -1]
+    if way == "_asked_one_by_one":
         monkeypatch.setattr(asked, "_torchs_functions", lambda _: None)
+    monkeypatch.setattr(asked, other, lambda *_: pytest.fail(f"asked {other}"))
 
 
 @pytest.fixture
@@ -90,11 +93,33 @@ def test_a_tensor_that_was_given_other_memory_is_found_there() -> None:
     assert list(after.lengths) == [5]
 
 
+def test_a_list_knows_whether_its_tensors_have_moved() -> None:
+    weight = nn.Parameter(torch.ones(3))
+    found = kernels.listed([torch.ones(2), weight])
+    assert found is not None
+    assert found.still_holds()
+    weight.data = torch.zeros(3)
+    assert not found.still_holds()
+
+
 @pytest.mark.usefixtures("fresh")
 def test_this_torch_answers_all_at_once() -> None:
     library = kernel_library()
     assert library is not None
     assert asked._torchs_functions(library) is not None, "slower, but no harm: tensors are asked one by one"
+
+
+@pytest.mark.usefixtures("fresh")
+def test_it_is_tried_out_on_real_tensors_wherever_others_are_made() -> None:
+    library = kernel_library()
+    assert library is not None
+    with torch.device("meta"):
+        assert asked._torchs_functions(library) is not None
+    asked._torchs_functions.cache_clear()
+    with FakeTensorMode():
+        assert kernels.listed([torch.ones(3)]) is None
+        assert kernels.listed([]) is not None
+        assert asked._torchs_functions(library) is not None
 
 
 @pytest.mark.usefixtures("fresh")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,7 @@ def test_a_scheduler_is_no_hindrance_and_another_step_is() -> None:
 def test_replaced_state_is_noticed() -> None:
     params, twins = parameters(), parameters()
     optimizer, twin = (Adam(p, lr=0.1, fused=True) for p in (params, twins))
-    for step in range(6):
+    for step in range(8):
         for one, held in ((optimizer, params), (twin, twins)):
             give_gradients(held, step)
             if step == 2:  # one tensor of the state
@@ -127,9 +128,23 @@ def test_replaced_state_is_noticed() -> None:
                 one.state[held[2]]["step"].fill_(7.0)
             if step == 5:
                 one.state[held[3]]["step"] = torch.tensor(3.0)
+            if step == 6:  # what lies behind a tensor of it
+                one.state[held[0]]["exp_avg"].data = torch.full((3, 2), 0.5)
         step_if_finite(optimizer, FINITE)
         twin.step()
         assert_same(optimizer, twin)
+
+
+def test_gradients_are_not_kept() -> None:
+    params = parameters()
+    optimizer = Adam(params, lr=0.1, fused=True)
+    for step in range(3):
+        give_gradients(params, step)
+        step_if_finite(optimizer, FINITE)
+    kept = [weakref.ref(parameter.grad) for parameter in params if parameter.grad is not None]
+    assert kept
+    optimizer.zero_grad(set_to_none=True)
+    assert [gradient() for gradient in kept] == [None] * len(kept)
 
 
 def test_added_parameters_join() -> None:

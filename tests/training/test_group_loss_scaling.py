@@ -21,6 +21,7 @@ from tests.golden_networks import assert_trajectory, build_optimizer, golden_bat
 from tests.scaling.host_reads import forbid_host_reads
 from workbench import train
 from workbench.config import BoostConfig
+from workbench.kernels.library import kernel_library
 from workbench.scaling import FixedLossScaleUpdateCell, GroupLossScaleManager
 from workbench.tasks import load_task
 from workbench.training import apply
@@ -337,6 +338,8 @@ def test_a_loose_parameter_named_in_a_group_keeps_scale_one_with_a_warning() -> 
 def either_kernel(request: pytest.FixtureRequest) -> None:
     if request.param == "torch's":
         request.getfixturevalue("without_kernels")
+    elif kernel_library() is None:
+        pytest.skip("no C compiler on this machine (Debian: gcc)")
 
 
 def chain(n: int = 3) -> nn.Sequential:
@@ -383,6 +386,33 @@ def test_only_the_group_where_an_overflow_arose_loses_scale(at: int, expected: l
         assert torch.equal(value, before[name])
     # Groups before the one that broke only received it: they have not counted the step, those behind it have.
     assert scaling.manager.finite_steps.tolist() == [int(group > at) for group in range(3)]
+
+
+@pytest.mark.usefixtures("either_kernel")
+def test_gradients_outside_of_all_groups_and_missing_ones_are_unscaled_as_they_should() -> None:
+    net = chain()
+    scaling = bordered(net, 64.0, [["0"], ["1"]], reduce_ratio=0.5, growth_ratio=1.0)
+    parameters = list(net.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.full_like(parameter, 128.0)
+    parameters[0].grad = None
+    found_inf = torch.zeros(())
+    scaling.unscale_(parameters, found_inf)
+    assert found_inf.item() == 0.0
+    scaling.after_window(found_inf > 0)
+    carried = [64.0 if name.startswith(("0", "1")) else 1.0 for name, _ in net.named_parameters()]
+    for parameter, scale in zip(parameters[1:], carried[1:], strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.unique().tolist() == [128.0 / scale]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    outside = parameters[-1].grad
+    assert outside is not None
+    outside.view(-1)[0] = torch.inf
+    scaling.unscale_(parameters, found_inf)
+    scaling.after_window(found_inf > 0)
+    assert found_inf.item() == 1.0
+    assert scaling.manager.group_scales.tolist() == [32.0, 32.0]  # as nobody inside is to blame
 
 
 @pytest.mark.usefixtures("either_kernel")

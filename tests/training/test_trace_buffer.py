@@ -12,7 +12,7 @@ from torch.optim import SGD
 
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.records import EventKind
-from workbench.training import TraceBuffer, apply, training_loop
+from workbench.training import TraceBuffer, apply, trace_buffer, training_loop
 from workbench.training.gradient_statistics import (
     exponent_counts,
     group_by_module,
@@ -40,6 +40,24 @@ def data(n: int) -> list[Any]:
 def run(boosted: Any, trace: TraceBuffer, batches: list[Any]) -> None:
     for _ in training_loop(boosted, loss, batches, trace=trace, batch_size=lambda b: len(b[0])):
         pass
+
+
+def test_the_memory_is_read_at_most_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    now = iter(range(1_000_000))
+
+    def counted(_: object) -> int:
+        asked.append(0.0)
+        return len(asked)
+
+    monkeypatch.setattr(trace_buffer.devices, "memory_bytes", counted)
+    _, boosted, trace = make({})
+    monkeypatch.setattr(trace_buffer.time, "perf_counter", lambda: next(now) / 100)
+    run(boosted, trace, data(40))
+    records, _ = trace.drain()
+    seconds = records[-1].seconds - records[0].seconds
+    assert 1 < len(asked) <= 10 * seconds + 2 < len(records)
+    assert [r.memory_bytes for r in records] == sorted(r.memory_bytes for r in records)
 
 
 def test_records_say_what_happened_in_each_step() -> None:

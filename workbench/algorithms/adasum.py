@@ -147,7 +147,8 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     if len(ours) != len(theirs):
         raise ValueError(f"`theirs` must hold one tensor for each of `ours` ({len(ours)}), got {len(theirs)}")
     shapes_agree = all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
-    if shapes_agree and (a_list := kernels.listed(ours)) and (b_list := kernels.listed(theirs)):
+    a_list, b_list = (kernels.listed(ours), kernels.listed(theirs)) if shapes_agree else (None, None)
+    if a_list is not None and b_list is not None:
         products = [map(_in_float32s_range, found) for found in kernels.inner_products(a_list, b_list)]
         factors = [adasum_weights((across, own, other), n_nodes) for across, own, other in products]
         kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])

@@ -168,8 +168,8 @@ def _compare(model: nn.Module, batches: Batches) -> None:
 def _held_bytes(side: _Native) -> int:
     """Return how many bytes a window has taken and not given back before its last micro-batch.
 
-    Counted are tensors that Python can see, each storage once; those of other kinds, which torch.compile may have left
-    behind in this process, have no memory.
+    Counted are tensors that Python can see, each storage once, but for those without memory that torch.compile may have
+    left behind in this process.
     """
     side.window()  # optimizer state and what else stays for good
     before = _visible_bytes(side.model)
@@ -179,10 +179,14 @@ def _held_bytes(side: _Native) -> int:
 
 
 def _visible_bytes(model: nn.Module) -> int:
+    from torch._subclasses import FakeTensor  # takes half a second, which nothing else here needs
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
     gc.collect()
-    seen = [value for value in gc.get_objects() if type(value) in (Tensor, nn.Parameter)]
+    seen = [value for value in gc.get_objects() if issubclass(type(value), Tensor)]
     seen += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    storages = [value.untyped_storage() for value in seen if value.layout == torch.strided]
+    real = [value for value in seen if not isinstance(value, FakeTensor | FunctionalTensor)]
+    storages = [value.untyped_storage() for value in real if value.layout == torch.strided]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 

@@ -14,8 +14,8 @@ import json
 import mmap
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, distributed
@@ -50,7 +50,7 @@ def measure_adasum(
     """
     device = request.chosen_device()
     found: list[Finding] = []
-    places = (_kept_memory, _new_memory) if device.type == "cpu" else (_kept_memory,)
+    places = tuple(_PLACES) if device.type == "cpu" else ("kept memory",)
     for threads in request.each_thread_count():
         for size in sizes:
             for place in places:
@@ -58,7 +58,7 @@ def measure_adasum(
     return found + (_over_ranks(bucket, tensors, request.rounds) if bucket else [])
 
 
-_Place = Callable[[Sequence[Tensor]], Callable[[], Sequence[Tensor]]]
+_Place: TypeAlias = Callable[[Sequence[Tensor]], Callable[[], Sequence[Tensor]]]
 """Given tensors, a way to have so much memory for results."""
 
 
@@ -69,28 +69,35 @@ def _kept_memory(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
 
 
 def _new_memory(tensors: Sequence[Tensor]) -> Callable[[], Sequence[Tensor]]:
-    """Pages from the system at every call, which has them back when the results are dropped."""
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    return lambda: [torch.frombuffer(mmap.mmap(-1, size), dtype=torch.float32) for size in sizes]
+    """Pages from the system at every call, as an allocator gets them; it has them back when results are dropped."""
+    lengths = [tensor.numel() for tensor in tensors]
+
+    def results() -> Sequence[Tensor]:
+        pages = mmap.mmap(-1, 4 * sum(lengths), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=torch.float32).split_with_sizes(lengths)
+
+    return results
 
 
-def _in_one_process(what: str, size: int, tensors: int, place: _Place, request: Request) -> list[Finding]:
+_PLACES: Final[Mapping[str, _Place]] = {"kept memory": _kept_memory, "new memory": _new_memory}
+
+
+def _in_one_process(what: str, size: int, tensors: int, place: str, request: Request) -> list[Finding]:
     device = request.chosen_device()
     ours, theirs = (_gradients(size, tensors, seed, device) for seed in (0, 1))
 
     def guard() -> None:
         mine = [tensor.clone() for tensor in ours]
         adasum_sets_(mine, theirs)
-        for one, other in zip(mine, _formula(ours, theirs, place(ours)()), strict=True):
+        for one, other in zip(mine, _Formula(ours, theirs, _PLACES[place])(), strict=True):
             require_equal(one, other, "combination", rtol=1e-4, atol=1e-5)
 
     def sides() -> Sides:
         mine, other, same = (_gradients(size, tensors, seed, device) for seed in (0, 1, 0))
         added, addend = torch.zeros(size, device=device), torch.ones(size, device=device)
-        results = place(same)
         return Sides(
             lambda: adasum_sets_(mine, other),
-            lambda: _formula(same, other, results()),
+            _Formula(same, other, _PLACES[place]),
             limit=lambda: added.add_(addend),
         )
 
@@ -98,7 +105,7 @@ def _in_one_process(what: str, size: int, tensors: int, place: _Place, request: 
         f"AdaSum of {what}",
         sides,
         rounds=request.rounds,
-        named="formula in kept memory" if place is _kept_memory else "formula in new memory",
+        named=f"formula in {place}",
         goal=_GOALS.get(size),
         guard=guard,
         note="ours in place; the limit reads both and writes one",
@@ -106,12 +113,21 @@ def _in_one_process(what: str, size: int, tensors: int, place: _Place, request: 
     )
 
 
-def _formula(ours: Sequence[Tensor], theirs: Sequence[Tensor], results: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the combination as the paper has it, with plain torch."""
-    for a, b, result in zip(ours, theirs, results, strict=True):
-        across, own, other = (a * b).sum(), (a * a).sum(), (b * b).sum()
-        torch.add((1 - across / (2 * own)) * a, (1 - across / (2 * other)) * b, out=result)
-    return results
+class _Formula:
+    """The combination as the paper has it, with plain torch; what lies between is kept."""
+
+    def __init__(self, ours: Sequence[Tensor], theirs: Sequence[Tensor], place: _Place) -> None:
+        self._ours, self._theirs, self._results = ours, theirs, place(ours)
+        self._between = [torch.zeros_like(tensor) for tensor in ours]
+
+    def __call__(self) -> Sequence[Tensor]:
+        """Return the combination, tensor by tensor."""
+        results = self._results()
+        for a, b, between, result in zip(self._ours, self._theirs, self._between, results, strict=True):
+            across, own, other = (torch.mul(x, y, out=between).sum() for x, y in ((a, b), (a, a), (b, b)))
+            torch.mul(a, 1 - across / (2 * own), out=result)
+            result.add_(torch.mul(b, 1 - across / (2 * other), out=between))
+        return results
 
 
 def _gradients(size: int, tensors: int, seed: int, device: torch.device) -> list[Tensor]:

@@ -20,10 +20,10 @@ from workbench.bench.contest import Sides, contest, require_equal
 from workbench.config import BoostConfig
 from workbench.training import apply
 
-__all__ = ["Perceptron", "measure_scaled_step"]
+__all__ = ["NETS", "RATE", "SCALE", "Perceptron", "measure_scaled_step"]
 
-_RATE = 1e-4
-_SCALE = 1024.0
+RATE = 1e-4
+SCALE = 1024.0
 _CLASSES = 10
 _GUARDED_STEPS = 4
 
@@ -45,10 +45,10 @@ class Perceptron:
     goal: float | None = None
 
 
-_NETS = (Perceptron(8, 512, 128, 1.01), Perceptron(8, 512, 8, 1.04), Perceptron(104, 64, 32, 1.00))
+NETS = (Perceptron(8, 512, 128, 1.01), Perceptron(8, 512, 8, 1.04), Perceptron(104, 64, 32, 1.00))
 
 
-def measure_scaled_step(request: Request, *, nets: Sequence[Perceptron] = _NETS) -> list[Finding]:
+def measure_scaled_step(request: Request, *, nets: Sequence[Perceptron] = NETS) -> list[Finding]:
     """Measure a step with a dynamic loss scale as a multiple of the unscaled stock step.
 
     Args:
@@ -97,8 +97,8 @@ def _sides(model: nn.Module, batch: tuple[Tensor, Tensor], peers: bool) -> Sides
 
 
 def _boosted_step(model: nn.Module, inputs: Tensor, classes: Tensor) -> Callable[[], None]:
-    config = BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "init": _SCALE}, "amp": {"level": "O0"}})
-    boosted = apply(config, model, Adam(model.parameters(), lr=_RATE, fused=True), level="O0")
+    config = BoostConfig.from_dict({"loss_scale": {"kind": "dynamic", "init": SCALE}, "amp": {"level": "O0"}})
+    boosted = apply(config, model, Adam(model.parameters(), lr=RATE, fused=True), level="O0")
 
     def step() -> None:
         with boosted.autocast():
@@ -110,7 +110,7 @@ def _boosted_step(model: nn.Module, inputs: Tensor, classes: Tensor) -> Callable
 
 
 def _stock_step(model: nn.Module, inputs: Tensor, classes: Tensor) -> Callable[[], None]:
-    optimizer = Adam(model.parameters(), lr=_RATE, fused=True)
+    optimizer = Adam(model.parameters(), lr=RATE, fused=True)
 
     def step() -> None:
         F.cross_entropy(model(inputs), classes).backward()  # type: ignore[no-untyped-call]
@@ -121,8 +121,8 @@ def _stock_step(model: nn.Module, inputs: Tensor, classes: Tensor) -> Callable[[
 
 
 def _scaler_step(model: nn.Module, inputs: Tensor, classes: Tensor) -> Callable[[], None]:
-    optimizer = Adam(model.parameters(), lr=_RATE, fused=True)
-    scaler = torch.amp.GradScaler(inputs.device.type, init_scale=_SCALE)
+    optimizer = Adam(model.parameters(), lr=RATE, fused=True)
+    scaler = torch.amp.GradScaler(inputs.device.type, init_scale=SCALE)
 
     def step() -> None:
         scaler.scale(F.cross_entropy(model(inputs), classes)).backward()  # type: ignore[no-untyped-call]

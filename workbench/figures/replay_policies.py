@@ -126,7 +126,7 @@ def replay_policies_figure(
             y=100 * numbers.underflow_share[indices],
             mode="markers+text" if one else "markers",
             text=[name.split()[0]] if one else None,
-            textposition="top right",  # most lie at the left edge
+            textposition=_beside(numbers, indices[0]),
             marker={"symbol": symbol, "size": size, "color": colour, "opacity": 1.0 if one else 0.7},
             name=name,
             customdata=[[numbers.rows[i], plain(numbers.names[i]), _overflows(numbers.overflows[i])] for i in indices],
@@ -137,6 +137,15 @@ def replay_policies_figure(
     figure.update_yaxes(title_text="Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
     figure.update_layout(showlegend=True, margin={"b": 92})
     return figure
+
+
+def _beside(numbers: ReplayPoliciesNumbers, index: int) -> str:
+    """Return where the word of a policy goes: to the right, as most lie at the left edge, and off the other's word."""
+    recorded, chosen = numbers.recorded, numbers.chosen
+    if recorded is None or chosen is None or recorded == chosen:
+        return "top right"
+    upper = chosen if numbers.underflow_share[chosen] >= numbers.underflow_share[recorded] else recorded
+    return "top right" if index == upper else "bottom right"
 
 
 def _overflows(overflows: npt.NDArray[np.float64]) -> str:

@@ -55,6 +55,8 @@ _ARGUMENTS: Final = {
 }
 """What each function takes, so that plain numbers can be handed over."""
 
+_RESULTS: Final = {"look_at": _LONG}
+
 _log = logging.getLogger("workbench")
 
 
@@ -64,10 +66,13 @@ class KernelLibrary:
 
     Args:
         functions: Those of ``kernels.c`` and ``tensors.c``.
+        short: The same, called without letting other threads of Python run meanwhile: for calls of a few microseconds,
+            after which another thread would not give way for milliseconds.
         has_threads: Whether they can run on several threads, torch's.
     """
 
     functions: Any
+    short: Any
     has_threads: bool
 
 
@@ -95,12 +100,12 @@ def _loaded(compiler: str) -> KernelLibrary:
     _refuse_what_others_can_write(path)
     if openmp:
         ctypes.CDLL(str(openmp[0]), mode=ctypes.RTLD_GLOBAL)  # where the open symbols are found
-    functions = ctypes.CDLL(str(path))
-    for name, arguments in _ARGUMENTS.items():
-        getattr(functions, name).argtypes = arguments
-        getattr(functions, name).restype = None
-    functions.look_at.restype = _LONG
-    return KernelLibrary(functions, has_threads=bool(openmp))
+    functions, short = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+    for library in (functions, short):
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, _RESULTS.get(name)
+    return KernelLibrary(functions, short, has_threads=bool(openmp))
 
 
 def _place(compiler: str, flags: tuple[str, ...]) -> Path:

@@ -12,7 +12,8 @@ import math
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from operator import is_
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,12 +25,12 @@ from workbench.kernels.tensors import Listed, listed
 __all__ = [
     "AdamLists",
     "AdamSettings",
+    "Lasting",
     "adam_",
     "adam_lists",
     "adam_rounded_",
     "combine_rows",
     "inner_products",
-    "matched",
     "mix_",
     "norm_and_maximum",
     "unscale_and_check_",
@@ -74,6 +75,8 @@ def unscale_and_check_(values: Listed, factors: Sequence[float]) -> Sequence[int
     Returns:
         Per tensor 1 if an element was inf or NaN before, else 0.
     """
+    assert values.dtype is torch.float32
+    assert len(factors) == len(values.lengths)
     library, by = _library(), array("f", factors)
     found = array("i", bytes(4 * len(by)))
     library.functions.unscale_and_check(
@@ -93,6 +96,7 @@ def norm_and_maximum(values: Listed) -> tuple[float, float]:
         Both; squares are added up in float32 by the thousand, then in double precision. The maximum is NaN where an
         element is inf or NaN.
     """
+    assert values.dtype is torch.float32
     squares, bits = ctypes.c_double(), ctypes.c_uint32()
     _library().functions.squares_and_maximum(
         len(values.lengths),
@@ -111,6 +115,8 @@ def inner_products(ours: Listed, theirs: Listed) -> list[tuple[float, float, flo
         ours: Float32.
         theirs: Likewise, each with as many elements as its partner.
     """
+    assert ours.dtype is theirs.dtype is torch.float32
+    assert ours.lengths == theirs.lengths
     library, lengths = _library(), ours.lengths
     first_runs = array("q", itertools.accumulate((-(-length // _RUN) for length in lengths), initial=0))
     sums = array("d", bytes(24 * first_runs[-1]))
@@ -139,6 +145,9 @@ def mix_(ours: Listed, theirs: Listed, own: Sequence[float], other: Sequence[flo
         own: A factor for each a, rounded to float32.
         other: A factor for each b, rounded to float32.
     """
+    assert ours.dtype is theirs.dtype is torch.float32
+    assert ours.lengths == theirs.lengths
+    assert len(own) == len(other) == len(ours.lengths)
     library, of_own, of_other = _library(), array("f", own), array("f", other)
     library.functions.mix(
         len(of_own),
@@ -166,11 +175,11 @@ def combine_rows(matrix: Tensor, factors: Tensor, out: Tensor) -> bool:
     if matrix.ndim != 2 or factors.shape != (2, matrix.shape[0]) or out.shape != (2, matrix.shape[1]):
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (matrix, factors, out))
         raise ValueError(f"shapes must be [rows, columns], [2, rows] and [2, columns], got {shapes}")
-    fit = listed([matrix, factors, out])
-    if fit is None:
+    all_three = listed([matrix, factors, out])
+    if all_three is None:
         return False
     library = _library()
-    library.functions.combine_rows(*matrix.shape, *fit.addresses, _threads(library, fit.lengths[:1]))
+    library.functions.combine_rows(*matrix.shape, *all_three.addresses, _threads(library, all_three.lengths[:1]))
     increment_version([out])
     return True
 
@@ -183,6 +192,15 @@ class AdamLists(NamedTuple):
     first: Listed
     second: Listed
 
+    @property
+    def lasting(self) -> Lasting:
+        """What may serve in the next step again; gradients, which may be many bytes, must not be kept for that."""
+        return self.weights, self.first, self.second
+
+
+Lasting: TypeAlias = tuple[Listed, Listed, Listed]
+"""Weights and both moments."""
+
 
 def adam_lists(
     weights: Sequence[Tensor],
@@ -190,6 +208,8 @@ def adam_lists(
     first: Sequence[Tensor],
     second: Sequence[Tensor],
     moments: torch.dtype = torch.float32,
+    *,
+    before: Lasting | None = None,
 ) -> AdamLists | None:
     """List what a step of Adam takes; None where a kernel cannot go through it.
 
@@ -199,26 +219,26 @@ def adam_lists(
         first: First moments, as many.
         second: Second moments, as many.
         moments: What moments must be.
+        before: ``lasting`` of an earlier step: lists whose tensors are the same, and lie where they lay, serve again.
     """
-    lists = listed(weights), listed(gradients), listed(first, moments), listed(second, moments)
-    return matched(*lists)
-
-
-def matched(
-    weights: Listed | None, gradients: Listed | None, first: Listed | None, second: Listed | None
-) -> AdamLists | None:
-    """Return lists as what a step of Adam takes; None where one is missing or their lengths differ.
-
-    Args:
-        weights: What `listed` says of the weights.
-        gradients: Of the gradients.
-        first: Of the first moments.
-        second: Of the second moments.
-    """
-    if weights is None or gradients is None or first is None or second is None:
+    of_weights, of_first, of_second = before or (None, None, None)
+    w, g = _again(weights, torch.float32, of_weights), listed(gradients)
+    m, v = _again(first, moments, of_first), _again(second, moments, of_second)
+    if w is None or g is None or m is None or v is None or not w.lengths == g.lengths == m.lengths == v.lengths:
         return None
-    fit = weights.lengths == gradients.lengths == first.lengths == second.lengths
-    return AdamLists(weights, gradients, first, second) if fit else None
+    return AdamLists(w, g, m, v)
+
+
+def _again(tensors: Sequence[Tensor], dtype: torch.dtype, before: Listed | None) -> Listed | None:
+    if (
+        before is not None
+        and before.dtype is dtype
+        and len(before.tensors) == len(tensors)
+        and all(map(is_, before.tensors, tensors))
+        and before.still_holds()
+    ):
+        return before
+    return listed(list(tensors), dtype)  # a copy: the caller's list may change
 
 
 def adam_(lists: AdamLists, settings: AdamSettings) -> None:
@@ -228,6 +248,7 @@ def adam_(lists: AdamLists, settings: AdamSettings) -> None:
         lists: All float32. Moments are in no graph, so autograd hears of the weights only.
         settings: Numbers of the step.
     """
+    assert {one.dtype for one in lists} == {torch.float32}
     library, lengths = _library(), lists.weights.lengths
     library.functions.adam(
         len(lengths),
@@ -251,6 +272,7 @@ def adam_rounded_(lists: AdamLists, settings: AdamSettings, *, table: Tensor, pl
         places: Two per piece, for first and second moments, piece after piece of weight after weight; int64.
         piece: Elements of a piece.
     """
+    assert lists.first.dtype is lists.second.dtype is torch.bfloat16
     library, lengths = _library(), lists.weights.lengths
     *first_pieces, pieces = itertools.accumulate((-(-length // piece) for length in lengths), initial=0)
     assert len(places) == 2 * pieces

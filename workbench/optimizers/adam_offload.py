@@ -526,7 +526,7 @@ class AdamOffload(Optimizer):
         group = cohort.group
         beta1, beta2 = group["betas"]
         take_step_ = adam_step_ if self._rounded is None else self._rounded.step_
-        take_step_(
+        cohort.lists = take_step_(
             weights,
             gradients,
             cohort.first,
@@ -537,6 +537,7 @@ class AdamOffload(Optimizer):
             weight_decay=group["weight_decay"] if cohort.decays else 0.0,
             loss_scale=group["loss_scale"],
             nesterov=group["use_nesterov"],
+            before=cohort.lists,
         )
 
     def _begin(self, cohort: Cohort) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench import kernels
+
 __all__ = ["Cohort", "form_cohorts", "take_gradients"]
 
 
@@ -29,7 +31,18 @@ class Cohort:
         bucket: Number of the bucket in which they travel to the host; None for those that live there.
     """
 
-    __slots__ = ("bucket", "decays", "first", "group", "is_contiguous", "parameters", "second", "steps", "strides")
+    __slots__ = (
+        "bucket",
+        "decays",
+        "first",
+        "group",
+        "is_contiguous",
+        "lists",
+        "parameters",
+        "second",
+        "steps",
+        "strides",
+    )
 
     def __init__(
         self,
@@ -48,6 +61,7 @@ class Cohort:
         self.first = first
         self.second = second
         self.bucket = bucket
+        self.lists: kernels.Lasting | None = None  # what the last step went through
         self.strides = [parameter.stride() for parameter in parameters]
         self.is_contiguous = all(parameter.is_contiguous() for parameter in parameters)
 

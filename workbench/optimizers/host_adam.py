@@ -53,7 +53,8 @@ def adam_step_(
     weight_decay: float = 0.0,
     loss_scale: float = 1.0,
     nesterov: bool = False,
-) -> None:
+    before: kernels.Lasting | None = None,
+) -> kernels.Lasting | None:
     """Update weights and moments in place; gradients are left as they are. Call it under ``torch.no_grad``.
 
     Args:
@@ -68,12 +69,16 @@ def adam_step_(
         weight_decay: L2 coefficient, added to the gradient.
         loss_scale: S, > 0.
         nesterov: Whether the step looks ahead.
+        before: What the step before has returned; it saves looking at the same tensors again.
+
+    Returns:
+        What the next step may be given; None where no kernel of our own took this one.
     """
     if loss_scale == 1.0 and not nesterov:
-        lists = kernels.adam_lists(weights, gradients, first, second)
+        lists = kernels.adam_lists(weights, gradients, first, second, before=before)
         if lists is not None:
             kernels.adam_(lists, kernel_settings(rate, betas, eps, weight_decay))
-            return
+            return lists.lasting
     if loss_scale != 1.0 or (nesterov and weight_decay != 0.0):
         if weight_decay != 0.0:
             gradients = list(torch._foreach_add(gradients, weights, alpha=weight_decay * loss_scale))
@@ -99,6 +104,7 @@ def adam_step_(
         amsgrad=False,
         maximize=False,
     )
+    return None
 
 
 def kernel_settings(rate: float, betas: tuple[float, float], eps: float, weight_decay: float) -> kernels.AdamSettings:

@@ -66,7 +66,8 @@ class RoundedAdam:
         weight_decay: float = 0.0,
         loss_scale: float = 1.0,
         nesterov: bool = False,
-    ) -> None:
+        before: kernels.Lasting | None = None,
+    ) -> kernels.Lasting | None:
         """Update weights and moments in place, see :func:`~workbench.optimizers.host_adam.adam_step_`.
 
         Args:
@@ -80,15 +81,19 @@ class RoundedAdam:
             weight_decay: See there.
             loss_scale: See there.
             nesterov: See there.
+            before: See there.
+
+        Returns:
+            See there.
         """
         if loss_scale == 1.0 and not nesterov:
-            lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16)
+            lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16, before=before)
             if lists is not None:
                 pieces = sum(-(-length // _VALUES) for length in lists.weights.lengths)
                 places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator)
                 settings = kernel_settings(rate, betas, eps, weight_decay)
                 kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
-                return
+                return lists.lasting
         for weight, gradient, m, v in zip(weights, gradients, first, second, strict=True):
             flat = [_in_memory_order(tensor) for tensor in (weight, gradient, m, v)]
             cut = (torch.split(tensor, _VALUES) for tensor in flat)
@@ -112,6 +117,7 @@ class RoundedAdam:
                 for values, target in ((one, m_piece), (two, v_piece)):
                     place = int(torch.randint(_VALUES, (), generator=self.generator))
                     round_stochastically_(values, self._table[place : place + n], target)
+        return None
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:

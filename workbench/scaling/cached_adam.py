@@ -41,7 +41,7 @@ class _Lists:
         states: Their entries in the optimizer's state; the counts there are replaced by elements of one tensor.
     """
 
-    __slots__ = ("counts", "device", "dtype", "members", "moments", "parameters", "states")
+    __slots__ = ("counts", "device", "dtype", "lasting", "members", "parameters", "states")
 
     def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
         self.parameters = parameters
@@ -51,8 +51,7 @@ class _Lists:
             state["step"] = count
         self.members = tuple([state[name] for state in states] for name in _STATE)
         self.device, self.dtype = parameters[0].device, parameters[0].dtype
-        first, second, _ = self.members
-        self.moments = kernels.listed(first), kernels.listed(second)
+        self.lasting: kernels.Lasting | None = None
 
     def hold(self, parameters: list[Tensor]) -> bool:
         """Return whether these are the parameters, and their state is what it was."""
@@ -63,9 +62,10 @@ class _Lists:
 
     def for_our_kernel(self, gradients: list[Tensor]) -> kernels.AdamLists | None:
         """Return what our own kernel takes; None where it cannot go through all of it."""
-        if None in self.moments:
-            return None
-        return kernels.matched(kernels.listed(self.parameters), kernels.listed(gradients), *self.moments)
+        first, second, _ = self.members
+        lists = kernels.adam_lists(self.parameters, gradients, first, second, before=self.lasting)
+        self.lasting = None if lists is None else lists.lasting
+        return lists
 
 
 def exact_flag(found_inf: Tensor) -> Tensor:
@@ -142,19 +142,20 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
         ):
             return False
         work.append((group, lists, gradients, for_ours))
+    flag: Tensor | None = None
     for group, lists, gradients, for_ours in work:
         if for_ours is None or not _step_by_kernel(group, lists, for_ours, found_inf):
-            _step(group, lists, gradients, found_inf)
+            flag = exact_flag(found_inf) if flag is None else flag
+            _step(group, lists, gradients, flag)
     # What a scheduler's wrapper of `step` would have noted.
     optimizer._opt_called = True  # type: ignore[attr-defined]
     return True
 
 
-def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], found_inf: Tensor) -> None:
+def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], flag: Tensor) -> None:
     first, second, counts = lists.members
     beta1, beta2 = group["betas"]
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-    flag = exact_flag(found_inf)
     with torch.no_grad():
         lists.counts.add_(1)
         kernel(

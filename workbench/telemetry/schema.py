@@ -67,7 +67,7 @@ COLUMNS: dict[str, ColumnInfo] = {
     "learning_rate": ColumnInfo("float64", "1", "Learning rate of the first parameter group."),
     "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch, those of all ranks together."),
     "memory_bytes": ColumnInfo(
-        "int64", "bytes", "Memory allocated on the device; resident set size of the process on a CPU."
+        "int64", "bytes", "Memory allocated on the device; resident set size (at most 0.1 s old) on a CPU."
     ),
     "grad_exponents": ColumnInfo(
         "list of histograms",

@@ -58,9 +58,11 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
         Norm and maximum, float32; None where the host would have to wait for them, anything is not finite or not plain
         float32, or the squares leave the range of float32. Then `tensor_norms_and_maxima` says more.
     """
-    fit = kernels.listed(gradients)
-    if fit is not None and 0 < sum(fit.lengths) <= _COPIED_ELEMENTS:
-        precise, amax = kernels.norm_and_maximum(fit)
+    if not host_values.reads_without_waiting(gradients[0]):
+        return None
+    values = kernels.listed(gradients)
+    if values is not None and 0 < sum(values.lengths) <= _COPIED_ELEMENTS:
+        precise, amax = kernels.norm_and_maximum(values)
         norm = host_values.float32(precise)
     else:
         found = _norm_and_maximum_by_torch(gradients)

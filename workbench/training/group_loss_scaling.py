@@ -244,12 +244,12 @@ class GroupLossScaling(LossScaling):
         scales = self.manager.dynamic_loss_scale
         if len(present) < len(gradients) or not host_values.reads_without_waiting(scales, self._groups, nonfinite):
             return False
-        listed = kernels.listed(present)
-        if listed is None:
+        values = kernels.listed(present)
+        if values is None:
             return False
-        inverse = [host_values.float32(1.0 / scale) for scale in scales.tolist()]
+        inverse = scales.reciprocal().tolist()
         of_region = [inverse[group + 1] for group in self._groups.tolist()]
-        found = kernels.unscale_and_check_(listed, [of_region[region] for region in regions])
+        found = kernels.unscale_and_check_(values, [of_region[region] for region in regions])
         if any(found):
             for region in {region for region, flag in zip(regions, found, strict=True) if flag}:
                 nonfinite[region] = 1.0

@@ -36,7 +36,7 @@ __all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
 
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX = range(7)
 _N_COLUMNS = 7
-_MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: on a CPU the system is asked, which costs some 50 us
+_MEMORY_SECONDS = 0.1  # how old a reading of the memory of a CPU may be: the system is asked, amid a training for 50 us
 _HALF_COLUMN = "amp.float16_grad_amax"
 
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
@@ -155,7 +155,7 @@ class TraceBuffer:
             if self._scales is None or self._scales.shape[2] != len(scales):
                 self._scales = torch.zeros(self.capacity, 2, len(scales), device=self.boosted.device)
             self._scales[row] = torch.stack([scales, after])
-        if now - self._memory_read >= _MEMORY_SECONDS:
+        if self.boosted.device.type != "cpu" or now - self._memory_read >= _MEMORY_SECONDS:
             self._memory_bytes, self._memory_read = devices.memory_bytes(self.boosted.device), now
         exponents, self._pending_exponents = self._pending_exponents, None
         self._rows.append(
