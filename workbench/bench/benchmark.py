@@ -64,8 +64,8 @@ class Finding:
         estimate: The number with its interval; None where nothing could be measured, and ``why_not`` says why.
         goal: Largest number that is good enough; None where none is set.
         note: What else should be known, in a few words.
-        why_not: ``"absent"`` where what should be measured is not installed, ``"differs"`` where its results are not
-            those of the base, so that its time would mean nothing.
+        why_not: ``"absent"`` where what should be measured is not installed or not at hand, ``"differs"`` where its
+            results are not those of the base, so that its time would mean nothing.
     """
 
     what: str

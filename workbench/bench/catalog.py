@@ -17,6 +17,7 @@ from workbench.bench.less_bn import measure_less_bn
 from workbench.bench.levels import measure_levels
 from workbench.bench.live_panel import measure_live_panel
 from workbench.bench.loss_scale import measure_loss_scale
+from workbench.bench.offload import measure_offload
 from workbench.bench.online import measure_online
 from workbench.bench.opened_run import measure_open_run
 from workbench.bench.panel_handlers import measure_handlers
@@ -88,6 +89,13 @@ _IN_ORDER: Final = (
         quick=False,
     ),
     Benchmark("adam", "How fast is Adam on the host?", measure_host_adam, rounds=15, quick=False),
+    Benchmark(
+        "offload",
+        "Does Adam on the host slow a training on an accelerator?",
+        measure_offload,
+        rounds=7,
+        quick=False,
+    ),
     Benchmark(
         "adasum",
         "What does AdaSum cost beside its formula and beside an all-reduce?",

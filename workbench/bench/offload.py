@@ -1,0 +1,152 @@
+"""Does Adam on the host slow a training on an accelerator?
+
+A transformer encoder under bfloat16 autocast, with a batch large enough that gradients and weights may travel while it
+computes. The base keeps Adam and its moments on the device; torchao's offloading is a peer where it is installed.
+Without an accelerator there is nothing to measure, and that is said.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from workbench import devices
+from workbench.bench.benchmark import Finding, Request
+from workbench.bench.contest import is_installed
+from workbench.bench.rounds import Estimate, interleaved, ratio_of, timed
+from workbench.optimizers.adam_offload import AdamOffload
+
+__all__ = ["Encoder", "measure_offload", "measure_offload_on"]
+
+_RATE = 1e-4
+_EPS = 1e-15  # eps is not bias-corrected in ours: it has to be too small to be seen for results to be the same
+_GOAL, _GOAL_BESIDE_TORCHAO = 1.08, 0.92
+_GUARDED_STEPS, _SHARE_OF_THE_WAY = 3, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """What is trained; as it stands some billion parameters.
+
+    Args:
+        layers: Layers of the encoder.
+        width: Numbers per token; a multiple of 64, the width of a head, or less than it.
+        batch: Sequences per step.
+        tokens: Tokens per sequence.
+    """
+
+    layers: int = 20
+    width: int = 2048
+    batch: int = 32
+    tokens: int = 512
+
+
+_SMALL = Encoder(2, 64, 4, 16)  # for the comparison of results
+
+
+def measure_offload(request: Request) -> list[Finding]:
+    """Measure a step of a transformer with its Adam on the host as a multiple of one with Adam on the device.
+
+    Args:
+        request: What is asked for.
+    """
+    device = request.chosen_device()
+    if device.type == "cpu":
+        note = "needs an accelerator; has not run on one"
+        return [Finding("AdamOffload, transformer: ours / Adam on the device", "x", None, _GOAL, note, "absent")]
+    return measure_offload_on(device, request, Encoder())
+
+
+def measure_offload_on(device: torch.device, request: Request, encoder: Encoder) -> list[Finding]:
+    """Measure on a given device, whatever it is.
+
+    Args:
+        device: Where the network is.
+        request: Rounds, and whether torchao is measured, too.
+        encoder: What is trained.
+
+    Returns:
+        Ours against no offload and against torchao, and the bytes of our optimizer's state on the device. Where results
+        differ, that alone.
+    """
+    difference = _difference(device)
+    if difference > _SHARE_OF_THE_WAY:
+        note = f"after {_GUARDED_STEPS} steps weights differ by {difference:.2g} of the way they went"
+        return [Finding("AdamOffload, transformer: ours / Adam on the device", "x", None, _GOAL, note, "differs")]
+    with_torchao = request.peers and device.type != "cpu" and is_installed("torchao")
+    makes = [_ours, _on_device, *([_torchao] if with_torchao else [])]
+    sides = [_Training(encoder, make, device) for make in makes]
+    ours, base, *peers = zip(*interleaved([timed(side) for side in sides], request.rounds), strict=True)
+    size = sides[0].size
+    what = f"AdamOffload, transformer of {size:,}, batch {encoder.batch} x {encoder.tokens}"
+    found = [Finding(f"{what}: ours / Adam on the device", "x", ratio_of(ours, base), _GOAL)]
+    if peers:
+        found.append(Finding(f"{what}: ours / torchao", "x", ratio_of(ours, peers[0]), _GOAL_BESIDE_TORCHAO))
+    elif request.peers:
+        found.append(Finding(f"{what}: ours / torchao", "x", None, _GOAL_BESIDE_TORCHAO, "not installed", "absent"))
+    share = _state_bytes(sides[0].optimizer, device) / (4 * size)
+    held = Estimate(share, share, share, 1)
+    return [*found, Finding(f"{what}: optimizer state on the device / weights", "x", held, 0.0, "bytes, counted")]
+
+
+class _Training:
+    """A transformer with one batch and an optimizer; called, it does a step and waits for its end."""
+
+    def __init__(self, encoder: Encoder, make: Callable[[list[nn.Parameter]], Optimizer], device: torch.device) -> None:
+        torch.manual_seed(0)
+        heads = max(1, encoder.width // 64)
+        layer = nn.TransformerEncoderLayer(
+            encoder.width, heads, 4 * encoder.width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.network = nn.TransformerEncoder(layer, encoder.layers, enable_nested_tensor=False).to(device)
+        self.inputs = torch.randn(encoder.batch, encoder.tokens, encoder.width, device=device)
+        self.targets = torch.randn_like(self.inputs)
+        self.weights = list(self.network.parameters())
+        self.size = sum(weight.numel() for weight in self.weights)
+        self.optimizer = make(self.weights)
+        self.device = device
+
+    def __call__(self) -> None:
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss: Tensor = nn.functional.mse_loss(self.network(self.inputs).float(), self.targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        devices.synchronize(self.device)
+
+
+def _ours(weights: list[nn.Parameter]) -> Optimizer:
+    return AdamOffload(weights, learning_rate=_RATE, eps=_EPS)
+
+
+def _on_device(weights: list[nn.Parameter]) -> Optimizer:
+    return Adam(weights, lr=_RATE, eps=_EPS, fused=True)
+
+
+def _torchao(weights: list[nn.Parameter]) -> Optimizer:
+    kind = importlib.import_module("torchao.optim").CPUOffloadOptimizer
+    optimizer: Optimizer = kind(weights, Adam, fused=True, lr=_RATE, eps=_EPS)
+    return optimizer
+
+
+def _difference(device: torch.device) -> float:
+    """Return by how much our weights differ from the base's after some steps, as a share of the way they went."""
+    ours, base = (_Training(_SMALL, make, device) for make in (_ours, _on_device))
+    start = [weight.detach().clone() for weight in base.weights]
+    for _ in range(_GUARDED_STEPS):
+        ours()
+        base()
+    with torch.no_grad():
+        apart = max(float((one - other).abs().mean()) for one, other in zip(ours.weights, base.weights, strict=True))
+        way = max(float((one - other).abs().mean()) for one, other in zip(start, base.weights, strict=True))
+    return apart / way
+
+
+def _state_bytes(optimizer: Optimizer, device: torch.device) -> int:
+    tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.device.type == device.type)
