@@ -9,8 +9,9 @@ from pathlib import Path
 
 import ipywidgets as widgets
 import pytest
+import torch
 
-from workbench.bench import Finding
+from workbench.bench import Finding, Request
 from workbench.bench.gradient_reduction import measure_reduction
 from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
 from workbench.bench.live_panel import measure_live_panel
@@ -47,7 +48,7 @@ def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
 
 
 def test_trace_times_three_copies() -> None:
-    check(measure_trace(2, task="digits-lenet", steps=2), "xxx", 2)
+    check(measure_trace(Request(2, device=torch.device("cpu")), task="digits-lenet", steps=2), "xxx", 2)
 
 
 def test_open_run_reads_draws_and_replays() -> None:

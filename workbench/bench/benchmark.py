@@ -60,7 +60,7 @@ class Finding:
 
     Args:
         what: What was measured, in a few words.
-        unit: ``"x"`` for a ratio of times, ``"s"`` for seconds; of both, smaller is better.
+        unit: ``"x"`` for a ratio, ``"s"`` for seconds, ``"count"`` for a number of times; smaller is better.
         estimate: The number with its interval; None where nothing could be measured, and ``why_not`` says why.
         goal: Largest number that is good enough; None where none is set.
         note: What else should be known, in a few words.
@@ -69,7 +69,7 @@ class Finding:
     """
 
     what: str
-    unit: Literal["x", "s"]
+    unit: Literal["x", "s", "count"]
     estimate: Estimate | None
     goal: float | None = None
     note: str = ""

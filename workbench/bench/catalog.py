@@ -9,10 +9,13 @@ from typing import Final
 from workbench.bench.accumulation import measure_accumulation
 from workbench.bench.adasum import measure_adasum
 from workbench.bench.benchmark import Benchmark, Finding, Request
+from workbench.bench.captured_step import measure_captured_step
 from workbench.bench.dim_reduce import measure_dim_reduce
 from workbench.bench.freezing import measure_freezing
 from workbench.bench.gradient_reduction import measure_reduction
 from workbench.bench.host_adam import measure_host_adam
+from workbench.bench.host_waits import measure_host_waits
+from workbench.bench.large_levels import measure_large_levels
 from workbench.bench.less_bn import measure_less_bn
 from workbench.bench.levels import measure_levels
 from workbench.bench.live_panel import measure_live_panel
@@ -31,7 +34,10 @@ __all__ = ["BENCHMARKS", "BenchError", "chosen"]
 ALL: Final = "all"
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"panels": ("live_panel", "panel_handlers", "open_run")}
+    {
+        "accelerator": ("large_levels", "host_waits", "captured_step", "offload"),
+        "panels": ("live_panel", "panel_handlers", "open_run"),
+    }
 )
 """Names that mean several benchmarks."""
 
@@ -72,7 +78,7 @@ _IN_ORDER: Final = (
     Benchmark(
         "trace",
         "What does recording add to a training step?",
-        _in_rounds(measure_trace),
+        measure_trace,
         rounds=20,
     ),
     Benchmark(
@@ -94,6 +100,27 @@ _IN_ORDER: Final = (
         "Does Adam on the host slow a training on an accelerator?",
         measure_offload,
         rounds=7,
+        quick=False,
+    ),
+    Benchmark(
+        "large_levels",
+        "How much faster than O0 are O1 and what the studies have exported, on networks of an accelerator's size?",
+        measure_large_levels,
+        rounds=7,
+        quick=False,
+    ),
+    Benchmark(
+        "host_waits",
+        "Does the host wait for an accelerator in a training step?",
+        measure_host_waits,
+        rounds=1,
+        quick=False,
+    ),
+    Benchmark(
+        "captured_step",
+        "Does a whole step fit into a CUDA graph, and what does a replay save?",
+        measure_captured_step,
+        rounds=15,
         quick=False,
     ),
     Benchmark(
@@ -165,7 +192,8 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     """Return the benchmarks that are meant.
 
     Args:
-        names: Names; ``"panels"`` means those of the panels, ``"all"`` every one, no name the quick ones.
+        names: Names; ``"panels"`` means those of the panels, ``"accelerator"`` those that need one, ``"all"`` every
+            one, no name the quick ones.
 
     Raises:
         BenchError: When a name is unknown.

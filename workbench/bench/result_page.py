@@ -20,6 +20,7 @@ __all__ = ["goals_table", "page", "read_answers", "with_table"]
 
 _BEGIN: Final = "<!-- measured: written by workbench.bench.result_page -->"
 _END: Final = "<!-- /measured -->"
+_UNITS: Final = {"x": (1.0, "x"), "s": (1e3, "ms"), "count": (1.0, "")}
 _VERDICTS: Final = {"": "", "met": "met", "missed": "**missed**", "unclear": "unclear"}
 
 
@@ -76,11 +77,11 @@ def _row(finding: Mapping[str, Any]) -> tuple[str, ...]:
     goal = finding["goal"]
     if finding["value"] is None:
         return finding["what"], "-", "-", "-" if goal is None else f"{goal:g}", finding["verdict"], finding["note"]
-    scale, unit = (1.0, "x") if finding["unit"] == "x" else (1e3, "ms")
+    scale, unit = _UNITS[finding["unit"]]
     value, low, high = (f"{finding[name] * scale:.3g}" for name in ("value", "low", "high"))
     wanted = "-" if goal is None else f"<= {goal * scale:.4g} {unit}"
     verdict = _VERDICTS.get(finding["verdict"], finding["verdict"])
-    return finding["what"], f"{value} {unit}", f"{low} to {high}", wanted, verdict, finding["note"]
+    return finding["what"], f"{value} {unit}".strip(), f"{low} to {high}", wanted.strip(), verdict, finding["note"]
 
 
 def _table(head: Sequence[str], rows: Any) -> str:

@@ -20,7 +20,7 @@ from workbench.bench.contest import Sides, contest, require_equal
 from workbench.config import BoostConfig
 from workbench.training import apply
 
-__all__ = ["NETS", "RATE", "SCALE", "Perceptron", "measure_scaled_step"]
+__all__ = ["NETS", "RATE", "SCALE", "Perceptron", "batch_of", "measure_scaled_step", "network_of"]
 
 RATE = 1e-4
 SCALE = 1024.0
@@ -59,8 +59,8 @@ def measure_scaled_step(request: Request, *, nets: Sequence[Perceptron] = NETS) 
     device = request.chosen_device()
     for threads in request.each_thread_count():
         for net in nets:
-            model = _model(net).to(device)
-            inputs, classes = _batch(net, device)
+            model = network_of(net).to(device)
+            inputs, classes = batch_of(net, device)
             found += contest(
                 f"scaled step, {net.layers} x {net.width} batch {net.batch}, {threads}",
                 lambda model=model, batch=(inputs, classes): _sides(model, batch, request.peers),  # type: ignore[misc]
@@ -74,13 +74,15 @@ def measure_scaled_step(request: Request, *, nets: Sequence[Perceptron] = NETS) 
     return found
 
 
-def _model(net: Perceptron) -> nn.Module:
+def network_of(net: Perceptron) -> nn.Module:
+    """Return the network, with the weights of seed 0."""
     torch.manual_seed(0)
     layers = [module for _ in range(net.layers) for module in (nn.Linear(net.width, net.width), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(net.width, _CLASSES))
 
 
-def _batch(net: Perceptron, device: torch.device) -> tuple[Tensor, Tensor]:
+def batch_of(net: Perceptron, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inputs, shape ``[batch, width]``, and classes, shape ``[batch]``, on a device."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(net.batch, net.width, generator=generator)
     classes = torch.randint(0, _CLASSES, (net.batch,), generator=generator)

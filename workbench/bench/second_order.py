@@ -2,7 +2,8 @@
 
 A turn is a whole cycle of refreshes: ``frequency`` steps, one of which refreshes. The networks are a ResNet-8 for
 images of 32 x 32 and a perceptron with four hidden layers. A refresh is compared with what it cannot do without: the
-Cholesky factors and inverses of all blocks in one batch, each padded to 128 rows.
+Cholesky factors and inverses of all blocks in one batch, each padded to 128 rows. On an accelerator the shape of
+ResNet-50 is refreshed as well, and the refreshes of all are told in milliseconds, too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench import devices
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import Sides, contest, is_installed, require_equal
+from workbench.bench.large_nets import RESNET_50, BottleneckNet, Images
+from workbench.bench.rounds import interleaved, median_of, timed
 from workbench.optimizers.thor import Thor
 from workbench.optimizers.thor_layers import Tally
 from workbench.tasks.digits import ResNet
@@ -24,6 +28,8 @@ __all__ = ["measure_thor"]
 
 _GOALS = {("ResNet-8", 20): 1.15, ("ResNet-8", 200): 1.03, ("MLP", 20): 1.90}
 _GOAL_OF_REFRESH = 1.1
+_GOAL_ON_AN_ACCELERATOR = 1e-3  # seconds, all layers
+_LEAST_REFRESHES = 20
 _RATE, _MOMENTUM, _DAMPING = 1e-4, 0.9, 0.03
 
 
@@ -35,6 +41,7 @@ def measure_thor(
     width: int = 512,
     rows: int = 128,
     frequencies: tuple[int, ...] = (20, 200),
+    large: Images = RESNET_50,
 ) -> list[Finding]:
     """Measure whole cycles of THOR against as many steps of SGD, and the refresh alone.
 
@@ -45,6 +52,7 @@ def measure_thor(
         width: Of the perceptron's hidden layers.
         rows: The perceptron's batch size.
         frequencies: Steps from one refresh to the next for the ResNet; the perceptron takes the first.
+        large: Shape of the network whose refresh is timed on accelerators only.
     """
     device = request.chosen_device()
     found: list[Finding] = []
@@ -56,11 +64,19 @@ def measure_thor(
         def perceptron() -> _Training:
             return _Training(_perceptron(width), (rows, width), device)
 
+        def bottlenecks() -> _Training:
+            return _Training(BottleneckNet(large), (2, 3, large.side, large.side), device)
+
         for frequency in frequencies:
             found += _steps(f"ResNet-8 batch {images}", "ResNet-8", residual, frequency, threads, request)
         found += _steps(f"MLP 4 x {width} batch {rows}", "MLP", perceptron, frequencies[0], threads, request)
-        for name, new in (("ResNet-8", residual), (f"MLP 4 x {width}", perceptron)):
+        refreshed = {"ResNet-8": residual, f"MLP 4 x {width}": perceptron}
+        if device.type != "cpu":
+            refreshed["ResNet-50 shape"] = bottlenecks
+        for name, new in refreshed.items():
             found += _refresh(f"{name}, {threads}", new, request)
+            if device.type != "cpu":
+                found.append(_refresh_time(f"{name}, {threads}", new(), request))
     return found
 
 
@@ -72,6 +88,7 @@ class _Training:
         self.network = network.to(device)
         self.inputs = torch.randn(shape, device=device)
         self.targets = torch.randint(0, 10, shape[:1], device=device)
+        self.device = device
 
     def backward(self) -> None:
         self.network.zero_grad()
@@ -189,6 +206,18 @@ def _refresh(what: str, new: Callable[[], _Training], request: Request) -> list[
         guard=refresh.compare,
         device=request.chosen_device(),
     )
+
+
+def _refresh_time(what: str, training: _Training, request: Request) -> Finding:
+    refresh = _Refresh(training)
+
+    def work() -> None:
+        refresh.ours()
+        devices.synchronize(training.device)
+
+    seconds = [row[0] for row in interleaved([timed(work)], max(request.rounds, _LEAST_REFRESHES), warm_up=3)]
+    layers = len(refresh.engine.layers)
+    return Finding(f"THOR refresh, {layers} layers of {what}", "s", median_of(seconds), _GOAL_ON_AN_ACCELERATOR)
 
 
 def _padded(block: Tensor, size: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from workbench import devices
-from workbench.bench.benchmark import Finding
+from workbench.bench.benchmark import Finding, Request
 from workbench.bench.rounds import Estimate, interleaved, median_of, ratio_of, timed
 from workbench.config import BoostConfig
 from workbench.experiments.setup import prepare
@@ -28,15 +28,15 @@ GOAL = 1.003
 _FOREVER = 1_000_000_000
 
 
-def measure_trace(rounds: int, *, task: str = "digits-resnet", steps: int = 30) -> list[Finding]:
+def measure_trace(request: Request, *, task: str = "digits-resnet", steps: int = 30) -> list[Finding]:
     """Measure the time of a step with and without its record.
 
     Args:
-        rounds: Blocks of each side.
+        request: Blocks of each side, and the device.
         task: Name of a task.
         steps: Micro-batches of a block.
     """
-    device = devices.select_device("auto")
+    device, rounds = request.chosen_device(), request.rounds
     trained = load_task(task)
     sides = [_block_of(trained, device, steps, exponents_every) for exponents_every in (None, 0, 10)]
     rows = interleaved([timed(side) for side in sides], rounds)

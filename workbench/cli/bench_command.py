@@ -115,12 +115,14 @@ def _row(finding: Finding) -> tuple[str, ...]:
     estimate = finding.estimate
     if estimate is None:
         return (finding.what, "-", "-", "-", finding.verdict, finding.note)
-    scale, unit = (1.0, "x") if finding.unit == "x" else (1.0, "s") if estimate.value >= 1 else (1e3, "ms")
+    seconds = (1.0, "s") if estimate.value >= 1 else (1e3, "ms")
+    scale, unit = seconds if finding.unit == "s" else (1.0, "x" if finding.unit == "x" else "")
     digits = 3 if unit != "ms" else 1
 
     def text(value: float) -> str:
         return f"{value * scale:.{digits}f}"
 
-    goal = "-" if finding.goal is None else f"{finding.goal * scale:.{digits}f} {unit}"
+    goal = "-" if finding.goal is None else f"{finding.goal * scale:.{digits}f} {unit}".strip()
     interval = f"{text(estimate.low)} to {text(estimate.high)}"
-    return (finding.what, f"{text(estimate.value)} {unit}", interval, goal, finding.verdict or "-", finding.note)
+    value = f"{text(estimate.value)} {unit}".strip()
+    return (finding.what, value, interval, goal, finding.verdict or "-", finding.note)

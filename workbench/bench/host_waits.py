@@ -1,0 +1,173 @@
+"""How often does the host wait for an accelerator in a training step?
+
+Two instruments. One looks at the operations that are dispatched: reading a number, asking for the places that are not
+zero, copying between host and device without `non_blocking`. It works on any device. The other, on CUDA, asks the
+profiler how often the runtime was told to wait, by whomever. What a profile itself waits for is taken out: some steps
+are counted, then twice as many, and the difference is theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from workbench.bench.benchmark import Finding, Request
+from workbench.bench.rounds import Estimate
+from workbench.config import BoostConfig
+from workbench.experiments.setup import prepare
+from workbench.tasks import Task, load_task, move_batch
+from workbench.training import TraceBuffer, training_loop
+
+__all__ = ["CONFIGS", "dispatched_waits", "measure_host_waits", "measure_host_waits_on", "profiled_waits"]
+
+_WARM_UP, _STEPS = 40, 20  # any twenty steps hold a refresh of THOR's
+_SCALED = {"amp.level": "O2", "loss_scale.kind": "dynamic"}
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "O0 in float32": ({"amp.level": "O0"}, "O0"),
+    "dynamic loss scale": (_SCALED, "O0"),
+    "O1, dynamic loss scale": (_SCALED, "O1"),
+    "group loss scales": ({**_SCALED, "boost.mode": "manual", "boost.loss_scale_group": True}, "O1"),
+    "accumulation": (
+        {
+            **_SCALED,
+            "boost.mode": "manual",
+            "boost.grad_accumulation": True,
+            "grad_accumulation.grad_accumulation_step": 2,
+        },
+        "O1",
+    ),
+    "THOR, dynamic loss scale": ({**_SCALED, "optimizer.name": "thor", "optimizer.frequency": 20}, "O0"),
+}
+"""By name: values that are set, and the level."""
+
+_READS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten.equal.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten._unique2.default,
+}
+_RUNTIME = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "cudaMemcpy",
+    "hipStreamSynchronize",
+    "hipDeviceSynchronize",
+    "hipEventSynchronize",
+)
+
+
+def measure_host_waits(request: Request) -> list[Finding]:
+    """Count waits of the host per recorded training step, for several configurations.
+
+    Args:
+        request: The device; rounds mean nothing to a count.
+    """
+    device = request.chosen_device()
+    if device.type == "cpu":
+        note = "needs an accelerator; has not run on one"
+        return [Finding("waits of the host per step", "count", None, 0.0, note, "absent")]
+    return measure_host_waits_on(device, load_task("digits-resnet"))
+
+
+def measure_host_waits_on(
+    device: torch.device, task: Task, *, warm_up: int = _WARM_UP, steps: int = _STEPS
+) -> list[Finding]:
+    """Count on a given device, whatever it is.
+
+    Args:
+        device: Where to train.
+        task: What is trained.
+        warm_up: Steps before: state is made, groups are found, and what was made once is no longer made.
+        steps: Steps whose waits are the difference between two counts.
+    """
+    found = []
+    for name, (values, level) in CONFIGS.items():
+        train = _recorded_steps(task, BoostConfig().with_values(values), level, device)
+        train(warm_up)
+        waits = {"dispatched": dispatched_waits(lambda train=train: train(steps))}  # type: ignore[misc]
+        if device.type == "cuda":
+            waits["runtime"] = profiled_waits(train, steps)
+        for instrument, counted in waits.items():
+            per_step = counted.total() / steps
+            note = ", ".join(f"{number} {what}" for what, number in counted.most_common()) or f"none in {steps} steps"
+            value = Estimate(per_step, per_step, per_step, 1)
+            found.append(Finding(f"waits of the host per step, {instrument}: {name}", "count", value, 0.0, note))
+    return found
+
+
+def dispatched_waits(work: Callable[[], object]) -> Counter[str]:
+    """Return how often each operation through which the host waits for a device is dispatched.
+
+    Args:
+        work: What is watched, backward passes included.
+    """
+    watch = _Watch()
+    with watch:
+        work()
+    return watch.waits
+
+
+def profiled_waits(train: Callable[[int], object], steps: int) -> Counter[str]:
+    """Return how often the runtime of CUDA was told to wait in so many steps.
+
+    Args:
+        train: Does a number of steps.
+        steps: The number.
+    """
+    once, twice = (_in_profile(lambda number=number: train(number)) for number in (steps, 2 * steps))  # type: ignore[misc]
+    return twice - once
+
+
+def _in_profile(work: Callable[[], object]) -> Counter[str]:
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as profiled:
+        work()
+    events = profiled.events() or []
+    return Counter(event.name for event in events if event.name.startswith(_RUNTIME) and "Async" not in event.name)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.waits = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in _READS:
+            if any(isinstance(one, Tensor) and one.device.type != "cpu" for one in args):
+                self.waits[str(func)] += 1
+        elif func is torch.ops.aten._to_copy.default:
+            self._see_copy(args[0], result, kwargs.get("non_blocking", False))
+        elif func is torch.ops.aten.copy_.default:
+            self._see_copy(args[1], result, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        return result
+
+    def _see_copy(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
+        crosses = (source.device.type == "cpu") != (target.device.type == "cpu")
+        if crosses and not non_blocking:
+            self.waits["copy to the host" if target.device.type == "cpu" else "copy from the host"] += 1
+
+
+def _recorded_steps(task: Task, config: BoostConfig, level: str, device: torch.device) -> Callable[[int], None]:
+    boosted = prepare(task, config, level=level, seed=0, device=device, steps=10_000).boosted
+    trace = TraceBuffer(boosted, exponents_every=10)
+    batches = [move_batch(batch, device) for batch in islice(task.batches(0), 2)]
+    loop = training_loop(boosted, task.compute_loss, cycle(batches), trace=trace)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            next(loop)
+
+    return train
