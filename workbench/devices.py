@@ -19,6 +19,7 @@ import os
 import platform
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,7 @@ __all__ = [
     "reset_peak_memory",
     "select_device",
     "synchronize",
+    "tensor_on",
     "use_threads",
 ]
 
@@ -140,6 +142,19 @@ def synchronize(device: str | torch.device) -> None:
     """Wait until everything dispatched to the device has finished; nothing to wait for on a CPU."""
     if device_type(device) != "cpu":
         torch.accelerator.synchronize(torch.device(device))
+
+
+def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers of the host as a tensor on a device; the host does not wait until they are there.
+
+    Args:
+        device: Where the tensor shall lie.
+        values: Numbers, or sequences of equal lengths.
+        dtype: Format; None for the one torch infers.
+    """
+    # From memory that is not pinned a copy makes the host wait; `torch.tensor(..., device=...)` copies so.
+    numbers = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type != "cpu")
+    return numbers.to(device, non_blocking=True)
 
 
 def memory_bytes(device: str | torch.device) -> int:

@@ -158,7 +158,7 @@ def mean_over_ranks(values: Sequence[float]) -> list[float]:
     """Return the mean over ranks of each number; as many numbers on every rank."""
     if world_size() == 1 or not values:
         return list(values)
-    total = torch.tensor(values, dtype=torch.float64)
+    total = torch.tensor(values, dtype=torch.float64, device="cpu")
     distributed.all_reduce(total, group=_control())
     return [float(value) for value in total / world_size()]
 
@@ -182,7 +182,7 @@ class StepVotes:
             For each wish whether any rank had it at the step before; False at the first step.
         """
         before = self.settle()
-        sent = torch.tensor(wishes, dtype=torch.int32)
+        sent = torch.tensor(wishes, dtype=torch.int32, device="cpu")
         work = distributed.all_reduce(sent, distributed.ReduceOp.MAX, group=_control(), async_op=True)
         self._pending = sent, work
         return before or (False,) * len(wishes)

@@ -51,7 +51,7 @@ _RUN = 1 << 17
 
 _LARGEST = torch.finfo(torch.float32).max
 
-_ONE = {dtype: torch.ones(1, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+_ONE = {dtype: torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
 
 
 @overload

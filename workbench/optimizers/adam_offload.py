@@ -14,8 +14,8 @@ Where the weights live decides how a step goes:
 * On an accelerator gradients travel to the host and weights back, in buckets (``host_transfer.py``); moments and a copy
   of the weights lie in pinned host memory, no optimizer state on the device. 16-bit weights go the same way, wherever
   they live, and have a float32 master copy on the host; so do weights that are views with gaps, which the
-  kernel cannot take. **This has run on the CPU only**, where tests send everything through the same buckets; on CUDA
-  and NPU it is untested.
+  kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on what stands in for an
+  accelerator in the tests, which knows streams, pinned memory and devices, but is in order and cannot show a race.
 
 By default gradients leave in ``step``, and transfer, host update and return are pipelined from bucket to bucket: the
 step takes as long as the slowest of the three. What happened to ``.grad`` before (accumulation, unscaling, clipping,
@@ -287,7 +287,7 @@ class AdamOffload(Optimizer):
         batches: dict[torch.dtype, list[Tensor]] = {}
         for gradient in held.values():
             batches.setdefault(gradient.dtype, []).append(gradient)
-        flag = torch.zeros(())
+        flag = torch.zeros((), device="cpu")
         for gradients in batches.values():
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, factor)
         if flag.item() != 0:
@@ -412,7 +412,7 @@ class AdamOffload(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _own_state(self, parameter: Tensor, saved: Mapping[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = {"step": torch.tensor(float(saved["step"]), dtype=torch.float32)}
+        own: dict[str, Any] = {"step": torch.tensor(float(saved["step"]), dtype=torch.float32, device="cpu")}
         for name in ("exp_avg", "exp_avg_sq"):
             own[name] = self._host_moment(parameter).copy_(saved[name])
         if "master" in saved:

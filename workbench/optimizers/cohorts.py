@@ -105,7 +105,7 @@ def form_cohorts(
             gathered.setdefault(key, []).append(parameter)
         for (_, bucket, decayed, steps), members in gathered.items():
             born = steps is not None
-            count = torch.tensor(steps or 0.0, dtype=torch.float32)
+            count = torch.tensor(steps or 0.0, dtype=torch.float32, device="cpu")
             first = [state[parameter]["exp_avg"] for parameter in members] if born else []
             second = [state[parameter]["exp_avg_sq"] for parameter in members] if born else []
             cohorts.append(Cohort(group, members, decayed, count, first, second, bucket))

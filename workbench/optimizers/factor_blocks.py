@@ -93,7 +93,7 @@ class FactorBlocks:
     def packed(self, of: dict[int, Tensor]) -> Tensor:
         """Return all blocks without padding as one vector, which fits whatever the bins of the device are."""
         every = [view.reshape(-1) for f in range(len(self.sizes)) for _, _, view in self.views(f, of)]
-        return torch.cat(every) if every else torch.zeros(0)
+        return torch.cat(every) if every else torch.zeros(0, device=next(iter(of.values())).device if of else None)
 
     def unpack_(self, of: dict[int, Tensor], values: Tensor) -> None:
         """Take in what ``packed`` returned, for the same factors and the same size of blocks.

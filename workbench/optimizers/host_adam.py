@@ -26,7 +26,7 @@ __all__ = ["adam_step_", "corrected_rate", "kernel_settings"]
 
 # The kernel of torch corrects the bias itself, by a count of steps that it is given. beta ** inf = 0, so nothing is
 # corrected at an endless count: the kernel then computes the last line above, in that order, with the l it is given.
-_ENDLESS = torch.tensor(math.inf)
+_ENDLESS = torch.tensor(math.inf, device="cpu")
 
 
 def corrected_rate(learning_rate: float, beta1: float, beta2: float, step: float) -> float:

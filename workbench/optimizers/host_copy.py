@@ -16,17 +16,17 @@ class HostCopy:
     """
 
     def __init__(self, values: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        if values.is_cuda:
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types there
-            self._event.record()
-        else:
-            self._values = values.detach().cpu().clone()
+        self._event: torch.Event | None = None
+        if values.device.type == "cpu":
+            self._values = values.detach().clone()
+            return
+        self._values = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+        self._values.copy_(values.detach(), non_blocking=True)
+        self._event = torch.Event(values.device)
+        self._event.record()
 
     def read(self) -> Tensor:
         """Return the values on the host; waits only if they have not arrived."""
-        if self._event is not None:
+        if self._event is not None and not self._event.query():
             self._event.synchronize()
         return self._values

@@ -139,7 +139,7 @@ class Bucket:
         for i in stale:
             if self._widens:
                 known, found = self.weights[i], self._outgoing[i]
-                keep = (known.to(found.dtype) == found) & torch.tensor(self._seen[i] is not None)
+                keep = (known.to(found.dtype) == found) & torch.tensor(self._seen[i] is not None, device="cpu")
                 known.copy_(torch.where(keep, known, found.to(known.dtype)))
             self._seen[i] = places[i]
 

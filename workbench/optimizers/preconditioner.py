@@ -24,6 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from workbench import devices
 from workbench.optimizers.factor_blocks import FactorBlocks
 from workbench.optimizers.factor_exchange import FactorExchange
 from workbench.optimizers.factor_taps import Tap
@@ -131,6 +132,9 @@ class Preconditioner:
         if rules.convention == "mindspore" and embeddings:
             self._slips = torch.zeros(f, dtype=torch.bool, device=device)
             self._slips[embeddings] = True
+        self._inputs, self._outputs = self._to_device(
+            [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
+        )
         self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
         self._averaged = torch.zeros(n, dtype=torch.bool, device=device)
         self._armed: set[int] = set(range(n))
@@ -209,8 +213,18 @@ class Preconditioner:
         rules, blocks = self.rules, self.blocks
         self._take_off_taps(due)
         self._armed -= set(due)
-        chosen = self._to_device([float(i in set(due)) for i in range(len(self.layers))])
-        alive, skip = self._normalize(due, inverse_scale, found_inf, chosen)
+        coefficients = [layer.coefficients(rules.convention, rules.batch_size) for layer in self.layers]
+        norms = [layer.norms(rules.convention) for layer in self.layers]
+        chosen, alive, a, g, a_norm, g_norm, root = self._to_device(
+            [float(i in set(due)) for i in range(len(self.layers))],
+            [float(layer.tally.calls > 0) for layer in self.layers],
+            [pair[0] for pair in coefficients],
+            [pair[1] for pair in coefficients],
+            [pair[0] for pair in norms],
+            [pair[1] for pair in norms],
+            [math.sqrt(d) for d in damping],
+        )
+        alive, skip = self._normalize(due, a, g, inverse_scale, found_inf, chosen, alive)
         traces = blocks.traces()
         a_traces = torch.where(self._has_a, traces[self._a], torch.ones_like(chosen))  # an embedding's A sums up to 1
         product = a_traces * traces[self._g]
@@ -226,7 +240,7 @@ class Preconditioner:
             change = (product - self._traces).abs() / self._traces
             take &= (self._traces < 0) | (change > rules.trace_threshold)
         self._traces = torch.where(take, product, self._traces)
-        a_damping, g_damping, multiplier = self._dampings(damping, a_traces, traces[self._g])
+        a_damping, g_damping, multiplier = self._dampings(root, a_norm, g_norm, a_traces, traces[self._g])
         which = self._factors_of(take)
         failed = self._exchange.invert_(self._per_factor(a_damping, g_damping), multiplier, which, self._slips)
         self._scale_rows(due, a_damping, take)
@@ -247,21 +261,23 @@ class Preconditioner:
         self.settle(events)
 
     def _normalize(
-        self, due: list[int], inverse_scale: Tensor | None, found_inf: Tensor | None, chosen: Tensor
+        self,
+        due: list[int],
+        a: Tensor,
+        g: Tensor,
+        inverse_scale: Tensor | None,
+        found_inf: Tensor | None,
+        chosen: Tensor,
+        alive: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Turn sums into factors, averaged over ranks; return per layer whether there is one, and the overflow flag."""
-        rules, layers = self.rules, self.layers
-        coefficients = [layers[i].coefficients(rules.convention, rules.batch_size) for i in range(len(layers))]
-        a = self._to_device([pair[0] for pair in coefficients])
-        g = self._to_device([pair[1] for pair in coefficients])
         if inverse_scale is not None:
             g = g * inverse_scale.to(self._dtype).square()
         self.blocks.scale_(self._per_factor(a, g), self._factors_of(chosen > 0))
         for i in due:
-            counts = layers[i].counts
+            counts = self.layers[i].counts
             if counts is not None:
                 counts.mul_(a[i])
-        alive = self._to_device([float(layer.tally.calls > 0) for layer in layers])
         skip = torch.zeros((), device=self.device, dtype=self._dtype)
         if found_inf is not None:
             skip = (found_inf.reshape(()) != 0).to(self._dtype)
@@ -269,20 +285,14 @@ class Preconditioner:
         return alive > 0, skip > 0
 
     def _dampings(
-        self, damping: Sequence[float], a_traces: Tensor, g_traces: Tensor
+        self, root: Tensor, a_norm: Tensor, g_norm: Tensor, a_traces: Tensor, g_traces: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what is added to A and to G per layer, and the factor of the inverses per factor."""
-        inputs = self._to_device([float(layer.inputs) for layer in self.layers])
-        outputs = self._to_device([float(layer.outputs) for layer in self.layers])
-        a_mean, g_mean = a_traces / inputs, g_traces / outputs
+        a_mean, g_mean = a_traces / self._inputs, g_traces / self._outputs
         finite = torch.isfinite(a_mean) & torch.isfinite(g_mean)
-        root = self._to_device([math.sqrt(d) for d in damping])
         if self.rules.damping_floor:
             floor = (a_mean * g_mean * self.rules.damping_floor).sqrt()
             root = torch.where(finite, torch.maximum(root, floor), root)
-        norms = [layer.norms(self.rules.convention) for layer in self.layers]
-        a_norm = self._to_device([pair[0] for pair in norms])
-        g_norm = self._to_device([pair[1] for pair in norms])
         if self.rules.damping_split == "even":
             a_damping, g_damping = root / a_norm.sqrt(), root / g_norm.sqrt()
         else:
@@ -492,11 +502,9 @@ class Preconditioner:
 
     # Vectors
 
-    def _to_device(self, values: list[float]) -> Tensor:
-        tensor = torch.tensor(values, dtype=self._dtype)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+    def _to_device(self, *rows: list[float]) -> Tensor:
+        """Return vectors over layers as the rows of one tensor; they travel together, and nobody waits for them."""
+        return devices.tensor_on(self.device, rows, self._dtype)
 
     def _per_factor(self, a: Tensor, g: Tensor) -> Tensor:
         """Return one vector over factors from two over layers."""

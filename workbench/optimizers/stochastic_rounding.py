@@ -48,10 +48,10 @@ class RoundedAdam:
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        shuffled = torch.randperm(_VALUES, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+        shuffled = torch.randperm(_VALUES, generator=torch.Generator().manual_seed(0), device="cpu").to(torch.int32)
         self._table = torch.cat([shuffled, shuffled])  # read on past the end
-        self._first = torch.empty(_VALUES)
-        self._second = torch.empty(_VALUES)
+        self._first = torch.empty(_VALUES, device="cpu")
+        self._second = torch.empty(_VALUES, device="cpu")
 
     def step_(
         self,
@@ -90,7 +90,7 @@ class RoundedAdam:
             lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16, before=before)
             if lists is not None:
                 pieces = sum(-(-length // _VALUES) for length in lists.weights.lengths)
-                places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator)
+                places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator, device="cpu")
                 settings = kernel_settings(rate, betas, eps, weight_decay)
                 kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
                 return lists.lasting
@@ -115,7 +115,7 @@ class RoundedAdam:
                     nesterov=nesterov,
                 )
                 for values, target in ((one, m_piece), (two, v_piece)):
-                    place = int(torch.randint(_VALUES, (), generator=self.generator))
+                    place = int(torch.randint(_VALUES, (), generator=self.generator, device="cpu"))
                     round_stochastically_(values, self._table[place : place + n], target)
         return None
 

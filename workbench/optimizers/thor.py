@@ -17,6 +17,7 @@ factors and how they are counted, ``preconditioner.py`` when they are refreshed 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +42,6 @@ FACTOR_DECAY = 0.8
 # Without a floor, damping that decays by 0.95 per refresh left the target of digits-autoencoder again within 2000 steps
 # (errors of 2 to 3000 after 0.45); with 0.3 on two of four seeds, with 1 on none.
 DAMPING_FLOOR = 1.0
-
-FUSED_DEVICES = ("cuda", "mps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +571,32 @@ def _has_fused_kernel(parameter: Tensor) -> bool:
     if parameter.device.type == "cpu":
         # torch 2.13: the kernel leaves half of every vector of 16-bit weights as it was.
         return parameter.dtype in (torch.float32, torch.float64)
-    return parameter.device.type in FUSED_DEVICES
+    return _fused_kernel_answers(parameter.device, parameter.dtype)
+
+
+@functools.cache
+def _fused_kernel_answers(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether an accelerator's backend has the kernel: torch's list of devices names those that might."""
+    weight = torch.zeros(1, device=device, dtype=dtype)
+    flag = torch.zeros((), device=device)
+    try:
+        sgd(
+            [weight],
+            [weight.clone()],
+            [None],
+            fused=True,
+            foreach=False,
+            found_inf=flag,
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _checked_rules(

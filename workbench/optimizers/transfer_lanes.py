@@ -53,7 +53,7 @@ class HostLane:
 
 
 class AcceleratorLane:
-    """Copies on a stream of its own. Not run on an accelerator so far.
+    """Copies on a stream of its own. Tested on a stand-in for an accelerator; not run on a real one so far.
 
     Args:
         device: The accelerator.
@@ -90,7 +90,7 @@ def host_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
         dtype: Format.
         device: Device at the other end; on the CPU memory is as usual.
     """
-    return torch.empty(shape, dtype=dtype, pin_memory=device.type != "cpu")
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type != "cpu")
 
 
 class _Reached:

@@ -89,8 +89,12 @@ def next_group_scales(
     counted = finite_steps + 1
     due = counted >= window
     # Ratios in float32, as the scales: the recorded sequences multiply so, and a product of Python's is wider.
-    lowered = torch.maximum(scales * torch.tensor(reduce_ratio, dtype=scales.dtype), torch.minimum(minimum, scales))
-    grown = torch.minimum(scales * torch.tensor(growth_ratio, dtype=scales.dtype), torch.maximum(maximum, scales))
+    lowered = torch.maximum(
+        scales * torch.tensor(reduce_ratio, dtype=scales.dtype, device="cpu"), torch.minimum(minimum, scales)
+    )
+    grown = torch.minimum(
+        scales * torch.tensor(growth_ratio, dtype=scales.dtype, device="cpu"), torch.maximum(maximum, scales)
+    )
     judged_scales = torch.where(overflowed, lowered, torch.where(due, grown, scales))
     judged_steps = torch.where(overflowed | due, torch.zeros_like(counted), counted)
     still = held & ~overflowed

@@ -62,7 +62,7 @@ def digits_autoencoder() -> Task:
 @functools.cache
 def load_pixels() -> Tensor:
     """Return all images as grey levels, shape ``[1797, 64]``, 0 (paper) to 1 (ink) in steps of 1/16, exact."""
-    return torch.tensor(read_digits()[0], dtype=torch.float32) / 16
+    return torch.tensor(read_digits()[0], dtype=torch.float32, device="cpu") / 16
 
 
 class Autoencoder(nn.Module):

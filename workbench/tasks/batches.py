@@ -99,7 +99,7 @@ class ShuffledBatches:
         epoch, position = divmod(start, len(self))
         while True:
             generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
-            order = torch.randperm(self.n_samples, generator=generator)
+            order = torch.randperm(self.n_samples, generator=generator, device="cpu")
             for index in range(position, len(self), stride):
                 yield self._gather(order[index * self.batch_size : (index + 1) * self.batch_size])
             passed = range(position, len(self), stride)

@@ -102,7 +102,7 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     whole = isinstance(labels, list) and all(type(label) is int and 0 <= label < N_CLASSES for label in labels)
     if not isinstance(labels, list) or not whole or len(labels) != len(data):
         raise TaskError(f"{path} is no python batch of CIFAR-10: `labels` must be {len(data)} numbers from 0 to 9")
-    return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64)
+    return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
 class _EvaluationImages:
@@ -129,13 +129,13 @@ def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBat
     def gather(indices: Tensor) -> tuple[Tensor, Tensor]:
         # Drawn from what is gathered, so that any position of the stream can be reached without those before it.
         generator = torch.Generator().manual_seed(mixed_seed(seed, *indices[:4].tolist()))
-        down, right = torch.randint(0, 2 * _SHIFT + 1, (2, len(indices), 1), generator=generator)
-        mirrored = torch.rand(len(indices), 1, generator=generator) < 0.5
-        rows, columns = down + torch.arange(32), right + torch.arange(32)
+        down, right = torch.randint(0, 2 * _SHIFT + 1, (2, len(indices), 1), generator=generator, device="cpu")
+        mirrored = torch.rand(len(indices), 1, generator=generator, device="cpu") < 0.5
+        rows, columns = down + torch.arange(32, device="cpu"), right + torch.arange(32, device="cpu")
         columns = torch.where(mirrored, columns.flip(1), columns)
         chosen = padded[
             indices.view(-1, 1, 1, 1),
-            torch.arange(3).view(1, 3, 1, 1),
+            torch.arange(3, device="cpu").view(1, 3, 1, 1),
             rows[:, None, :, None],
             columns[:, None, None, :],
         ]
@@ -145,7 +145,7 @@ def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBat
 
 
 def _scaled(images: Tensor) -> Tensor:
-    mean, spread = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _SPREAD))
+    mean, spread = (torch.tensor(values, device="cpu").view(1, 3, 1, 1) for values in (_MEAN, _SPREAD))
     return (images.to(torch.float32) / 255 - mean) / spread
 
 

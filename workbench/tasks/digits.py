@@ -59,8 +59,8 @@ def digits_lenet() -> Task:
 def load_images() -> tuple[Tensor, Tensor]:
     """Return all images, shape ``[1797, 1, 8, 8]``, centred and scaled, and their classes, shape ``[1797]``."""
     pixels, classes = read_digits()
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    return (images - _PIXEL_MEAN) / _PIXEL_SPREAD, torch.tensor(classes)
+    images = torch.tensor(pixels, dtype=torch.float32, device="cpu").reshape(-1, 1, 8, 8)
+    return (images - _PIXEL_MEAN) / _PIXEL_SPREAD, torch.tensor(classes, device="cpu")
 
 
 def split_indices(targets: Tensor, seed: int, evaluation_share: float = EVALUATION_SHARE) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def split_indices(targets: Tensor, seed: int, evaluation_share: float = EVALUATI
     training, evaluation = [], []
     for value in torch.unique(targets):
         members = (targets == value).nonzero().squeeze(1)
-        members = members[torch.randperm(len(members), generator=generator)]
+        members = members[torch.randperm(len(members), generator=generator, device="cpu")]
         n_evaluation = round(evaluation_share * len(members))
         evaluation.append(members[:n_evaluation])
         training.append(members[n_evaluation:])

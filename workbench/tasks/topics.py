@@ -78,8 +78,8 @@ def training_starts(n_bytes: int, seed: int) -> tuple[Tensor, tuple[int, int]]:
     block = n_bytes // N_BLOCKS_OF_TEXT
     first = (seed % N_BLOCKS_OF_TEXT) * block
     behind = first + block
-    before_block = torch.arange(0, max(first - CONTEXT, 0))
-    after_block = torch.arange(behind, max(n_bytes - CONTEXT, behind))
+    before_block = torch.arange(0, max(first - CONTEXT, 0), device="cpu")
+    after_block = torch.arange(behind, max(n_bytes - CONTEXT, behind), device="cpu")
     return torch.cat([before_block, after_block]), (first, behind)
 
 
@@ -145,7 +145,7 @@ class _EvaluationWindows:
         self._text = text
         last_start = max(behind - CONTEXT - 1, first)
         n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
-        self._starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64).long()
+        self._starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
 
     def __len__(self) -> int:
         return math.ceil(len(self._starts) / EVALUATION_BATCH_SIZE)
@@ -155,7 +155,7 @@ class _EvaluationWindows:
 
 
 def _windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1)].long()
+    window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1, device="cpu")].long()
     return window[:, :-1], window[:, 1:]
 
 

@@ -187,7 +187,8 @@ class Boosted:
                 "step, which gives all of them the first one's"
             )
         scaling = self.loss_scaling
-        rate = float(self.optimizer.param_groups[0]["lr"])
+        given = self.optimizer.param_groups[0]["lr"]
+        rate = given.clone() if isinstance(given, Tensor) else float(given)  # of a tensor as it is now, without a wait
         frozen = self._frozen_groups
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position

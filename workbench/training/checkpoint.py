@@ -105,8 +105,8 @@ def restore_generators(state: dict[str, Any], device: torch.device) -> None:
 
     Args:
         state: What `checkpoint_state` gave.
-        device: Where training takes place.
+        device: Where training takes place; on a CPU the generator of an accelerator has no place.
     """
     torch.set_rng_state(state["torch_rng"].cpu())
-    if state["device_rng"] is not None:
+    if state["device_rng"] is not None and device.type != "cpu":
         torch.get_device_module(device).set_rng_state(state["device_rng"].cpu(), device)

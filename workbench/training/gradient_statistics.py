@@ -90,16 +90,17 @@ def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, floa
     return torch.stack(torch._foreach_norm(list(gradients))).norm().item(), amax
 
 
-def exponent_counts(gradients: Sequence[Tensor]) -> Tensor:
+def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
     """Count the binary exponents of all elements of some gradients.
 
     Args:
         gradients: Floating-point tensors of any shapes on one device; may be empty.
+        device: Where the counts lie if there is no gradient; None for the CPU. Otherwise they lie where those do.
 
     Returns:
         Counts, int64, shape ``[EXPONENT_BINS]``; the layout is described at ``EXPONENT_BINS``.
     """
-    device = gradients[0].device if gradients else torch.device("cpu")
+    device = gradients[0].device if gradients else device
     counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
     for gradient in gradients:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient

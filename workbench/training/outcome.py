@@ -38,7 +38,7 @@ class StepOutcome:
         applied: Whether an accumulation window ended here, so that an update was attempted.
         accumulated: Micro-batches in the gradient when the step ended.
         frozen_groups: Number of leading parameter groups frozen during this step.
-        learning_rate: Rate of the first parameter group during this step.
+        learning_rate: Rate of the first parameter group during this step; a tensor where the optimizer's is one.
         group_scales: Scales that the backward pass used, one per scale group, shape ``[n]``; None without groups.
         columns: Numbers of the methods in use that the host knows, by namespaced column (``"dim_reduce.rho"``).
     """
@@ -51,6 +51,6 @@ class StepOutcome:
     applied: bool
     accumulated: int
     frozen_groups: int
-    learning_rate: float
+    learning_rate: float | Tensor
     group_scales: Tensor | None = None
     columns: Mapping[str, float] = field(default_factory=dict)

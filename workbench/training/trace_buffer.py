@@ -261,7 +261,8 @@ class TraceBuffer:
         if self.exponents_every and self._updates % self.exponents_every == 0:
             split = self._split(known)
             self._pending_pairs = tuple(split)
-            self._pending_exponents = torch.stack([exponent_counts(gradients) for gradients in split.values()])
+            device = gradients[0].device  # where zeros of groups that are frozen have to lie as well
+            self._pending_exponents = torch.stack([exponent_counts(part, device) for part in split.values()])
         self._updates += 1
 
     def _look_at_each(self, known: list[nn.Parameter], gradients: list[Tensor]) -> None:
@@ -271,8 +272,8 @@ class TraceBuffer:
         finite_maxima = torch.where(finite, maxima, torch.zeros_like(maxima))
         key = tuple(id(p) for p in known)
         if key not in self._positions:  # one entry per freezing group
-            indices = torch.tensor([self._index[i] for i in key], device=norms.device)
-            self._positions[key] = indices, torch.tensor([i in self._float16 for i in key], device=norms.device)
+            indices = devices.tensor_on(norms.device, [self._index[i] for i in key])
+            self._positions[key] = indices, devices.tensor_on(norms.device, [i in self._float16 for i in key])
         positions, in_float16 = self._positions[key]
         half_amax = self._nan
         if self._float16:
@@ -322,7 +323,7 @@ class TraceBuffer:
             underflow_share=self._underflow_share(counts, host.pairs, row[_SCALE], group_scales),
             group_scales=group_scales,
             frozen_groups=outcome.frozen_groups,
-            learning_rate=outcome.learning_rate,
+            learning_rate=float(outcome.learning_rate),
             samples=host.samples,
             memory_bytes=host.memory_bytes,
             grad_exponents=exponents,
