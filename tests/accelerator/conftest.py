@@ -1,0 +1,28 @@
+"""The accelerator that these tests run on: a real one where there is one, else its stand-in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.accelerator.standin import NAME, forget_waits, is_buildable, load_standin
+
+
+@pytest.fixture(scope="session")
+def accelerator() -> torch.device:
+    """Return the accelerator."""
+    here = torch.accelerator.current_accelerator()
+    if here is not None:
+        return here
+    if not is_buildable():
+        pytest.skip("no accelerator, and no g++ to compile what stands in for one")
+    return load_standin()
+
+
+@pytest.fixture
+def standin(accelerator: torch.device) -> torch.device:
+    """Return the stand-in, whose waits are counted from here on; a real accelerator cannot tell of its own."""
+    if accelerator.type != NAME:
+        pytest.skip("only the stand-in counts how often it is waited for")
+    forget_waits()
+    return accelerator

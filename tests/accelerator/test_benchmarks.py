@@ -1,0 +1,131 @@
+"""Every benchmark that measures on a device, there, at sizes too small to mean anything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.accelerator.recorded_graph import captured
+from tests.accelerator.standin import waits
+from workbench.bench import Finding, Request
+from workbench.bench.accumulation import measure_accumulation
+from workbench.bench.captured_step import measure_captured_step_on
+from workbench.bench.dim_reduce import measure_dim_reduce
+from workbench.bench.freezing import measure_freezing
+from workbench.bench.group_scale_cost import measure_group_scale
+from workbench.bench.host_waits import CONFIGS, dispatched_waits, measure_host_waits_on
+from workbench.bench.large_levels import measure_large_levels_on
+from workbench.bench.large_nets import Images, Text, image_task, text_task
+from workbench.bench.less_bn import measure_less_bn
+from workbench.bench.levels import measure_levels
+from workbench.bench.offload import Encoder, measure_offload_on
+from workbench.bench.online import measure_online
+from workbench.bench.optimizer_tail import measure_optimizer_tail
+from workbench.bench.principal_components import measure_pca
+from workbench.bench.scaled_step import Perceptron, measure_scaled_step
+from workbench.bench.second_order import measure_thor
+from workbench.bench.trace_cost import measure_trace
+from workbench.scaling import host_values
+from workbench.tasks import load_task
+
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.filterwarnings("ignore:gradient freezing has no effect"),
+    pytest.mark.filterwarnings("ignore:less_bn had no effect"),
+    pytest.mark.filterwarnings("ignore:An output with one or more elements was resized"),  # torch's, for its fallback
+]
+IMAGES, TEXT, NET = Images((1, 1), 4, 2, 16, 10), Text(1, 16, 2, 2, 8), Perceptron(2, 8, 4)
+Measure = Callable[[Request], Sequence[Finding]]
+
+MEASURES: dict[str, Measure] = {
+    "levels": partial(measure_levels, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=Path("none")),
+    "freeze": partial(
+        measure_freezing, widths=(4,), n_blocks=1, batch=2, side=8, groups=2, steps=1, types=(1,), shares=(0.5,)
+    ),
+    "less_bn": partial(measure_less_bn, nets={"tiny": ((4, 8), 1, 2, 8)}),
+    "accumulation": partial(measure_accumulation, width=16, depth=2, micro_batches=2, batch=2, repeats=1),
+    "trace": partial(measure_trace, task="digits-lenet", steps=2),
+    "scaled tail": partial(measure_optimizer_tail, sizes=((1000, 6),), goals=(None,)),
+    "scaled step": partial(measure_scaled_step, nets=(NET,)),
+    "group scales": partial(measure_group_scale, sizes=((1000, 8),), groups=2),
+    "pca": partial(measure_pca, snapshots=6, weights=1000, components=3),
+    "dim_reduce": partial(measure_dim_reduce, widths=(8, 16, 8), components=4, batches=(4,)),
+    "thor": partial(measure_thor, image=8, images=4, width=32, rows=8, frequencies=(2,), large=IMAGES),
+    "online": partial(measure_online, rows=100, dim=4, records=8, ids=2),
+}
+
+
+def ours(findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if ": ours /" in finding.what]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_it_measures_there(name: str, accelerator: torch.device) -> None:
+    found = MEASURES[name](Request(1, device=accelerator))
+    assert [one.what for one in found if one.verdict == "differs"] == []
+    assert any(one.estimate is not None for one in found)
+    assert [one.what for one in ours(found) if one.estimate is None] == []
+
+
+def test_refreshes_are_told_in_time_there(accelerator: torch.device) -> None:
+    found = MEASURES["thor"](Request(1, device=accelerator))
+    seconds = [one for one in found if one.unit == "s"]
+    assert [one.goal for one in seconds] == [1e-3] * 3
+    assert "ResNet-50 shape" in seconds[-1].what
+
+
+def test_offloading_leaves_no_state_there(accelerator: torch.device) -> None:
+    found = measure_offload_on(accelerator, Request(1, device=accelerator), Encoder(1, 16, 2, 4))
+    assert found[0].estimate is not None
+    assert found[-1].estimate is not None
+    assert found[-1].estimate.value == 0.0
+    assert found[-1].verdict == "met"
+
+
+def test_large_networks_under_levels_and_exports(accelerator: torch.device) -> None:
+    tasks = [image_task(IMAGES), text_task(TEXT)]
+    studies = Path(__file__).parents[2] / "studies"
+    found = measure_large_levels_on(accelerator, Request(1, device=accelerator), tasks, studies=studies)
+    assert all(one.estimate is not None for one in found)
+    per_task = Counter(one.what.split(":")[0] for one in found)
+    assert len(per_task) == 2
+    assert min(per_task.values()) >= 4  # float32, O1, and at least two exports
+    assert all("loss scale" in one.note for one in found if "O1" in one.what or "exported" in one.what)
+
+
+def test_both_ways_to_count_waits_agree_that_there_are_none(standin: torch.device) -> None:
+    found = measure_host_waits_on(standin, load_task("digits-lenet"), warm_up=12, steps=6)
+    assert [one.verdict for one in found] == ["met"] * len(CONFIGS)
+
+
+def test_a_wait_is_seen(standin: torch.device) -> None:
+    there = torch.ones(3, device=standin)
+
+    def careless() -> None:
+        there.sum().item()
+        there.cpu()
+        torch.ones(3).to(standin)
+        there.copy_(torch.ones(3))
+        torch.ones(3).nonzero()  # on the host: nobody waits
+        there.nonzero()
+
+    seen = dispatched_waits(careless)
+    assert seen.total() == len(waits()) == 5
+    assert seen["copy from the host"] == waits().count("copy from the host") == 2
+
+
+def test_a_replayed_step_is_the_step(standin: torch.device) -> None:
+    (found,) = measure_captured_step_on(standin, Request(1, device=standin), NET, captured)
+    assert found.estimate is not None
+
+
+def test_what_the_host_decides_cannot_be_replayed(standin: torch.device) -> None:
+    with mock.patch.object(host_values, "reads_without_waiting", return_value=True):
+        (found,) = measure_captured_step_on(standin, Request(1, device=standin), NET, captured)
+    assert found.verdict == "differs"

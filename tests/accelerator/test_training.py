@@ -1,0 +1,158 @@
+"""Training on an accelerator: the losses of a CPU, and a host that never waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.accelerator.standin import forget_waits, waits
+from workbench.bench.host_waits import dispatched_waits
+from workbench.config import BoostConfig
+from workbench.embeddings import EvictingEmbedding, HashEmbedding
+from workbench.experiments.run import run_task
+from workbench.experiments.setup import prepare
+from workbench.tasks import load_task, move_batch
+from workbench.telemetry import read_run
+from workbench.training import Boosted, StepOutcome, TraceBuffer, apply, training_loop
+from workbench.training.checkpoint import load_checkpoint, save_checkpoint
+
+pytestmark = [
+    pytest.mark.accelerator,
+    pytest.mark.filterwarnings("ignore:less_bn had no effect"),
+    pytest.mark.filterwarnings("ignore:gradient freezing has no effect"),
+    pytest.mark.filterwarnings("ignore:SGD cannot skip"),  # on the CPU, whose fused kernel is broken for 16-bit weights
+]
+CPU = torch.device("cpu")
+SCALED = {"amp.level": "O2", "loss_scale.kind": "dynamic", "loss_scale.init": 1024.0}
+MANUAL = {"boost.mode": "manual"}
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "plain": ({}, "O0"),
+    "O1": ({}, "O1"),
+    "dynamic_scale": (SCALED, "O0"),
+    "fixed_scale": ({**SCALED, "loss_scale.kind": "fixed"}, "O0"),
+    "O3_weights": ({**SCALED, "amp.level": "O3"}, "O0"),
+    "group_scales": ({**MANUAL, **SCALED, "boost.loss_scale_group": True, "loss_scale.groups": 3}, "O1"),
+    "freezing": (
+        {**MANUAL, "boost.grad_freeze": True, "grad_freeze.param_groups": 3, "grad_freeze.freeze_p": 0.3},
+        "O1",
+    ),
+    "accumulation": (
+        {**MANUAL, "boost.grad_accumulation": True, "grad_accumulation.grad_accumulation_step": 2},
+        "O1",
+    ),
+    "thor": ({**SCALED, "optimizer.name": "thor", "optimizer.lr": 0.05, "optimizer.frequency": 3}, "O0"),
+    "adam": ({**SCALED, "optimizer.name": "Adam"}, "O0"),
+}
+HALF = {"dynamic_scale", "fixed_scale", "O3_weights", "thor", "adam"}  # float16 rounds elsewhere otherwise
+
+
+def new_boosted(name: str, device: torch.device, task: str = "digits-lenet") -> Boosted:
+    values, level = CONFIGS[name]
+    config = BoostConfig().with_values(values)
+    return prepare(load_task(task), config, level=level, seed=0, device=device, steps=100).boosted
+
+
+class Training:
+    """A recorded training on some batches, over and over."""
+
+    def __init__(self, boosted: Boosted, exponents_every: int = 2, task: str = "digits-lenet") -> None:
+        self.boosted = boosted
+        self.trace = TraceBuffer(boosted, exponents_every=exponents_every)
+        trained = load_task(task)
+        batches = [move_batch(batch, boosted.device) for batch in islice(trained.batches(0), 4)]
+        self.loop = training_loop(boosted, trained.compute_loss, cycle(batches), trace=self.trace)
+
+    def steps(self, number: int) -> list[StepOutcome]:
+        return [next(self.loop) for _ in range(number)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_losses_are_those_of_a_cpu(name: str, accelerator: torch.device) -> None:
+    here, there = (Training(new_boosted(name, device)).steps(12) for device in (CPU, accelerator))
+    tolerance = 0.02 if name in HALF else 1e-4
+    for ours, theirs in zip(there, here, strict=True):
+        assert float(ours.loss) == pytest.approx(float(theirs.loss), rel=tolerance)
+        assert float(ours.loss_scale_after) == float(theirs.loss_scale_after)
+        assert ours.frozen_groups == theirs.frozen_groups
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_host_never_waits_in_a_step_and_its_record(name: str, standin: torch.device) -> None:
+    training = Training(new_boosted(name, standin))
+    training.steps(12)  # state is made, groups are found, THOR has refreshed
+    training.trace.drain()
+    forget_waits()
+    seen = dispatched_waits(lambda: training.steps(12))
+    assert waits() == []
+    assert seen == Counter()
+    training.trace.drain()
+    assert set(waits()) == {"copy to the host"}
+
+
+def test_a_rate_that_is_a_tensor_is_not_waited_for_and_recorded_as_it_was(standin: torch.device) -> None:
+    task = load_task("digits-lenet")
+    model = task.new_model().to(standin)
+    rate = torch.tensor(0.01, device=standin)
+    boosted = apply(BoostConfig(), model, torch.optim.Adam(model.parameters(), lr=rate, fused=True), level="O0")
+    training = Training(boosted)
+    training.steps(3)
+    training.trace.drain()
+    forget_waits()
+    training.steps(1)
+    rate.mul_(0.5)
+    training.steps(1)
+    assert waits() == []
+    records, _ = training.trace.drain()
+    assert [record.learning_rate for record in records] == pytest.approx([0.01, 0.005])
+
+
+@pytest.mark.parametrize("task", ["digits-resnet", "digits-autoencoder", "topics-gpt", "clicks"])
+def test_every_task_trains_and_is_recorded(task: str, accelerator: torch.device, tmp_path: Path) -> None:
+    result = run_task(
+        load_task(task), BoostConfig().with_values(SCALED), level="O1", steps=4, device=accelerator, out=tmp_path
+    )
+    assert result.path is not None
+    written = read_run(result.path)
+    assert len(written.steps) == 4
+    assert written.steps["grad_norm"].notna().all()
+
+
+def test_a_checkpoint_goes_on_there_and_on_a_cpu(accelerator: torch.device, tmp_path: Path) -> None:
+    file = tmp_path / "state.pt"
+    whole = Training(new_boosted("dynamic_scale", accelerator))
+    whole.steps(4)
+    save_checkpoint(file, whole.boosted)
+    expected = [float(outcome.loss) for outcome in whole.steps(4)]
+    for device, tolerance in ((accelerator, 1e-5), (CPU, 0.02)):
+        resumed = Training(new_boosted("dynamic_scale", device))
+        load_checkpoint(file, resumed.boosted)
+        assert [float(outcome.loss) for outcome in resumed.steps(4)] == pytest.approx(expected, rel=tolerance)
+
+
+def test_a_default_device_changes_nothing(accelerator: torch.device, tmp_path: Path) -> None:
+    def losses(folder: str) -> list[float]:
+        config = BoostConfig().with_values({**SCALED, "optimizer.name": "adam_offload"})
+        result = run_task(
+            load_task("digits-lenet"), config, level="O1", steps=4, device=accelerator, out=tmp_path / folder
+        )
+        assert result.path is not None
+        return [float(loss) for loss in read_run(result.path).steps["loss"]]
+
+    usual = losses("usual")
+    with torch.device(accelerator):
+        assert losses("with") == pytest.approx(usual, rel=0.02)
+
+
+def test_tables_of_ids_work_there(accelerator: torch.device) -> None:
+    ids = torch.tensor([[3, 5], [3, 10**12]])
+    for table in (HashEmbedding(16, 4, n_hashes=2), EvictingEmbedding(16, 4)):
+        here = table(ids)
+        there = table.to(accelerator)(ids.to(accelerator))
+        torch.testing.assert_close(there.cpu(), here)
+        there.sum().backward()
