@@ -124,9 +124,13 @@ class Preconditioner:
         self._a = torch.tensor([layer.a for layer in self.layers], device=device)
         self._g = torch.tensor([layer.g for layer in self.layers], device=device)
         self._has_a = self._a >= 0
-        # Kept ready: a mask as an index would make the host wait for its length.
-        self._with_a = self._has_a.nonzero()[:, 0]
-        self._a_of_those = self._a[self._with_a]
+        # Of every factor its layer, and its place in two vectors over layers behind each other: A's first, then G's.
+        layer_of, place = [0] * f, [0] * f
+        for i, layer in enumerate(self.layers):
+            layer_of[layer.g], place[layer.g] = i, n + i
+            if layer.a >= 0:
+                layer_of[layer.a] = place[layer.a] = i
+        self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
         self._slips: Tensor | None = None  # As upstream: embeddings are multiplied by L^-1 L^-1
         embeddings = [layer.g for layer in self.layers if layer.kind == "embedding"]
         if rules.convention == "mindspore" and embeddings:
@@ -225,24 +229,22 @@ class Preconditioner:
             [math.sqrt(d) for d in damping],
         )
         alive, skip = self._normalize(due, a, g, inverse_scale, found_inf, chosen, alive)
-        traces = blocks.traces()
-        a_traces = torch.where(self._has_a, traces[self._a], torch.ones_like(chosen))  # an embedding's A sums up to 1
-        product = a_traces * traces[self._g]
+        a_traces, g_traces = self._traces_of_layers()
+        product = a_traces * g_traces
         take = (chosen > 0) & alive & torch.isfinite(product) & ~skip
         if rules.factor_decay:
             weight = self._averaged.to(self._dtype) * rules.factor_decay
-            blocks.average_(self._per_factor(weight, weight), self._factors_of(take))
+            blocks.average_(self._factors_of(weight), self._factors_of(take))
             self._averaged |= take
-            traces = blocks.traces()
-            a_traces = torch.where(self._has_a, traces[self._a], torch.ones_like(chosen))
-            product = torch.where(take, a_traces * traces[self._g], product)
+            a_traces, g_traces = self._traces_of_layers()
+            product = torch.where(take, a_traces * g_traces, product)
         if rules.trace_threshold is not None:
             change = (product - self._traces).abs() / self._traces
             take &= (self._traces < 0) | (change > rules.trace_threshold)
         self._traces = torch.where(take, product, self._traces)
-        a_damping, g_damping, multiplier = self._dampings(root, a_norm, g_norm, a_traces, traces[self._g])
-        which = self._factors_of(take)
-        failed = self._exchange.invert_(self._per_factor(a_damping, g_damping), multiplier, which, self._slips)
+        a_damping, g_damping, multiplier = self._dampings(root, a_norm, g_norm, a_traces, g_traces)
+        by_factor = self._per_factor(a_damping, g_damping)
+        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take), self._slips)
         self._scale_rows(due, a_damping, take)
         report = torch.cat([skip.reshape(1).to(self._dtype), take.to(self._dtype), failed.to(self._dtype)])
         lag = 0 if self.blocks.host_decides else SETTLE_AFTER
@@ -252,7 +254,7 @@ class Preconditioner:
                 step,
                 due,
                 HostCopy(report),
-                self._per_factor(a_damping, g_damping),
+                by_factor,
                 multiplier,
             )
         )
@@ -303,7 +305,7 @@ class Preconditioner:
             a_damping, g_damping = root * share, root / share
         if self.rules.convention == "default":
             return a_damping, g_damping, None
-        return a_damping, g_damping, self._per_factor(a_norm.rsqrt(), a_norm.rsqrt())
+        return a_damping, g_damping, self._factors_of(a_norm.rsqrt())
 
     def _scale_rows(self, due: list[int], a_damping: Tensor, take: Tensor) -> None:
         for i in due:
@@ -506,15 +508,17 @@ class Preconditioner:
         """Return vectors over layers as the rows of one tensor; they travel together, and nobody waits for them."""
         return devices.tensor_on(self.device, rows, self._dtype)
 
+    def _traces_of_layers(self) -> tuple[Tensor, Tensor]:
+        """Return the traces of A, 1 for an embedding, whose A sums up to that, and of G per layer."""
+        traces = self.blocks.traces()
+        return torch.where(self._has_a, traces[self._a], torch.ones_like(self._inputs)), traces[self._g]
+
     def _per_factor(self, a: Tensor, g: Tensor) -> Tensor:
-        """Return one vector over factors from two over layers."""
-        result = torch.empty(len(self.blocks.sizes), dtype=a.dtype, device=self.device)
-        result[self._g] = g
-        result[self._a_of_those] = a[self._with_a]
-        return result
+        """Return one vector over factors from two over layers, one for A and one for G."""
+        return torch.cat((a, g)).index_select(0, self._place)
 
     def _factors_of(self, layers: Tensor) -> Tensor:
-        return self._per_factor(layers, layers)
+        return layers.index_select(0, self._layer_of)
 
     def _leave_out_what_the_reference_cannot(self) -> None:
         for layer in list(self.layers):
