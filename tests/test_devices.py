@@ -54,7 +54,19 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, utils: FakeNpuUtils) -> FakeNp
 
 
 def test_auto_takes_the_accelerator_if_there_is_one_else_the_cpu() -> None:
-    assert devices.select_device("auto") == (torch.accelerator.current_accelerator() or torch.device("cpu"))
+    here = torch.accelerator.current_accelerator(check_available=True)
+    assert devices.select_device("auto") == (here or torch.device("cpu"))
+
+
+def test_a_torch_built_for_an_accelerator_that_is_not_there_trains_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def built_for_cuda(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")  # what the usual wheel answers without a driver
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_cuda)
+    assert devices.select_device("auto") == torch.device("cpu")
+    assert devices.hardware_summary()["accelerator"] == ""
+    with pytest.raises(ValueError, match=r"available: auto, cpu$"):
+        devices.select_device("cuda")
 
 
 @pytest.mark.parametrize("name", ["cpu", "CPU", " cpu ", "cpu:0", torch.device("cpu")])
@@ -198,7 +210,7 @@ def test_an_accelerator_counts_what_was_allocated_on_it() -> None:
 def two_accelerators(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pretend that there are two accelerators; returns the list of those that were made current."""
     current: list[int] = []
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
     return current

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workbench import devices
+
 __all__ = ["batch_size_of", "move_batch"]
 
 
@@ -18,7 +20,7 @@ def move_batch(batch: Any, device: str | torch.device) -> Any:
     themselves; anything else (text, numbers) stays as it is. Tensors already there are not copied.
     """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return devices.moved(batch, device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(move_batch(part, device) for part in batch))
     if isinstance(batch, list | tuple):

@@ -112,7 +112,7 @@ class StepRecord:
         frozen_groups: Number of leading parameter groups that were frozen.
         learning_rate: Rate of the first parameter group.
         samples: Number of samples in the micro-batch.
-        memory_bytes: Memory allocated on the device (resident set size on a CPU, at most 0.1 s old), bytes.
+        memory_bytes: Memory allocated on the device (resident set size on a CPU), at most 0.1 s old, bytes.
         grad_exponents: Exponent histograms, one per group; empty except on every k-th step.
         columns: Namespaced columns of the methods in use, for example ``{"time.forward": 1.3}`` (milliseconds).
     """

@@ -11,8 +11,9 @@ from tests.accelerator.standin import NAME, forget_waits, is_buildable, load_sta
 @pytest.fixture(scope="session")
 def accelerator() -> torch.device:
     """Return the accelerator."""
-    here = torch.accelerator.current_accelerator()
+    here = torch.accelerator.current_accelerator(check_available=True)
     if here is not None:
+        torch.backends.cudnn.allow_tf32 = False  # or convolutions there would not be a CPU's
         return here
     if not is_buildable():
         pytest.skip("no accelerator, and no g++ to compile what stands in for one")

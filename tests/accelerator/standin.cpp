@@ -18,6 +18,8 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -38,8 +40,8 @@ const Device kDevice(kStandIn, 0);
 
 // ---- waits of the host
 
-std::mutex lock;
-std::vector<std::string> waits;
+std::mutex& lock = *new std::mutex; // as long as the process: tensors may outlive what is destroyed at its end
+std::vector<std::string>& waits = *new std::vector<std::string>;
 thread_local int computing = 0; // > 0 while the CPU computes for the device: its copies are not the program's
 
 void host_waits(const char* how) {
@@ -50,7 +52,7 @@ void host_waits(const char* how) {
 
 // ---- memory
 
-std::map<std::uintptr_t, size_t> pinned;
+std::map<std::uintptr_t, size_t>& pinned = *new std::map<std::uintptr_t, size_t>;
 std::atomic<int64_t> allocated{0}, peak{0};
 
 struct Block {
@@ -83,7 +85,7 @@ struct DeviceMemory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     auto* block = new Block{new_memory(bytes), bytes};
     allocated += static_cast<int64_t>(bytes);
-    peak = std::max<int64_t>(peak, allocated);
+    for (int64_t before = peak; before < allocated && !peak.compare_exchange_weak(before, allocated);) {}
     return {block->memory, block, &free_device, kDevice};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
@@ -274,19 +276,25 @@ at::Tensor& set_tensor(at::Tensor& tensor, const at::Tensor& source) {
 
 void record_stream(at::Tensor&, Stream) {}
 
+void require_here(const std::string& what, const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.device().type() != kStandIn)
+    TORCH_CHECK(false, what, ": tensors on standin:0 and on ", tensor.device());
+}
+
 void require_one_device(const c10::OperatorHandle& op, const c10::IValue& value) {
-  auto see = [&](const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.dim() > 0 && tensor.device().type() != kStandIn)
-      TORCH_CHECK(false, op.schema().name(), ": tensors on standin:0 and on ", tensor.device());
-  };
-  if (value.isTensor()) see(value.toTensor());
+  const std::string& name = op.schema().name();
+  if (value.isTensor() && value.toTensor().dim() > 0) require_here(name, value.toTensor()); // a host's number may join
   if (value.isTensorList())
-    for (const at::Tensor& tensor : value.toTensorVector()) see(tensor);
+    for (const at::Tensor& tensor : value.toTensorVector()) require_here(name, tensor);
+  if (value.isOptionalTensorList())
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      if (tensor.has_value() && name.find("index") == std::string::npos) require_here(name, *tensor);
 }
 
 // Operations through which the host of an accelerator learns something: it waits.
 const std::vector<std::string> telling{"aten::nonzero", "aten::masked_select", "aten::equal", "aten::_unique2",
-                                       "aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero"};
+                                       "aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero",
+                                       "aten::bincount", "aten::repeat_interleave"};
 
 void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string& name = op.schema().name();
@@ -314,6 +322,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::IntArrayRef output_padding,
     int64_t groups,
     std::array<bool, 3> wanted) {
+  require_here("convolution_backward", gradient);
+  require_here("convolution_backward", input);
+  require_here("convolution_backward", weight);
   auto [by_input, by_weight, by_bias] = at::convolution_backward(
       on_host(gradient), on_host(input), on_host(weight), at::IntArrayRef{weight.size(0)}, stride, padding, dilation,
       transposed, output_padding, groups, wanted);
@@ -336,6 +347,9 @@ at::Tensor convolution(
     int64_t groups) {
   std::optional<at::Tensor> added;
   if (bias.has_value() && bias->defined()) added = on_host(*bias);
+  require_here("convolution", input);
+  require_here("convolution", weight);
+  if (added) require_here("convolution", *bias);
   const at::Tensor result = at::convolution(
       on_host(input), on_host(weight), added, stride, padding, dilation, transposed, output_padding, groups);
   ++computing;
@@ -392,6 +406,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", &set_whole_storage);
   m.impl("set_.source_Tensor", &set_tensor);
   m.impl("record_stream", &record_stream);
+  for (const char* kernel : {"_fused_sgd_", "_fused_adam_", "_fused_adamw_"}) // it has them, as others do
+    m.impl(kernel, torch::CppFunction::makeFromBoxedFunction<&compute>());
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
 }

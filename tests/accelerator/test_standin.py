@@ -29,6 +29,15 @@ def test_tensors_of_two_devices_do_not_go_together(standin: torch.device) -> Non
         torch.cat([there, here])
     with pytest.raises(RuntimeError, match=r"device|on cpu"):
         F.linear(there, torch.ones(2, 3))
+    with pytest.raises(RuntimeError, match=r"device|on cpu"):
+        F.conv2d(torch.ones(1, 1, 3, 3, device=standin), torch.ones(1, 1, 2, 2))
+    weight = torch.ones(2, device=standin, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Adam([weight], fused=True)
+    optimizer.step()
+    optimizer.state[weight]["step"] = optimizer.state[weight]["step"].cpu()  # as from a file read to the wrong place
+    with pytest.raises(RuntimeError, match=r"device|on cpu"):
+        optimizer.step()
     with pytest.raises(TypeError, match="host memory"):
         there.numpy()
 

@@ -109,6 +109,7 @@ def test_a_rate_that_is_a_tensor_is_not_waited_for_and_recorded_as_it_was(standi
     training.steps(1)
     assert waits() == []
     records, _ = training.trace.drain()
+    assert waits() == ["copy to the host"] * 2  # the rows, and the exponents of one of them
     assert [record.learning_rate for record in records] == pytest.approx([0.01, 0.005])
 
 
@@ -133,6 +134,11 @@ def test_a_checkpoint_goes_on_there_and_on_a_cpu(accelerator: torch.device, tmp_
         resumed = Training(new_boosted("dynamic_scale", device))
         load_checkpoint(file, resumed.boosted)
         assert [float(outcome.loss) for outcome in resumed.steps(4)] == pytest.approx(expected, rel=tolerance)
+
+
+def test_batches_travel_without_a_wait(standin: torch.device) -> None:
+    move_batch({"x": torch.ones(3), "y": [torch.zeros(2, dtype=torch.int64)]}, standin)
+    assert waits() == []
 
 
 def test_a_default_device_changes_nothing(accelerator: torch.device, tmp_path: Path) -> None:

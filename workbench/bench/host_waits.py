@@ -9,7 +9,7 @@ are counted, then twice as many, and the difference is theirs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 from typing import Any
 
@@ -55,6 +55,16 @@ _READS = {
     torch.ops.aten.nonzero.default,
     torch.ops.aten.masked_select.default,
     torch.ops.aten._unique2.default,
+    torch.ops.aten.unique_dim.default,
+    torch.ops.aten.unique_consecutive.default,
+    torch.ops.aten.bincount.default,
+    torch.ops.aten.repeat_interleave.Tensor,
+}
+_INDEXING = {
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put_.default,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten._index_put_impl_.default,
 }
 _RUNTIME = (
     "cudaStreamSynchronize",
@@ -64,7 +74,9 @@ _RUNTIME = (
     "hipStreamSynchronize",
     "hipDeviceSynchronize",
     "hipEventSynchronize",
+    "hipMemcpyWithStream",
 )
+_PAGEABLE = "Pageable"  # of a copy's name on the device: the host waits inside of it, without a call of its own
 
 
 def measure_host_waits(request: Request) -> list[Finding]:
@@ -125,6 +137,7 @@ def profiled_waits(train: Callable[[int], object], steps: int) -> Counter[str]:
         train: Does a number of steps.
         steps: The number.
     """
+    _in_profile(lambda: train(1))  # the first one also begins the profiler's own work
     once, twice = (_in_profile(lambda number=number: train(number)) for number in (steps, 2 * steps))  # type: ignore[misc]
     return twice - once
 
@@ -134,7 +147,11 @@ def _in_profile(work: Callable[[], object]) -> Counter[str]:
     with profile(activities=activities) as profiled:
         work()
     events = profiled.events() or []
-    return Counter(event.name for event in events if event.name.startswith(_RUNTIME) and "Async" not in event.name)
+    return Counter(
+        event.name
+        for event in events
+        if _PAGEABLE in event.name or (event.name.startswith(_RUNTIME) and "Async" not in event.name)
+    )
 
 
 class _Watch(TorchDispatchMode):
@@ -148,15 +165,26 @@ class _Watch(TorchDispatchMode):
         if func in _READS:
             if any(isinstance(one, Tensor) and one.device.type != "cpu" for one in args):
                 self.waits[str(func)] += 1
+        elif func in _INDEXING:
+            self._see_indices(args[0], args[1])
         elif func is torch.ops.aten._to_copy.default:
             self._see_copy(args[0], result, kwargs.get("non_blocking", False))
         elif func is torch.ops.aten.copy_.default:
             self._see_copy(args[1], result, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         return result
 
+    def _see_indices(self, indexed: Tensor, indices: Sequence[Tensor | None]) -> None:
+        given = [index for index in indices if index is not None]
+        if indexed.device.type != "cpu":
+            masks = [index for index in given if index.dtype in (torch.bool, torch.uint8)]
+            hosts = [index for index in given if index.device.type == "cpu" and index.ndim]
+            if masks or hosts:  # the number of places, or the places themselves
+                self.waits["index by a mask" if masks else "index from the host"] += 1
+
     def _see_copy(self, source: Tensor, target: Tensor, non_blocking: bool) -> None:
         crosses = (source.device.type == "cpu") != (target.device.type == "cpu")
-        if crosses and not non_blocking:
+        host = target if target.device.type == "cpu" else source
+        if crosses and not (non_blocking and host.is_pinned()):
             self.waits["copy to the host" if target.device.type == "cpu" else "copy from the host"] += 1
 
 

@@ -68,6 +68,8 @@ def measure_large_levels_on(
         base, *others = zip(*interleaved([side.block for side in sides], request.rounds), strict=True)
         plain, o1, *candidates = [ratio_of(times, base) for times in others]
         note = f"{1e3 * float(np.median(base)):.1f} ms per step under O0"
+        if torch.backends.cudnn.allow_tf32:
+            note += "; convolutions of float32 in TF32, as torch has it"
         found.append(Finding(f"{task.name}: float32 / O0 in float16", "x", plain, note=note))
         found.append(Finding(f"{task.name}: O1 / O0", "x", o1, note=_effect(sides[2])))
         named = sorted(zip(candidates, exported, sides[3:], strict=True), key=lambda one: one[0].value)

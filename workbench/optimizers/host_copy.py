@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workbench import devices
+
 __all__ = ["HostCopy"]
 
 
@@ -17,8 +19,8 @@ class HostCopy:
 
     def __init__(self, values: Tensor) -> None:
         self._event: torch.Event | None = None
-        if values.device.type == "cpu":
-            self._values = values.detach().clone()
+        if not devices.pins_memory(values.device):
+            self._values = values.detach().cpu().clone()
             return
         self._values = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
         self._values.copy_(values.detach(), non_blocking=True)

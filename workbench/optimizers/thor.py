@@ -571,32 +571,14 @@ def _has_fused_kernel(parameter: Tensor) -> bool:
     if parameter.device.type == "cpu":
         # torch 2.13: the kernel leaves half of every vector of 16-bit weights as it was.
         return parameter.dtype in (torch.float32, torch.float64)
-    return _fused_kernel_answers(parameter.device, parameter.dtype)
+    return _device_has_fused_kernel(parameter.device.type)
 
 
 @functools.cache
-def _fused_kernel_answers(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether an accelerator's backend has the kernel: torch's list of devices names those that might."""
-    weight = torch.zeros(1, device=device, dtype=dtype)
-    flag = torch.zeros((), device=device)
-    try:
-        sgd(
-            [weight],
-            [weight.clone()],
-            [None],
-            fused=True,
-            foreach=False,
-            found_inf=flag,
-            weight_decay=0.0,
-            momentum=0.0,
-            lr=0.0,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-    except (NotImplementedError, RuntimeError):
-        return False
-    return True
+def _device_has_fused_kernel(kind: str) -> bool:
+    """Return whether an accelerator has a kernel of its own; some backends fall back on the CPU for what they lack."""
+    key = "PrivateUse1" if kind == torch._C._get_privateuse1_backend_name() else kind.upper()
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", key))
 
 
 def _checked_rules(

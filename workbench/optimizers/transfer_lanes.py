@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from workbench import devices
+
 __all__ = ["AcceleratorLane", "HostLane", "Lane", "Mark", "host_empty", "lane_for"]
 
 
@@ -88,9 +90,9 @@ def host_empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device)
     Args:
         shape: Shape.
         dtype: Format.
-        device: Device at the other end; on the CPU memory is as usual.
+        device: Device at the other end; for the CPU, and one that pins no memory, memory is as usual.
     """
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type != "cpu")
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=devices.pins_memory(device))
 
 
 class _Reached:

@@ -188,7 +188,8 @@ class Boosted:
             )
         scaling = self.loss_scaling
         given = self.optimizer.param_groups[0]["lr"]
-        rate = given.clone() if isinstance(given, Tensor) else float(given)  # of a tensor as it is now, without a wait
+        # Of a tensor as it is now, and without a wait.
+        rate = given.detach().clone() if isinstance(given, Tensor) else float(given)
         frozen = self._frozen_groups
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position

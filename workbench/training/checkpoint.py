@@ -49,6 +49,7 @@ def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> 
         "device_rng": torch.get_device_module(boosted.device).get_rng_state(boosted.device)
         if boosted.device.type != "cpu"
         else None,
+        "device_type": boosted.device.type,
     }
 
 
@@ -105,8 +106,9 @@ def restore_generators(state: dict[str, Any], device: torch.device) -> None:
 
     Args:
         state: What `checkpoint_state` gave.
-        device: Where training takes place; on a CPU the generator of an accelerator has no place.
+        device: Where training takes place; the generator of another kind of device has no place there.
     """
     torch.set_rng_state(state["torch_rng"].cpu())
-    if state["device_rng"] is not None and device.type != "cpu":
+    same_kind = state.get("device_type", device.type) == device.type  # older files do not say
+    if state["device_rng"] is not None and device.type != "cpu" and same_kind:
         torch.get_device_module(device).set_rng_state(state["device_rng"].cpu(), device)

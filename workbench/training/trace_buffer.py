@@ -34,9 +34,9 @@ from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
 
-_LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX = range(7)
-_N_COLUMNS = 7
-_MEMORY_SECONDS = 0.1  # how old a reading of the memory of a CPU may be: the system is asked, amid a training for 50 us
+_LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX, _RATE = range(8)
+_N_COLUMNS = 8
+_MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: to ask for it takes 50 to 200 us amid a training
 _HALF_COLUMN = "amp.float16_grad_amax"
 
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
@@ -155,7 +155,7 @@ class TraceBuffer:
             if self._scales is None or self._scales.shape[2] != len(scales):
                 self._scales = torch.zeros(self.capacity, 2, len(scales), device=self.boosted.device)
             self._scales[row] = torch.stack([scales, after])
-        if self.boosted.device.type != "cpu" or now - self._memory_read >= _MEMORY_SECONDS:
+        if now - self._memory_read >= _MEMORY_SECONDS:
             self._memory_bytes, self._memory_read = devices.memory_bytes(self.boosted.device), now
         exponents, self._pending_exponents = self._pending_exponents, None
         self._rows.append(
@@ -212,7 +212,7 @@ class TraceBuffer:
             return None
         norm, amax = self._gradient_values or (math.nan, math.nan)
         self._gradient_values = None
-        return [*(float32(scalar.item()) for scalar in scalars), norm, amax, math.nan]
+        return [*(float32(scalar.item()) for scalar in scalars), norm, amax, math.nan, math.nan]
 
     # -- on the device ------------------------------------------------------------------------------------------------
 
@@ -235,6 +235,7 @@ class TraceBuffer:
                 norm,
                 amax,
                 half_amax,
+                _on_device(outcome.learning_rate, self._nan),
             ]
         )
 
@@ -323,7 +324,7 @@ class TraceBuffer:
             underflow_share=self._underflow_share(counts, host.pairs, row[_SCALE], group_scales),
             group_scales=group_scales,
             frozen_groups=outcome.frozen_groups,
-            learning_rate=float(outcome.learning_rate),
+            learning_rate=row[_RATE] if math.isfinite(row[_RATE]) else float(outcome.learning_rate),
             samples=host.samples,
             memory_bytes=host.memory_bytes,
             grad_exponents=exponents,
@@ -428,6 +429,11 @@ class TraceBuffer:
         names = list(self._names.values())
         hit = [self._module_of[names[i]] for i in torch.nonzero(nonfinite).flatten().tolist()]
         return ", ".join(dict.fromkeys(reversed(hit)))
+
+
+def _on_device(rate: float | Tensor, unknown: Tensor) -> Tensor:
+    """Return a learning rate that the host would have to wait for as a scalar; ``unknown`` for one that it knows."""
+    return rate.float().reshape(()) if isinstance(rate, Tensor) and not rate.is_cpu else unknown
 
 
 def _shortened(subject: str, at_most: int = 3) -> str:
