@@ -1,9 +1,10 @@
 // An accelerator that is none: device "standin", with memory of its own kind, whose operations the CPU computes.
 //
-// For tests on machines without an accelerator. What goes wrong on a real one goes wrong here as well: an operation on
-// tensors of two devices is an error, `is_cpu` is false, pinned memory is known, streams and events exist. It is in
-// order and in no hurry: whatever is dispatched has happened, so that races cannot be seen. Every call through which the
-// host of a real accelerator would wait is counted by name: `torch.ops.standin.waits()`.
+// For tests on machines without an accelerator. Much of what goes wrong on a real one goes wrong here as well: an
+// operation on tensors of two devices is an error, `is_cpu` is false, pinned memory is known, streams and events exist. A
+// copy to pinned memory that nobody waits for arrives late, and until then NaNs lie there. All else has happened when it
+// is dispatched, in order, so that other races cannot be seen. Every call through which the host of a real accelerator
+// would wait is counted by name: `torch.ops.standin.waits()`.
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -23,6 +24,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -48,6 +50,38 @@ void host_waits(const char* how) {
   if (computing) return;
   std::lock_guard<std::mutex> held(lock);
   waits.emplace_back(how);
+}
+
+// ---- copies on their way to the host
+
+constexpr int64_t kOperationsOnTheWay = 40; // dispatched meanwhile
+
+struct Copy {
+  at::Tensor target, values; // both the CPU's
+  int64_t arrives; // at this count of operations
+};
+
+std::deque<Copy>& on_the_way = *new std::deque<Copy>;
+std::atomic<int64_t> dispatched{0}, sent{0}, arrived{0};
+
+void let_arrive(int64_t at_least) { // in order, as on one stream: so many of all that were sent, and what is due
+  std::vector<Copy> now; // released without the lock, which freeing pinned memory takes
+  std::lock_guard<std::mutex> held(lock);
+  while (!on_the_way.empty() && (arrived < at_least || on_the_way.front().arrives <= dispatched)) {
+    const Copy& copy = now.emplace_back(on_the_way.front());
+    std::memcpy(copy.target.data_ptr(), copy.values.data_ptr(), copy.values.nbytes());
+    on_the_way.pop_front();
+    ++arrived;
+  }
+}
+
+void send(const at::Tensor& target, const at::Tensor& source) { // equal dtype and strides, no gaps
+  at::Tensor values = at::empty_like(target, at::TensorOptions().pinned_memory(false));
+  values.copy_(source);
+  std::memset(target.data_ptr(), 0xFF, target.nbytes());
+  std::lock_guard<std::mutex> held(lock);
+  on_the_way.push_back({target, values, dispatched + kOperationsOnTheWay});
+  ++sent;
 }
 
 // ---- memory
@@ -134,6 +168,18 @@ std::atomic<c10::StreamId> last_stream{0};
 
 using Clock = std::chrono::steady_clock;
 
+void wait(const char* how, int64_t copies) {
+  host_waits(how);
+  if (!computing) let_arrive(copies);
+}
+
+void wait(const char* how) { wait(how, sent); }
+
+struct Mark {
+  Clock::time_point time;
+  int64_t copies; // sent before it
+};
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   DeviceType type() const override { return kStandIn; }
   Device exchangeDevice(Device) const override { return kDevice; }
@@ -153,24 +199,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return before;
   }
   bool queryStream(const Stream&) const override { return true; }
-  void synchronizeStream(const Stream&) const override { host_waits("stream.synchronize"); }
-  void synchronizeDevice(const DeviceIndex) const override { host_waits("device.synchronize"); }
+  void synchronizeStream(const Stream&) const override { wait("stream.synchronize"); }
+  void synchronizeDevice(const DeviceIndex) const override { wait("device.synchronize"); }
 
   void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override {
-    if (*event == nullptr) *event = new Clock::time_point();
-    *static_cast<Clock::time_point*>(*event) = Clock::now();
+    if (*event == nullptr) *event = new Mark;
+    *static_cast<Mark*>(*event) = {Clock::now(), sent};
   }
   void block(void*, const Stream&) const override {}
-  bool queryEvent(void*) const override { return true; }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || arrived >= static_cast<Mark*>(event)->copies;
+  }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) host_waits("event.synchronize");
+    if (event != nullptr) wait("event.synchronize", static_cast<Mark*>(event)->copies);
   }
   double elapsedTime(void* begin, void* end, const DeviceIndex) const override {
-    const auto passed = *static_cast<Clock::time_point*>(end) - *static_cast<Clock::time_point*>(begin);
+    const auto passed = static_cast<Mark*>(end)->time - static_cast<Mark*>(begin)->time;
     return std::chrono::duration<double, std::milli>(passed).count();
   }
   void destroyEvent(void* event, const DeviceIndex) const noexcept override {
-    delete static_cast<Clock::time_point*>(event);
+    delete static_cast<Mark*>(event);
   }
 };
 
@@ -236,8 +284,12 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   if (from_device != to_device) {
     const at::Tensor& hosts = from_device ? target : source;
     // A copy that does not wait needs pinned memory of one piece and one format at both ends.
-    if (!non_blocking || !is_pinned(hosts.data_ptr()) || source.scalar_type() != target.scalar_type())
-      host_waits(from_device ? "copy to the host" : "copy from the host");
+    if (!non_blocking || !is_pinned(hosts.data_ptr()) || source.scalar_type() != target.scalar_type()) {
+      wait(from_device ? "copy to the host" : "copy from the host");
+    } else if (from_device && !computing && target.is_non_overlapping_and_dense()) {
+      send(target, on_host(source));
+      return target;
+    }
   }
   on_host(target).copy_(on_host(source));
   return target;
@@ -249,7 +301,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& source, const at::Tensor& targ
 }
 
 c10::Scalar local_scalar(const at::Tensor& tensor) {
-  host_waits("item");
+  wait("item");
   return on_host(tensor).item();
 }
 
@@ -300,7 +352,9 @@ void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const std::string& name = op.schema().name();
   const size_t arguments = op.schema().arguments().size();
   for (size_t at = stack->size() - arguments; at < stack->size(); ++at) require_one_device(op, (*stack)[at]);
-  if (std::find(telling.begin(), telling.end(), name) != telling.end()) host_waits(name.c_str());
+  if (std::find(telling.begin(), telling.end(), name) != telling.end()) wait(name.c_str());
+  ++dispatched;
+  let_arrive(0);
   ++computing;
   try {
     at::native::cpu_fallback(op, stack);
@@ -359,7 +413,7 @@ at::Tensor convolution(
 }
 
 at::Tensor coalesced(const at::Tensor& sparse) {
-  host_waits("coalesce"); // the host needs the number of rows
+  wait("coalesce"); // the host needs the number of rows
   const at::Tensor host = at::_sparse_coo_tensor_unsafe(
       on_host(sparse._indices()), on_host(sparse._values()), sparse.sizes(), at::TensorOptions().device(at::kCPU));
   const at::Tensor merged = at::_coalesce(host);

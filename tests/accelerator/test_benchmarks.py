@@ -17,7 +17,7 @@ from tests.accelerator.recorded_graph import captured
 from tests.accelerator.standin import waits
 from workbench.bench import Finding, Request
 from workbench.bench.accumulation import measure_accumulation
-from workbench.bench.captured_step import _graph_of, _Training, measure_captured_step, measure_captured_step_on
+from workbench.bench.captured_step import _Captured, _Training, measure_captured_step, measure_captured_step_on
 from workbench.bench.dim_reduce import measure_dim_reduce
 from workbench.bench.freezing import measure_freezing
 from workbench.bench.group_scale_cost import measure_group_scale
@@ -153,7 +153,7 @@ def test_a_replayed_step_is_the_step(standin: torch.device) -> None:
 def test_a_graph_keeps_what_it_writes_to(standin: torch.device) -> None:
     training = _Training(NET, standin, capturable=True)
     alive = weakref.ref(training)
-    again = _graph_of(lambda: None, training.step)
+    again = _Captured(lambda: None, training.step)
     del training
     gc.collect()
     assert alive() is not None

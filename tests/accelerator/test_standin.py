@@ -63,10 +63,26 @@ def test_every_way_to_wait_is_counted(standin: torch.device) -> None:
     pinned.copy_(there, non_blocking=True)
     there.copy_(pinned, non_blocking=True)
     assert (there + there).sqrt().shape == (3,)
-    assert mark.query()
+    assert mark.query()  # it was reached before
     assert waits() == []
     torch.empty(3).copy_(there, non_blocking=True)  # memory that is not pinned is waited for all the same
     assert waits() == ["copy to the host"]
+
+
+def test_what_nobody_waited_for_has_not_arrived(standin: torch.device) -> None:
+    there, pinned = torch.arange(3.0, device=standin), torch.zeros(3).pin_memory()
+    for arrive in (lambda mark: mark.synchronize(), lambda mark: torch.accelerator.synchronize()):
+        mark = torch.Event(standin)
+        pinned.copy_(there, non_blocking=True)
+        mark.record()
+        assert pinned.isnan().all()
+        assert not mark.query()
+        arrive(mark)
+        assert pinned.tolist() == [0.0, 1.0, 2.0]
+    pinned.copy_(there, non_blocking=True)
+    for _ in range(50):  # time passes
+        there = there + 1
+    assert pinned.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_it_computes_what_the_cpu_computes(standin: torch.device) -> None:

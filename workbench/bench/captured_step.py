@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -111,6 +112,17 @@ def _compare(shape: Perceptron, device: torch.device, capture: Capture) -> None:
             require_equal(ours, theirs, f"{name} after {number + 1} replays", rtol=1e-3, atol=1e-5)
 
 
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A replay, and the step it is of: a graph does not own the weights and the state that it writes to."""
+
+    replay: Callable[[], None]
+    step: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.replay()
+
+
 def _captured_by_cuda(step: Callable[[], None]) -> Callable[[], None]:
     """Capture a step on CUDA, after some on a stream of its own, which make what is made once."""
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types there
@@ -122,15 +134,4 @@ def _captured_by_cuda(step: Callable[[], None]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-
-    return _graph_of(graph.replay, step)
-
-
-def _graph_of(replay: Callable[[], None], step: Callable[[], None]) -> Callable[[], None]:
-    """Return the replay with the step, and so with weights and state: a graph does not own the memory it writes to."""
-
-    def again() -> None:
-        assert step is not None  # named here, so that it lives as long
-        replay()
-
-    return again
+    return _Captured(graph.replay, step)

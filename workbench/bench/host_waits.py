@@ -1,9 +1,10 @@
 """How often does the host wait for an accelerator in a training step?
 
-Two instruments. One looks at the operations that are dispatched: reading a number, asking for the places that are not
-zero, copying between host and device without `non_blocking`. It works on any device. The other, on CUDA, asks the
-profiler how often the runtime was told to wait, by whomever. What a profile itself waits for is taken out: some steps
-are counted, then twice as many, and the difference is theirs.
+A step is what a run does: a batch travels, a model trains, a record is written. Two instruments look at it. One sees
+the operations that are dispatched: reading a number, asking for the places that are not zero, copying between host and
+device without `non_blocking` or without pinned memory. It works on any device. The other, on CUDA, asks the profiler
+how often the runtime was told to wait, by whomever. What a profile itself waits for is taken out: some steps are
+counted, then twice as many, and the difference is theirs.
 """
 
 from __future__ import annotations
@@ -191,8 +192,9 @@ class _Watch(TorchDispatchMode):
 def _recorded_steps(task: Task, config: BoostConfig, level: str, device: torch.device) -> Callable[[int], None]:
     boosted = prepare(task, config, level=level, seed=0, device=device, steps=10_000).boosted
     trace = TraceBuffer(boosted, exponents_every=10)
-    batches = [move_batch(batch, device) for batch in islice(task.batches(0), 2)]
-    loop = training_loop(boosted, task.compute_loss, cycle(batches), trace=trace)
+    on_host = list(islice(task.batches(0), 2))
+    batches = (move_batch(batch, device) for batch in cycle(on_host))
+    loop = training_loop(boosted, task.compute_loss, batches, trace=trace)
 
     def train(steps: int) -> None:
         for _ in range(steps):
