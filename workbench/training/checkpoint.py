@@ -109,6 +109,8 @@ def restore_generators(state: dict[str, Any], device: torch.device) -> None:
         device: Where training takes place; the generator of another kind of device has no place there.
     """
     torch.set_rng_state(state["torch_rng"].cpu())
-    same_kind = state.get("device_type", device.type) == device.type  # older files do not say
-    if state["device_rng"] is not None and device.type != "cpu" and same_kind:
-        torch.get_device_module(device).set_rng_state(state["device_rng"].cpu(), device)
+    if state["device_rng"] is None:
+        return
+    generator = state["device_rng"].cpu()
+    if device.type != "cpu" and state.get("device_type", device.type) == device.type:  # older files do not say
+        torch.get_device_module(device).set_rng_state(generator, device)
