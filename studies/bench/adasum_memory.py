@@ -1,7 +1,8 @@
 """Why AdaSum's plain formula has two times, and what groups of tensors that stay in the cache would save.
 
-20 million numbers in 60 tensors, one thread. The formula makes new tensors; a call that gets their pages from the
-system takes more than twice as long as one whose allocator has kept them, as it is told to here (Linux, glibc).
+Sixty tensors, one thread. At 20 million numbers the formula makes new tensors; a call that gets their pages from the
+system takes more than twice as long as one whose allocator has kept them, as it is told to here (Linux, glibc). Below
+that, ours from 60 numbers (what the calls alone take) to 2 million, past the size at which two buckets leave the cache.
 
     python studies/bench/adasum_memory.py
 """
@@ -13,13 +14,15 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from workbench.algorithms.adasum import adasum_sets_
 
-NUMBERS, TENSORS, ROUNDS = 20_000_000, 60, 9
+NUMBERS, TENSORS, ROUNDS = 20_000_000, 60, 31
+SIZES = (60, 250_000, 500_000, 1_000_000, 2_000_000)
 KEEP_TOP, KEEP_MAPPED = (-1, 2**31 - 1), (-3, 2**25)  # mallopt: give nothing back, map nothing below 32 MiB
 
 
@@ -47,20 +50,30 @@ def told(what: str, work: Callable[[], object]) -> None:
         work()
         seconds.append(time.perf_counter() - began)
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-    print(f"  {what:<40} {1e3 * statistics.median(seconds):7.1f} ms {faults // ROUNDS:7} page faults")
+    print(f"  {what:<40} {1e3 * statistics.median(seconds):8.2f} ms {faults // ROUNDS:7} page faults")
+
+
+def two_buckets(numbers: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Return two buckets of so many random numbers, in equal tensors."""
+    first, second = ([torch.randn(numbers // TENSORS) for _ in range(TENSORS)] for _ in range(2))
+    return first, second
 
 
 def main() -> None:
     """Print the times."""
     torch.set_num_threads(1)
-    ours, theirs = ([torch.randn(NUMBERS // TENSORS) for _ in range(TENSORS)] for _ in range(2))
+    ours, theirs = two_buckets(NUMBERS)
     for size in (TENSORS, 3, 1):
-        told(f"ours, {size} tensors at a time", lambda size=size: in_groups(ours, theirs, size))  # type: ignore[misc]
+        told(f"ours, {size} tensors at a time", partial(in_groups, ours, theirs, size))
     told("formula, new memory as it comes", lambda: formula(ours, theirs))
     libc = ctypes.CDLL(None)
     for option in (KEEP_TOP, KEEP_MAPPED):
         libc.mallopt(*option)
     told("formula, memory kept by the allocator", lambda: formula(ours, theirs))
+    for numbers in SIZES:
+        ours, theirs = two_buckets(numbers)
+        for size in (TENSORS, 12):
+            told(f"ours, {numbers:,} numbers, {size} at a time", partial(in_groups, ours, theirs, size))
 
 
 if __name__ == "__main__":
