@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
+import time
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from workbench import devices
@@ -61,6 +64,7 @@ def test_an_answer_tells_numbers_machine_versions_and_load() -> None:
     assert told["environment"]["versions"]["torch"]
     assert told["environment"]["device"]["torch_threads"] >= 1
     assert set(told["load_average"]) == {"before", "after", "cores"}
+    assert told["cores_of_others"] >= 0.0
     assert not {"seed", "task", "level", "data_hash"} & set(told["environment"])
 
 
@@ -72,12 +76,41 @@ def test_a_benchmark_has_its_own_number_of_rounds() -> None:
         run_benchmark(toy(seen), 0)
 
 
-def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_others_do_meanwhile_is_told_and_own_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, machine, own, child = [0.0], [100.0], [7.0], [1.0]
+
+    class Process:
+        def __init__(self, seconds: list[float]) -> None:
+            self._seconds = seconds
+
+        def cpu_times(self) -> SimpleNamespace:
+            return SimpleNamespace(user=self._seconds[0], system=0.25, children_user=0.5, children_system=0.0)
+
+        def children(self, recursive: bool) -> list[Process]:
+            assert recursive
+            return [Process(child)]
+
+    def measure(request: Request) -> list[Finding]:
+        clock[0] += 2.0
+        machine[0] += 3.5  # of which 1 in this process and 1 in a child
+        own[0] += 1.0
+        child[0] += 1.0
+        return []
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=machine[0], system=5.0, steal=0.5, idle=1e9))
+    monkeypatch.setattr(psutil, "Process", lambda: Process(own))
     monkeypatch.setattr(devices, "hardware_summary", lambda: {"cpu_cores_usable": 2})
-    monkeypatch.setattr(os, "getloadavg", lambda: (1.2, 9.0, 9.0))
-    assert "load 1.2 on 2 cores" in run_benchmark(toy([])).warning
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9.0, 9.0))
-    assert run_benchmark(toy([])).warning == ""
+    answer = run_benchmark(Benchmark("toy", "?", measure, 1))
+    assert answer.others == pytest.approx(0.75)
+    assert "others took 0.8 of 2 cores while toy ran" in answer.warning
+    assert answer.to_dict()["cores_of_others"] == 0.75
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0.19, False), (0.21, True)])
+def test_a_tenth_of_the_cores_is_a_busy_machine(others: float, busy: bool) -> None:
+    answer = dataclasses.replace(run_benchmark(toy([])), cores=2, others=others)
+    assert bool(answer.warning) is busy
 
 
 def test_without_names_the_quick_ones_are_meant() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import psutil
 import torch
 
 from workbench import devices
@@ -18,7 +19,7 @@ __all__ = ["Answer", "Benchmark", "Finding", "Request", "Verdict", "run_benchmar
 
 Verdict = Literal["met", "missed", "unclear", "absent", "differs", ""]
 
-_BUSY = 0.5  # load per core, before a benchmark begins, from which its answer is called noisy
+_BUSY = 0.1  # share of all cores that other processes took meanwhile, from which an answer is called noisy
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,11 @@ class Answer:
         findings: The numbers.
         command: The command that asks it again.
         seconds: How long it took.
-        load_before: Load average of the last minute when it began; None where the system has none.
+        load_before: Load average of the last minute when it began, whoever caused it; None where the system has none.
         load_after: The same when it ended.
         cores: Cores this process may use.
+        others: Cores that other processes kept busy meanwhile, on average, those of other machines on the same host
+            included where it tells (steal time).
         environment: Machine and versions.
     """
 
@@ -130,15 +133,16 @@ class Answer:
     load_before: float | None
     load_after: float | None
     cores: int
+    others: float
     environment: dict[str, Any]
 
     @property
     def warning(self) -> str:
-        """A sentence when other processes had their share of the machine before this began; else empty."""
-        if self.load_before is None or self.load_before <= _BUSY * self.cores:
+        """A sentence when other processes had their share of the machine meanwhile; else empty."""
+        if self.others <= _BUSY * self.cores:
             return ""
         return (
-            f"The machine was busy: load {self.load_before:.1f} on {self.cores} cores before {self.name} began. Sides "
+            f"The machine was busy: others took {self.others:.1f} of {self.cores} cores while {self.name} ran. Sides "
             "that take turns suffer alike, so ratios hold within their intervals; seconds are too large."
         )
 
@@ -162,6 +166,7 @@ class Answer:
             "command": self.command,
             "seconds": round(self.seconds, 1),
             "load_average": {"before": self.load_before, "after": self.load_after, "cores": self.cores},
+            "cores_of_others": round(self.others, 2),
             "warning": self.warning,
             "environment": self.environment,
         }
@@ -184,9 +189,10 @@ def run_benchmark(
     rounds = benchmark.rounds if rounds is None else rounds
     if not rounds >= 1:
         raise ValueError(f"`rounds` must be at least 1, got {rounds!r}")
-    load_before, began = _load(), time.perf_counter()
+    load_before, busy_before, began = _load(), _others_seconds(), time.perf_counter()
     findings = tuple(benchmark.measure(Request(rounds, peers, device)))
-    seconds = time.perf_counter() - began
+    seconds, busy_after = time.perf_counter() - began, _others_seconds()
+    others = max(busy_after - busy_before, 0.0) / max(seconds, 1e-9)
     command = ["workbench bench", benchmark.name, "--rounds", str(rounds)]
     command += ["--peers"] * peers + ([] if device is None else ["--device", str(device)])
     hardware = devices.hardware_summary()
@@ -203,6 +209,7 @@ def run_benchmark(
         load_before,
         _load(),
         int(hardware["cpu_cores_usable"]),
+        others,
         environment,
     )
 
@@ -219,3 +226,18 @@ def _cores() -> int:
 
 def _load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _others_seconds() -> float:
+    """Return the seconds of processor time since the machine's start that were not this process's or its children's."""
+    machine = psutil.cpu_times()
+    kinds = ("user", "nice", "system", "irq", "softirq", "steal")
+    busy: float = sum(getattr(machine, kind, 0.0) for kind in kinds)
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        try:
+            own = process.cpu_times()
+        except psutil.NoSuchProcess:  # ended and waited for meanwhile: its parent has its time
+            continue
+        busy -= own.user + own.system + getattr(own, "children_user", 0.0) + getattr(own, "children_system", 0.0)
+    return busy

@@ -35,10 +35,12 @@ def page(answers: Sequence[Mapping[str, Any]]) -> str:
     parts = ["# Measured here", "Written by `workbench bench --out`; every number is in the JSON file of its name."]
     for answer in answers:
         machine, load = answer["environment"], answer["load_average"]
+        others = answer.get("cores_of_others")  # None: written by version 0.6.0 or before
         versions = machine["versions"]
         told = [
             f"{machine['cpu']}, {machine['cores']} cores; Python {machine['python']}, torch {versions['torch']}",
             f"load {load['before']:.1f} before" if load["before"] is not None else "",
+            f"others took {others:.2f} cores" if others is not None else "",
             f"{answer['seconds']:.0f} s",
         ]
         parts += [
