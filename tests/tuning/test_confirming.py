@@ -85,6 +85,16 @@ def test_an_open_case_takes_all_seeds_and_says_how_many_more(tmp_path: Path) -> 
     assert "workbench tune s --confirm-seeds " in record.sentence
 
 
+def test_seeds_that_are_added_do_not_seem_to_begin_anew(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)
+    judge(experimenter, [contender(1, 0.5)], on_run=lambda done, planned: told.append((done, planned)))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[0] == (0, 6)  # three seeds of O0 and one candidate
+    assert told[-1] == (12, 12)
+    assert all(done <= planned for done, planned in told)
+
+
 def test_a_plan_that_competes_for_both_exports_is_trained_once(tmp_path: Path) -> None:
     pool = [contender(1, 0.5), contender(1, 0.5, "o2", 0.05)]
     records = judge(Scripted(tmp_path, {0.5: 0.001}), pool)

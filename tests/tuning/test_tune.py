@@ -10,6 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from sqlalchemy import Engine, event
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
 from workbench.atomic_file import DiskFullError
 from workbench.config import BoostConfig
-from workbench.records import TrialRecord, Verdict
+from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning import (
     StudyBusyError,
     StudyChangedError,
@@ -33,9 +34,10 @@ from workbench.tuning import (
     read_result,
     tune,
 )
+from workbench.tuning.answer import write_answer
 from workbench.tuning.experimenter import RunStep, Trained
 from workbench.tuning.storage import default_storage, holding_study, open_storage
-from workbench.tuning.study_file import StudyFile
+from workbench.tuning.study_file import StudyFile, read_study
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
 
@@ -325,6 +327,32 @@ def test_only_confirmed_candidates_are_taken_when_asked(tmp_path: Path) -> None:
     assert "none of 2 candidates is confirmed" in strict.messages[0]
 
 
+def test_a_confirmed_candidate_beside_an_undecided_choice_is_named(finished: Path) -> None:
+    file, result = read_study(finished), read_result(finished)
+    study = optuna.load_study(study_name=file.study.name, storage=default_storage(finished))
+    chosen = {target: label for target, label in result.chosen.items() if label != "O0"}
+    assert len({one.label for one in result.candidates}) > 1
+    judged = [
+        replace(one, verdict=Verdict.UNDECIDED if chosen.get(one.target) == one.label else Verdict.CONFIRMED)
+        for one in result.candidates
+    ]
+
+    def told(candidates: Sequence[CandidateRecord], **options: bool) -> list[str]:
+        folder = finished / "elsewhere"
+        return write_answer(study, file, finished, candidates, None, folder=folder, **options).messages[:2]
+
+    sentences = [one for one in told(judged) if "--require-confirmed" in one]
+    assert sentences
+    strict = told(judged, require_confirmed=True)
+    for sentence in sentences:
+        other = next(one for one in judged if f"Confirmed is {one.label} (" in sentence)
+        assert f"({other.summary}, {other.speedup:.2f} x O0's speed per step): " in sentence
+        assert sentence.endswith(f" workbench export {finished} --require-confirmed takes that.")
+        assert any(one.startswith(f"{sentence[:2]}: {other.label} (") for one in strict)
+    for verdict in (Verdict.UNDECIDED, Verdict.CONFIRMED):
+        assert not any("--require-confirmed" in one for one in told([replace(c, verdict=verdict) for c in judged]))
+
+
 def test_pareto_has_two_values_and_prunes_nothing(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY.replace("time_to_target", "pareto"))
     result = tune(directory, make_experimenter=make_fake)
@@ -477,6 +505,26 @@ def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:
     tune(directory, trials=1, make_experimenter=make_fake, on_progress=lambda one: seen.append(one.done))
     assert 0.5 in seen
     assert isinstance(RunStep(1, 2, 0.5), RunStep)
+
+
+def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path) -> None:
+    class Slow(FakeExperimenter):
+        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+            time.sleep(0.3)
+            return super().train(config, level, **options)
+
+    def longest(name: str, **options: float) -> float:
+        seen: list[float] = []
+        tune(
+            write_study(tmp_path / name, SHORT),
+            make_experimenter=lambda file, folder: Slow(folder),
+            on_progress=lambda one: seen.append(one.eta_seconds),
+            **options,
+        )
+        return max(eta for eta in seen if math.isfinite(eta))
+
+    assert longest("free") > 2.0  # three trials and nine runs are left after O0
+    assert 0.0 < longest("limited", timeout=1.2) <= 1.2
 
 
 def test_a_password_in_a_storage_url_is_not_repeated() -> None:

@@ -180,8 +180,8 @@ def study_report_html(study: StudyReport) -> str:
 def exported_candidate(study: StudyReport, name: str) -> CandidateRecord | None:
     """Return the candidate an exported file was made from, or None when no candidate fits.
 
-    Without an entry in ``selected`` or ``chosen`` this is the best candidate for the target in the file's name that was
-    not refuted: confirmed before undecided, then the fastest, which is the rule of the export.
+    Without an entry in ``selected`` or ``chosen`` this is the candidate for the target in the file's name that was not
+    refuted: confirmed before undecided, then the fastest per step.
     """
     if name in study.selected:
         return study.selected[name]

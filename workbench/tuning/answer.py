@@ -162,7 +162,8 @@ def write_answer(
         OSError: When a file cannot be written; the old one is untouched then.
     """
     choices = {
-        target: _choice(target, study, file, candidates, require_confirmed=require_confirmed) for target in TARGETS
+        target: _choice(target, study, file, directory, candidates, require_confirmed=require_confirmed)
+        for target in TARGETS
     }
     chosen = {target: choice.candidate for target, choice in choices.items()}
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
@@ -214,6 +215,7 @@ def _choice(
     target: str,
     study: optuna.Study,
     file: StudyFile,
+    directory: Path,
     candidates: Sequence[CandidateRecord],
     *,
     require_confirmed: bool,
@@ -238,7 +240,9 @@ def _choice(
     if candidate is None:
         return _Choice(None, _why_o0(mine, allowed_drop, require_confirmed=require_confirmed))
     time_told = _time_to_target(costs.get(candidate.trial_number, math.nan), limit, objective)
-    return _Choice(candidate, f"{candidate.label} ({candidate.summary}). {candidate.sentence}{time_told}")
+    safer = choose(mine, costs, limit=limit, require_confirmed=True)
+    safer_told = "" if safer is None or safer is candidate else _instead(safer, directory)
+    return _Choice(candidate, f"{candidate.label} ({candidate.summary}). {candidate.sentence}{time_told}{safer_told}")
 
 
 def _result(
@@ -271,6 +275,14 @@ def _time_to_target(cost: float, limit: float, objective: str) -> str:
     if objective != "time_to_target" or not (math.isfinite(cost) and math.isfinite(limit) and limit > 0.0):
         return ""
     return f" In the search it reached the target in {cost / limit:.2f} times the time of O0."
+
+
+def _instead(confirmed: CandidateRecord, directory: Path) -> str:
+    """Say that beside an undecided choice there is a confirmed one, and how to get it."""
+    return (
+        f" Confirmed is {confirmed.label} ({confirmed.summary}, {confirmed.speedup:.2f} x O0's speed per step): "
+        f"workbench export {directory} --require-confirmed takes that."
+    )
 
 
 def _why_o0(candidates: list[CandidateRecord], allowed_drop: float, *, require_confirmed: bool) -> str:

@@ -107,7 +107,7 @@ class Confirmation:
         command: Command that adds seeds, with ``{seeds}``.
         confirm_seeds: Number of seeds asked for on the command line; None follows the file.
         deadline: ``time.monotonic()`` at which no further run is begun; None for none.
-        on_run: Told (runs done, runs of this look) after every run.
+        on_run: Told (runs done, runs as far as planned) after every run; further seeds add to both.
         on_step: Told while a run trains.
     """
 
@@ -135,6 +135,7 @@ class Confirmation:
         self._deadline = deadline
         self._on_run = on_run
         self._on_step = on_step
+        self._runs_ended = 0  # over all looks and contenders: seeds that are added do not seem to begin anew
         self._steps = file.confirm.steps or file.study.budget_steps
         self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
         self._baseline_key = self._baseline.key()
@@ -180,13 +181,15 @@ class Confirmation:
             plans = {self._baseline_key: self._baseline, **plans}
             seeds = confirmation_seeds(self._file.study.seed, look)
             missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
-            for done, (seed, key) in enumerate(missing):
+            planned = self._runs_ended + len(missing)
+            for seed, key in missing:
                 if self._out_of_time():
                     return
-                self._tell(done, len(missing))
+                self._tell(planned)
                 if not self._diverged(key):
                     self._train(plans[key], seed)
-            self._tell(len(missing), len(missing))
+                self._runs_ended += 1
+            self._tell(planned)
 
     def _open(self, begun: Mapping[str, list[Contender]]) -> list[Contender]:
         """Return who still needs seeds; a slower contender than a confirmed one does not."""
@@ -330,9 +333,9 @@ class Confirmation:
     def _out_of_time(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
 
-    def _tell(self, done: int, total: int) -> None:
+    def _tell(self, planned: int) -> None:
         if self._on_run is not None:
-            self._on_run(done, total)
+            self._on_run(self._runs_ended, planned)
 
 
 def _metric(trained: Trained) -> float:

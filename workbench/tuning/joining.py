@@ -100,7 +100,7 @@ def join_study(
         if "allowed_drops" not in study.user_attrs:
             study.set_user_attr("allowed_drops", allowed)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
-        watch = StudyWatch(study, file, n_trials, None, on_progress)
+        watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
         warm_ups = WarmUps(file, directory, experimenter, watch.step)
         search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, deadline, watch, stop)
         search.run_baseline()

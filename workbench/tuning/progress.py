@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class TuneProgress:
         phase: ``"search"``, ``"loss scale"``, ``"freezing limit"``, ``"confirm"`` or ``"export"``.
         done: Units of the phase that are done (trials, runs); a running one counts by its share.
         total: Units of the phase as far as known.
-        eta_seconds: Time the rest of this command will probably take; NaN while unknown.
+        eta_seconds: Time the rest of this command will probably take, its time limit at most; NaN while unknown.
         best: The best so far in a few words; empty while there is none.
         trials: Trials that have ended, whichever way; when it changes, there is something new to read.
     """
@@ -42,7 +43,16 @@ class TuneProgress:
 
 
 class StudyWatch:
-    """Turn what happens into `TuneProgress`."""
+    """Turn what happens into `TuneProgress`.
+
+    Args:
+        study: The study.
+        file: Its file.
+        n_trials: Finished trials of the whole study.
+        confirm_seeds: Seeds of the confirmation; None follows the file.
+        on_progress: Who is told; None for nobody.
+        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
+    """
 
     def __init__(
         self,
@@ -51,11 +61,13 @@ class StudyWatch:
         n_trials: int,
         confirm_seeds: int | None,
         on_progress: Callable[[TuneProgress], None] | None,
+        deadline: float | None = None,
     ) -> None:
         self._study = study
         self._file = file
         self._n_trials = n_trials
         self._on_progress = on_progress
+        self._deadline = math.inf if deadline is None else deadline
         self._phase = "search"
         self._done = 0.0
         self._total = float(n_trials)
@@ -149,4 +161,6 @@ class StudyWatch:
         done = min(self._done + self._share, self._total)
         left = max(self._total - done, 0.0)
         eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
+        if math.isfinite(eta):
+            eta = min(eta, max(self._deadline - time.monotonic(), 0.0))
         self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended))

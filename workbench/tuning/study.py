@@ -135,7 +135,7 @@ def tune(
             study.set_user_attr("n_trials", n_trials)  # for workers that join
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
-            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress)
+            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
 
             warm_ups = WarmUps(file, directory, experimenter, watch.step)
 
