@@ -39,7 +39,8 @@ def our_threads() -> list[str]:
 
 
 def test_live_panel_trains_with_the_display_at_work_and_at_rest() -> None:
-    turns, display, beside = measure_live_panel(2, task="digits-lenet", turn=60, pairs=2)
+    # Of 300 steps, since the display looks five times a second and a step may take a millisecond only.
+    turns, display, beside = measure_live_panel(2, task="digits-lenet", turn=300, pairs=2)
     check([turns], "x", 4)  # two pairs of turns in each of two runs
     check([display], "x", 2)
     assert beside.estimate is not None
