@@ -150,7 +150,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "ray": {"tuning"},
     "tensorboard": {"mirrors"},
     "mlflow": {"mirrors"},
-    "psutil": {"devices", "telemetry", "tuning"},
+    "psutil": {"bench", "devices", "telemetry", "tuning"},
 }
 
 ALL_IMPORTS = imports_below()

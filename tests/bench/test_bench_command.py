@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import MappingProxyType
 
@@ -45,6 +46,16 @@ def test_the_table_has_value_interval_goal_and_verdict(workbench: Command) -> No
     assert rows["d"] == "d 2.500 s 2.000 to 3.000 - -"
     assert "cores" in lines[-1]
     assert "torch " in lines[-1]
+
+
+def test_a_busy_machine_is_told_before_anything_is_measured(
+    workbench: Command,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 9.0, 9.0), raising=False)
+    outcome = workbench("bench")
+    assert outcome.out.index("The machine is busy: load 99.0 on ") < outcome.out.index("said by a library")
+    assert "The machine is busy" in workbench("bench", "--json").err
 
 
 def test_json_is_one_object_whatever_is_printed(workbench: Command) -> None:  # noqa: F811

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from types import SimpleNamespace
 
@@ -11,7 +12,17 @@ import psutil
 import pytest
 
 from workbench import devices
-from workbench.bench import BENCHMARKS, BenchError, Benchmark, Estimate, Finding, Request, chosen, run_benchmark
+from workbench.bench import (
+    BENCHMARKS,
+    BenchError,
+    Benchmark,
+    Estimate,
+    Finding,
+    Request,
+    chosen,
+    load_warning,
+    run_benchmark,
+)
 
 
 def finding(low: float, high: float, goal: float | None) -> Finding:
@@ -111,6 +122,14 @@ def test_what_others_do_meanwhile_is_told_and_own_work_is_not(monkeypatch: pytes
 def test_a_tenth_of_the_cores_is_a_busy_machine(others: float, busy: bool) -> None:
     answer = dataclasses.replace(run_benchmark(toy([])), cores=2, others=others)
     assert bool(answer.warning) is busy
+
+
+def test_a_load_that_was_there_before_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.2, 9.0, 9.0), raising=False)
+    assert "load 1.2 on 2 cores" in load_warning()
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.9, 9.0, 9.0))
+    assert load_warning() == ""
 
 
 def test_without_names_the_quick_ones_are_meant() -> None:

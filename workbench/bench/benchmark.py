@@ -15,10 +15,11 @@ from workbench import devices
 from workbench.bench.rounds import Estimate
 from workbench.telemetry import collect_environment
 
-__all__ = ["Answer", "Benchmark", "Finding", "Request", "Verdict", "run_benchmark"]
+__all__ = ["Answer", "Benchmark", "Finding", "Request", "Verdict", "load_warning", "run_benchmark"]
 
 Verdict = Literal["met", "missed", "unclear", "absent", "differs", ""]
 
+_LOADED = 0.5  # load per core, before anything is measured, from which the machine is called busy
 _BUSY = 0.1  # share of all cores that other processes took meanwhile, from which an answer is called noisy
 
 
@@ -170,6 +171,20 @@ class Answer:
             "warning": self.warning,
             "environment": self.environment,
         }
+
+
+def load_warning() -> str:
+    """Return a sentence when the machine has much else to do already; else, or where it does not tell, empty.
+
+    Asked once, before the first benchmark: later on the load is that of the benchmarks.
+    """
+    load, cores = _load(), _cores()
+    if load is None or load <= _LOADED * cores:
+        return ""
+    return (
+        f"The machine is busy: load {load:.1f} on {cores} core{'s' * (cores > 1)} in the last minute. Intervals will "
+        "be wider than they need be."
+    )
 
 
 def run_benchmark(

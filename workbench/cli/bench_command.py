@@ -51,7 +51,7 @@ def bench(
     """
     with only_result_on_stdout(json):
         from workbench.atomic_file import write_text_atomically
-        from workbench.bench import BENCHMARKS, chosen, run_benchmark
+        from workbench.bench import BENCHMARKS, chosen, load_warning, run_benchmark
         from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
         from workbench.devices import select_device
@@ -61,6 +61,8 @@ def bench(
             place = None if device == "auto" else select_device(device)
             if out is not None:
                 out.mkdir(parents=True, exist_ok=True)  # now: an hour later would be too late to say that it cannot be
+            if warning := load_warning():
+                say(warning)  # now: whoever reads it can still wait for a quieter time
             answers = []
             with progress_bar(len(wanted), wanted[0].name) as bar:
                 for number, benchmark in enumerate(wanted):
