@@ -18,7 +18,14 @@ from workbench.optimizers.stochastic_rounding import RoundedAdam
 
 pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no C compiler on this machine (Debian: gcc)")
 
-SIZES = {"one": [1], "odd": [3, 17, 400, 31], "large": [70_001, 8, 200_000], "empty": [0, 5], "vectors": [64, 1024]}
+SIZES = {
+    "one": [1],
+    "odd": [3, 17, 400, 31],
+    "large": [70_001, 8, 200_000],
+    "empty": [0, 5],
+    "vectors": [64, 1024],
+    "rests": list(range(1, 34)),
+}
 
 
 @pytest.fixture(params=[1, 2])

@@ -303,8 +303,12 @@ def _at(numbers: array[Any]) -> int:
 
 @functools.cache
 def _lanes() -> int:
-    """Return how many floats torch's vectors hold on this processor."""
-    return {"AVX512": 16, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+    """Return how many floats the narrowest vectors of torch's loop hold on this processor.
+
+    With AVX-512 a vector holds 16, but of what is left at the end its compiler takes the first eight in half a vector,
+    with the roundings of a whole one.
+    """
+    return {"AVX512": 8, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
 
 
 def _threads(library: KernelLibrary, lengths: array[int]) -> int:
