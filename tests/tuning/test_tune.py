@@ -524,7 +524,7 @@ def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path) -> None:
         return max(eta for eta in seen if math.isfinite(eta))
 
     assert longest("free") > 2.0  # three trials and nine runs are left after O0
-    assert 0.0 < longest("limited", timeout=1.2) <= 1.2
+    assert 0.0 <= longest("limited", timeout=1.2) <= 1.2  # 0 where the limit is over before anything is told
 
 
 def test_a_password_in_a_storage_url_is_not_repeated() -> None:
