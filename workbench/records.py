@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 __all__ = [
     "CandidateRecord",
+    "Choice",
     "Event",
     "EventKind",
     "EventSink",
@@ -152,7 +153,7 @@ class TrialRecord:
         value: Objective value, smaller is better; NaN while unknown.
         metric: Final metric in the task's own unit.
         metric_deficit: How far the metric lies on the wrong side of the baseline's (positive = worse).
-        allowed_drop: Deficit this trial's level allows.
+        allowed_drop: Deficit that the study's target allows; the same for all its trials.
         relative_step_time: Step time / step time of O0, measured interleaved; NaN while unknown.
         relative_low: Lower end of its 95 % interval.
         relative_high: Upper end of its 95 % interval.
@@ -208,15 +209,15 @@ class CandidateRecord:
         target: Export it competes for, ``"o1"`` or ``"o2"``.
         summary: What is in effect, in a few words.
         config: The full configuration as a dictionary.
-        speedup: O0 step time / this step time (larger is faster), with ``speedup_low`` and ``speedup_high``
-            as the ends of its 95 % interval.
+        speedup: O0's time / this one's (larger is faster), of what the study minimises: a step, or the way to the
+            target; with ``speedup_low`` and ``speedup_high`` as the ends of its 95 % interval.
         speedup_low: See ``speedup``.
         speedup_high: See ``speedup``.
         drop: Mean paired metric drop against O0 in the metric's unit (positive = worse).
         drop_bound: One-sided 95 % upper bound of the drop.
         allowed_drop: Drop the target allows.
         n_seeds: Paired seeds behind the drop.
-        verdict: Outcome.
+        verdict: Confirmed means faster and as good, both.
         sentence: The verdict in one sentence, with figures and, when undecided, how many more seeds it would take.
         metrics: Pairs (O0 metric, candidate metric), one per seed.
     """
@@ -236,3 +237,30 @@ class CandidateRecord:
     verdict: Verdict
     sentence: str
     metrics: tuple[tuple[float, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an export takes, and why; made in one place and shown everywhere as it is.
+
+    Args:
+        target: ``"o1"`` or ``"o2"``.
+        candidate: What is exported; None for O0.
+        sentence: What was chosen and what it brings; for O0 what was tried, what came nearest and what would help.
+        others: Why not the other candidates, a sentence each.
+    """
+
+    target: str
+    candidate: CandidateRecord | None
+    sentence: str
+    others: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Label of what is exported."""
+        return "O0" if self.candidate is None else self.candidate.label
+
+    @property
+    def verdict(self) -> str:
+        """Verdict of what is exported; ``"O0"`` when nothing was left to export."""
+        return "O0" if self.candidate is None else str(self.candidate.verdict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ def contender(number: int, freeze_p: float, target: str = "o1", allowed: float =
     config = BoostConfig.from_dict(
         {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, "grad_freeze": {"freeze_p": freeze_p}}
     )
-    record = TrialRecord(number, "complete", relative_step_time=0.8, relative_low=0.7, relative_high=0.9)
-    return Contender(record, target, config, config.resolve("O1"), allowed)
+    record = TrialRecord(
+        number, "complete", relative_step_time=0.8, relative_low=0.7, relative_high=0.9, steps_to_target=100.0
+    )
+    return Contender(record, target, config, config.resolve("O1"), allowed, 100.0)
 
 
 def judge(
@@ -72,8 +75,9 @@ def test_a_speed_up_whose_interval_holds_one_is_not_claimed(tmp_path: Path, monk
     wide = SpeedMeasured(ratio=0.94, low=0.73, high=1.6)
     monkeypatch.setattr(Scripted, "speed", lambda self, *sides, **options: wide)
     (record,) = judge(Scripted(tmp_path, {0.5: 0.001}), [contender(1, 0.5)])
-    assert "A step is not clearly faster or slower than O0's: 1.06 x" in record.sentence
-    assert "95 % interval of the speed-up 0.62 to 1.37" in record.sentence
+    assert record.verdict is Verdict.UNDECIDED
+    assert record.sentence.startswith("Undecided whether it is faster: not clearly faster or slower to the target")
+    assert "(1.06 x, 95 % interval 0.62 to 1.37)" in record.sentence
 
 
 def test_an_open_case_takes_all_seeds_and_says_how_many_more(tmp_path: Path) -> None:
@@ -82,6 +86,7 @@ def test_an_open_case_takes_all_seeds_and_says_how_many_more(tmp_path: Path) -> 
     assert record.verdict is Verdict.UNDECIDED
     assert record.n_seeds == 6
     assert "more seeds would decide (" in record.sentence
+    assert "1.33 x" in record.sentence
     assert "workbench tune s --confirm-seeds " in record.sentence
 
 
@@ -102,22 +107,65 @@ def test_a_plan_that_competes_for_both_exports_is_trained_once(tmp_path: Path) -
     assert sum(line.startswith("trained 0.5") for line in calls(tmp_path)) == 3
 
 
-def test_when_all_are_refuted_the_next_are_tried(tmp_path: Path) -> None:
+def test_the_next_are_tested_until_as_many_as_wanted_are_not_refuted(tmp_path: Path) -> None:
     drops = {0.1: 0.5, 0.2: 0.4, 0.3: math.nan, 0.5: 0.001, 0.6: 0.001}
     pool = [contender(number, freeze_p) for number, freeze_p in enumerate(drops, start=1)]
     records = judge(Scripted(tmp_path, drops), pool)
     refuted, confirmed = Verdict.REFUTED, Verdict.CONFIRMED
-    assert [record.verdict for record in records] == [refuted, refuted, refuted, confirmed]
+    assert [record.verdict for record in records] == [refuted, refuted, refuted, confirmed, confirmed]
     assert sum(line.startswith("trained 0.3") for line in calls(tmp_path)) == 1  # one divergence is enough
 
 
-def test_a_slower_contender_gets_no_more_seeds_once_a_faster_one_is_confirmed(tmp_path: Path) -> None:
-    experimenter = Scripted(tmp_path, {0.3: 0.001, 0.5: 0.0185})
-    experimenter.noise = 0.003
+def test_the_sequence_ends_at_the_first_open_verdict(tmp_path: Path) -> None:
+    experimenter = Scripted(tmp_path, {0.3: 0.0185, 0.5: 0.001}, noise=0.02)
     records = judge(experimenter, [contender(1, 0.3), contender(2, 0.5)])
-    assert records[0].verdict is Verdict.CONFIRMED
-    assert records[1].verdict is Verdict.UNDECIDED
-    assert records[1].n_seeds == records[0].n_seeds == 3
+    assert [record.label for record in records] == ["trial 1", "trial 2"]
+    assert [record.n_seeds for record in records] == [6, 0]
+    assert not any("0.5" in line for line in calls(tmp_path))
+
+
+def test_a_candidate_after_a_refuted_one_is_tested_at_a_stricter_level(tmp_path: Path) -> None:
+    study = optuna.create_study()
+    judge(Scripted(tmp_path, {0.3: 0.5, 0.5: 0.001}), [contender(1, 0.3), contender(2, 0.5)], study)
+    looks = [test["looks"] for test in study.user_attrs["confirm_tests:o1"]]
+    assert [look for *_, look in looks] == [[6, 0.035], [3, 0.005]]
+
+
+def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None:
+    study = optuna.create_study()
+    experimenter = Scripted(tmp_path, {0.5: 0.015}, noise=0.02)
+    (first,) = judge(experimenter, [contender(1, 0.5)], study)
+    assert first.verdict is Verdict.UNDECIDED
+    experimenter.noise = 0.0001
+    (second,) = judge(experimenter, [contender(1, 0.5)], study, confirm_seeds=12)
+    assert second.verdict is Verdict.CONFIRMED
+    assert second.n_seeds == 6  # the seeds of the first test are not counted again
+    tests = study.user_attrs["confirm_tests:o1"]
+    assert [(test["first"], test["looks"]) for test in tests] == [(0, [[3, 0.005], [6, 0.035]]), (6, [[6, 0.005]])]
+
+
+def test_a_test_is_planned_before_it_goes_on_and_says_what_it_can_decide(tmp_path: Path) -> None:
+    told: list[str] = []
+    study = optuna.create_study()
+    judge(Scripted(tmp_path, {0.5: 0.001}, noise=0.01), [contender(1, 0.5)], study, on_note=told.append)
+    assert len(told) == 1
+    assert told[0].startswith(
+        "o1: trial 1 is trained on 5 paired seeds, about 8 s; that can decide allowed drops from "
+    )
+    assert told[0].endswith(" (0.02 is asked)")
+
+
+def test_the_time_to_the_target_is_compared_over_the_seeds(tmp_path: Path) -> None:
+    class Late(Scripted):
+        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+            trained = super().train(config, level, **options)
+            late = config.resolve(level).grad_freeze
+            return replace(trained, curve=((80 if late else 40, 0.9), (100, 0.9)))
+
+    (record,) = judge(Late(tmp_path, {0.5: 0.0}), [contender(1, 0.5)])
+    assert record.verdict is Verdict.REFUTED  # a quicker step, but twice as many of them
+    assert record.speedup == pytest.approx(0.5 / 0.75, rel=0.2)
+    assert record.sentence.startswith("Refuted: slower to the target")
 
 
 def test_finished_runs_are_used_again_by_the_next_command(tmp_path: Path) -> None:
@@ -135,3 +183,4 @@ def test_without_time_nothing_is_run_and_the_verdict_is_open(tmp_path: Path) -> 
     assert record.n_seeds == 0
     assert calls(tmp_path) == []
     assert record.speedup == pytest.approx(1.25)  # the search's own measurement
+    assert (record.speedup_low, record.speedup_high) == pytest.approx((1 / 0.9, 1 / 0.7))

@@ -60,7 +60,7 @@ def test_with_two_objectives_a_gain_is_a_larger_dominated_area() -> None:
     baseline = create_trial(values=[1.0, 1.0], constraints={"metric_deficit": -0.1}, user_attrs={"baseline": True})
     front = [baseline, both(1.0, 0.9), both(1.02, 0.8)]
     study = study_of(*front, directions=2)
-    study.set_user_attr("allowed_drops", {"o1": 0.01, "o2": 0.05})
+    study.set_user_attr("allowed_drops", {"o1": 0.05, "o2": 0.1})
     assert trials_without_gain(study) == 0
     study.add_trial(both(1.03, 0.85))  # worse than the last in both
     study.add_trial(both(1.2, 0.1))  # beyond what is allowed

@@ -9,7 +9,7 @@ from typing import Any
 from workbench.config import BoostConfig
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.plans import StudyPlans
-from workbench.tuning.selection import choose, competing_trials, with_policy
+from workbench.tuning.selection import competing_trials, nothing_found, select, with_policy
 
 CURVE = ((50, 0.8), (100, 0.9))
 O0 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})
@@ -91,28 +91,77 @@ def test_a_warm_up_is_part_of_the_time_to_target() -> None:
     assert numbers(replace(quick, warm_up_steps=5), late, objective="time_to_target") == [1, 2]
 
 
-def candidate(number: int, verdict: Verdict) -> CandidateRecord:
-    return CandidateRecord(f"trial {number}", number, "o1", "", {}, 1.2, 1.1, 1.3, 0.0, 0.0, 0.02, 5, verdict, "")
+def test_a_plan_without_adasum_competes_for_both_exports_whatever_its_level() -> None:
+    explicit = BoostConfig.from_dict({"boost": {"mode": "auto"}, "common": {"device_number": 2}})
+    at_o1 = trial(1, level="O1", config=explicit.to_dict())
+    options: dict[str, Any] = {"objective": "speed", "higher_is_better": True, "plans": StudyPlans(4)}
+    for target in ("o1", "o2"):
+        assert len(list(competing_trials([BASELINE, at_o1], BASELINE, target, 0.02, **options))) == 1
 
 
-def test_the_cheapest_that_is_not_refuted_is_chosen() -> None:
-    refuted, undecided, confirmed = (
-        candidate(1, Verdict.REFUTED),
-        candidate(2, Verdict.UNDECIDED),
-        candidate(3, Verdict.CONFIRMED),
+def candidate(number: int, verdict: Verdict, speedup: float = 1.2, **values: Any) -> CandidateRecord:
+    known = {"speedup_low": speedup - 0.1, "drop": 0.0, "sentence": f"Sentence {number}."}
+    known |= values
+    return CandidateRecord(
+        label=f"trial {number}",
+        trial_number=number,
+        target="o1",
+        summary="LessBN",
+        config={},
+        speedup=speedup,
+        speedup_high=speedup + 0.1,
+        drop_bound=0.0,
+        allowed_drop=0.02,
+        n_seeds=5,
+        verdict=verdict,
+        **known,
     )
-    costs = {1: 0.5, 2: 0.6, 3: 0.7}
-    assert choose([refuted, confirmed, undecided], costs) is undecided
-    assert choose([refuted, confirmed, undecided], costs, require_confirmed=True) is confirmed
-    assert choose([refuted], costs) is None
-    assert choose([], {}) is None
 
 
-def test_what_turns_out_no_cheaper_than_o0_is_not_chosen() -> None:
-    undecided, confirmed = candidate(2, Verdict.UNDECIDED), candidate(3, Verdict.CONFIRMED)
-    costs = {2: 0.6, 3: 0.5}
-    assert choose([undecided, confirmed], costs, limit=0.6) is confirmed
-    assert choose([undecided, confirmed], costs, limit=0.5) is None
+def test_what_is_confirmed_over_seeds_decides_and_not_the_search() -> None:
+    first_in_the_search = candidate(1, Verdict.CONFIRMED, 1.1)
+    better = candidate(16, Verdict.CONFIRMED, 1.2)
+    choice = select("o1", [first_in_the_search, better])
+    assert choice.candidate is better
+    assert choice.sentence == "trial 16 (LessBN). Sentence 16."
+    assert choice.others == ("Not trial 1 (LessBN): confirmed, too, but 1.10 x against 1.20 x.",)
+
+
+def test_confirmed_comes_before_undecided_and_refuted_never() -> None:
+    refuted, open_, confirmed = (
+        candidate(1, Verdict.REFUTED, 2.0),
+        candidate(2, Verdict.UNDECIDED, 1.5),
+        candidate(3, Verdict.CONFIRMED, 1.2),
+    )
+    assert select("o1", [refuted, open_, confirmed]).candidate is confirmed
+    assert select("o1", [refuted, open_]).candidate is open_
+    assert select("o1", [refuted, open_], require_confirmed=True).candidate is None
+    assert select("o1", [refuted]).sentence == "O0 is exported: the only candidate was refuted."
+    assert select("o2", [confirmed]).candidate is None  # it competes for another export
+
+
+def test_an_interval_that_holds_one_is_no_gain_and_a_mean_beyond_the_drop_is_none_either() -> None:
+    unclear = candidate(1, Verdict.UNDECIDED, 1.03, speedup_low=0.94)
+    worse = candidate(2, Verdict.UNDECIDED, 1.3, drop=0.03)
+    untested = candidate(3, Verdict.UNDECIDED, 1.1, speedup_low=1.05, drop=math.nan)
+    choice = select("o1", [unclear, worse])
+    assert choice.candidate is None
+    assert choice.label == "O0"
+    assert choice.sentence.endswith("no candidate is clearly faster than O0 without losing more than is allowed.")
+    assert len(choice.others) == 2
+    assert select("o1", [unclear, worse, untested]).candidate is untested
+
+
+def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help() -> None:
+    slow = trial(1, relative_step_time=0.98, summary="LessBN")
+    harmful = trial(2, relative_step_time=0.5, metric_deficit=0.03, summary="freezing")
+    told = nothing_found([BASELINE, slow, harmful], 0.02, "accuracy")
+    assert told.startswith("no plan was faster than O0 within the allowed accuracy drop of 0.02; 2 plans were tried; ")
+    assert "of 1 within the drop the fastest per step, trial 1 (LessBN), is 1.02 x O0 but later at the target" in told
+    assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and drops 0.03" in told
+    assert "another space" in nothing_found([BASELINE, slow], 0.02, "accuracy")
+    assert nothing_found([BASELINE], 0.02, "accuracy") == "no plan beside O0 has been tried"
+    assert select("o1", [], nothing=told).sentence == f"O0 is exported: {told}."
 
 
 def test_a_policy_fills_in_only_what_was_not_searched_and_changes_no_float32_plan() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import optuna
 
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord
 from workbench.tuning import storage as kept
 from workbench.tuning.errors import StudyError
 from workbench.tuning.export import ExportContext, export_configs, write_tables
@@ -20,8 +20,8 @@ from workbench.tuning.notes import Notes
 from workbench.tuning.objective import baseline_trial
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.search_space import all_off
-from workbench.tuning.selection import TARGETS, aimed_at, choose, competing_trials, cost, with_policy
-from workbench.tuning.stored_records import baseline_record, candidates_of, trials_of
+from workbench.tuning.selection import TARGETS, nothing_found, select, with_policy
+from workbench.tuning.stored_records import candidates_of, trials_of
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
 from workbench.tuning.warm_up import WarmUpError, find_warm_up
 
@@ -43,7 +43,7 @@ class StudyResult:
         trials: Record of every trial.
         candidates: Judged candidates, best first within each export.
         exported: Export (``"o1"``, ``"o2"``) -> file.
-        chosen: Export -> label of what was exported (``"O0"`` when nothing was left).
+        choices: Export -> what it takes and why; empty before the confirmation has ended.
         loss_scale_policy: What `tune_loss_scale` found; None when the study does not ask for it.
         freezing_limits: What `measure_freezing_limits` found, one row per trial; empty when nobody asked.
         importance: Parameter -> share of its influence on the objective; empty when it cannot be computed.
@@ -64,7 +64,7 @@ class StudyResult:
     trials: list[TrialRecord]
     candidates: list[CandidateRecord] = field(default_factory=list)
     exported: dict[str, Path] = field(default_factory=dict)
-    chosen: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
     loss_scale_policy: Mapping[str, Any] | None = None
     freezing_limits: list[dict[str, Any]] = field(default_factory=list)
     importance: Mapping[str, float] = field(default_factory=dict)
@@ -73,6 +73,32 @@ class StudyResult:
     allowed_drops: Mapping[str, float] = field(default_factory=dict)
     report: Path | None = None
     seconds: float = math.nan
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Export -> label of what it takes, ``"O0"`` when nothing was left."""
+        return {target: choice.label for target, choice in self.choices.items()}
+
+    @property
+    def exports(self) -> dict[str, dict[str, Any]]:
+        """Export -> what it takes as plain values; ``--json`` prints them."""
+        return {target: self._export(choice) for target, choice in self.choices.items()}
+
+    def _export(self, choice: Choice) -> dict[str, Any]:
+        taken = choice.candidate
+        return {
+            "label": choice.label,
+            "summary": "nothing" if taken is None else taken.summary,
+            "verdict": choice.verdict,
+            "sentence": choice.sentence,
+            "speedup": 1.0 if taken is None else taken.speedup,
+            "speedup_low": 1.0 if taken is None else taken.speedup_low,
+            "speedup_high": 1.0 if taken is None else taken.speedup_high,
+            "drop": 0.0 if taken is None else taken.drop,
+            "drop_bound": 0.0 if taken is None else taken.drop_bound,
+            "seeds": 0 if taken is None else taken.n_seeds,
+            "path": self.exported.get(choice.target),
+        }
 
 
 def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyResult:
@@ -91,14 +117,16 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
         result = _result(study, file, directory, candidates_of(study))
+        choices = _choices(study, file, result.candidates) if "candidates" in study.user_attrs else {}
+        written = study.user_attrs.get("chosen", {})
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     report = directory / "result" / "report.html"
-    return replace(
-        result,
-        exported={target: path for target, path in files.items() if path.exists()},
-        chosen=dict(study.user_attrs.get("chosen", {})),
-        report=report if report.exists() else None,
-    )
+    exported = {target: path for target, path in files.items() if path.exists()}
+    result = replace(result, exported=exported, choices=choices, report=report if report.exists() else None)
+    messages = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
+    if exported and written != result.chosen:
+        messages.append(f"The files hold an earlier choice; `workbench export {study_dir}` writes this one.")
+    return replace(result, messages=[*messages, *result.messages])
 
 
 def export_study(
@@ -161,10 +189,8 @@ def write_answer(
         StudyError: When the components of a DimReduce candidate are not on this machine.
         OSError: When a file cannot be written; the old one is untouched then.
     """
-    choices = {
-        target: _choice(target, study, file, directory, candidates, require_confirmed=require_confirmed)
-        for target in TARGETS
-    }
+    trials = trials_of(study)
+    choices = _choices(study, file, candidates, trials, require_confirmed=require_confirmed)
     chosen = {target: choice.candidate for target, choice in choices.items()}
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
     environment = study.user_attrs.get("environment", {})
@@ -179,19 +205,19 @@ def write_answer(
         loss_scale=policy_told,
     )
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
-    reasons = {target: choice.reason for target, choice in choices.items() if choice.candidate is None}
+    reasons = {target: choice.sentence for target, choice in choices.items() if choice.candidate is None}
     exported = export_configs(folder, chosen, off, reasons, context, file.plans, _snapshots(file, directory))
     numbers = {target: None if one is None else one.trial_number for target, one in chosen.items()}
     write_tables(folder, candidates, numbers, environment)
-    labels = {target: "O0" if one is None else one.label for target, one in chosen.items()}
     if folder == directory / "result":
-        study.set_user_attr("chosen", labels)
+        study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
+        study.set_user_attr("require_confirmed", require_confirmed)
     result = _result(study, file, directory, candidates)
-    told = [f"{target}: {choice.reason}" for target, choice in choices.items()]
+    told = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
     told += [policy_told] if policy_told else []
     if folder == directory / "result":
         Notes(study, file).write(result.trials, told)
-    return replace(result, exported=exported, chosen=labels, messages=[*told, *result.messages])
+    return replace(result, exported=exported, choices=choices, messages=[*told, *result.messages])
 
 
 def _snapshots(file: StudyFile, directory: Path) -> Path | None:
@@ -203,46 +229,28 @@ def _snapshots(file: StudyFile, directory: Path) -> Path | None:
     return None if warm_up is None else warm_up.snapshots
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What an export takes, None for O0, and why in a sentence."""
-
-    candidate: CandidateRecord | None
-    reason: str
-
-
-def _choice(
-    target: str,
+def _choices(
     study: optuna.Study,
     file: StudyFile,
-    directory: Path,
     candidates: Sequence[CandidateRecord],
+    trials: Sequence[TrialRecord] | None = None,
     *,
-    require_confirmed: bool,
-) -> _Choice:
-    objective = file.study.objective
-    allowed_drop = float(study.user_attrs["allowed_drops"][target])
-    higher = bool(study.user_attrs["higher_is_better"])
-    trials = trials_of(study)
-    baseline = baseline_record(study, trials)
-    ranked = competing_trials(
-        trials, baseline, target, allowed_drop, objective=objective, higher_is_better=higher, plans=file.plans
-    )
-    aimed = {trial.number: trial for trial in ranked}
-    mine = [one for one in candidates if one.target == target]
-    costs = {
-        one.trial_number: cost(aimed[one.trial_number], objective, 1.0 / one.speedup)
-        for one in mine
-        if one.trial_number in aimed
+    require_confirmed: bool | None = None,
+) -> dict[str, Choice]:
+    """Return what each export takes; ``require_confirmed`` None means as when the files were written."""
+    attributes = study.user_attrs
+    trials = trials_of(study) if trials is None else trials
+    if require_confirmed is None:
+        require_confirmed = bool(attributes.get("require_confirmed", False))
+    metric, objective = str(attributes["metric_name"]), file.study.objective
+    nothing = {
+        target: nothing_found(trials, float(drop), metric, objective=objective)
+        for target, drop in attributes["allowed_drops"].items()
     }
-    limit = cost(aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher), objective)
-    candidate = choose(mine, costs, limit=limit, require_confirmed=require_confirmed)
-    if candidate is None:
-        return _Choice(None, _why_o0(mine, allowed_drop, require_confirmed=require_confirmed))
-    time_told = _time_to_target(costs.get(candidate.trial_number, math.nan), limit, objective)
-    safer = choose(mine, costs, limit=limit, require_confirmed=True)
-    safer_told = "" if safer is None or safer is candidate else _instead(safer, directory)
-    return _Choice(candidate, f"{candidate.label} ({candidate.summary}). {candidate.sentence}{time_told}{safer_told}")
+    return {
+        target: select(target, candidates, nothing=nothing[target], require_confirmed=require_confirmed)
+        for target in TARGETS
+    }
 
 
 def _result(
@@ -268,29 +276,3 @@ def _result(
         messages=[one for one in (ended, *notes, note) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
     )
-
-
-def _time_to_target(cost: float, limit: float, objective: str) -> str:
-    """Say how the time to the target compares with O0's, where that is what the study minimises."""
-    if objective != "time_to_target" or not (math.isfinite(cost) and math.isfinite(limit) and limit > 0.0):
-        return ""
-    return f" In the search it reached the target in {cost / limit:.2f} times the time of O0."
-
-
-def _instead(confirmed: CandidateRecord, directory: Path) -> str:
-    """Say that beside an undecided choice there is a confirmed one, and how to get it."""
-    return (
-        f" Confirmed is {confirmed.label} ({confirmed.summary}, {confirmed.speedup:.2f} x O0's speed per step): "
-        f"workbench export {directory} --require-confirmed takes that."
-    )
-
-
-def _why_o0(candidates: list[CandidateRecord], allowed_drop: float, *, require_confirmed: bool) -> str:
-    if not candidates:
-        return f"O0 is exported: no trial was faster than O0 within the allowed drop of {allowed_drop:g}."
-    refuted = sum(one.verdict is Verdict.REFUTED for one in candidates)
-    if refuted == len(candidates):
-        return f"O0 is exported: all {refuted} candidates were refuted."
-    if require_confirmed:
-        return f"O0 is exported: none of {len(candidates)} candidates is confirmed, and only that is accepted."
-    return "O0 is exported: timed again, no candidate that keeps the metric was faster than O0."

@@ -1,8 +1,10 @@
 """Train the best candidates and O0 again over fresh seeds until the verdicts are in, or the time is over.
 
-Every run is stored under (plan, seed, steps) as soon as it ends, so nothing finished is lost when the process ends,
-and a plan that competes for both exports is trained once. Seeds differ from the search's: a candidate was picked for
-doing well there, so that seed would flatter it.
+Candidates are tested in the search's order, the next one only while the last was not left open. Each test is planned
+and stored before it goes on: its number of seeds from the standard deviation of its first few pairs, and its looks (the
+statistics and their source are in :mod:`workbench.experiments.confirmation`). Every run is stored as soon as it ends,
+so nothing finished is lost when the process ends, and a plan that competes for both exports is trained once. Seeds
+differ from the search's: a candidate was picked for doing well there, so that seed would flatter it.
 """
 
 from __future__ import annotations
@@ -16,13 +18,29 @@ from typing import Any
 import optuna
 
 from workbench.config import BoostConfig, Plan
-from workbench.experiments.confirmation import Decision, decide, planned_looks, smallest_gap, verdict_sentence
+from workbench.experiments.confirmation import (
+    FINAL_ERROR,
+    Decision,
+    PlannedTest,
+    TimeRatio,
+    decidable_drop,
+    decide,
+    first_test,
+    format_duration,
+    further_test,
+    judge_test,
+    planned_pairs,
+    smallest_gap,
+    time_ratio,
+    verdict_of,
+    verdict_sentence,
+)
 from workbench.records import CandidateRecord, TrialRecord, Verdict
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
-from workbench.tuning.objective import plain, read_speed, read_trained
+from workbench.tuning.objective import plain, read_speed, read_trained, steps_to_target
 from workbench.tuning.plans import explicit_config, needs_warm_up
 from workbench.tuning.search_space import all_off
-from workbench.tuning.selection import TARGETS, competing_trials, with_policy
+from workbench.tuning.selection import TARGETS, aimed_at, competing_trials, with_policy
 from workbench.tuning.stored_records import baseline_record, trials_of
 from workbench.tuning.study_file import StudyFile
 from workbench.tuning.warm_up import WarmUpError, WarmUps
@@ -31,6 +49,12 @@ __all__ = ["Confirmation", "Contender", "confirmation_seeds", "contenders"]
 
 _FIRST_SEED = 1000
 """Distance between the search's seed and the first seed of the confirmation."""
+
+_N_PILOTS = 5
+"""Pairs of a test whose standard deviation says how many it takes in all."""
+
+_SHARE_OF_TIME = 0.9
+"""Part of the time left that a test is planned for; the rest is for what takes longer than before."""
 
 
 def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
@@ -48,6 +72,7 @@ class Contender:
         config: Its configuration with the chosen loss-scale policy.
         plan: What that means at its boost level.
         allowed_drop: Drop the export allows.
+        baseline_steps: Steps in which O0 reached this export's target in the search; NaN when unknown.
     """
 
     trial: TrialRecord
@@ -55,6 +80,7 @@ class Contender:
     config: BoostConfig
     plan: Plan
     allowed_drop: float
+    baseline_steps: float = math.nan
 
     @property
     def key(self) -> str:
@@ -75,6 +101,7 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
     """
     trials = trials_of(study)
     baseline = baseline_record(study, trials)
+    higher = bool(study.user_attrs["higher_is_better"])
     searched = [dimension.path for dimension in file.dimensions]
     pools: dict[str, list[Contender]] = {}
     for target in TARGETS:
@@ -85,14 +112,17 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
             target,
             allowed_drop,
             objective=file.study.objective,
-            higher_is_better=bool(study.user_attrs["higher_is_better"]),
+            higher_is_better=higher,
             plans=file.plans,
         )
+        baseline_steps = aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher).steps_to_target
         pools[target] = []
         for trial in ranked:
             config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
             plan = file.plans.resolve(config, trial.level)
-            pools[target].append(Contender(trial, target, config, plan, allowed_drop))
+            if file.plans.resolve(config, TARGETS[target]).key() != plan.key():
+                config = plan.explicit_config()  # means this plan at any level
+            pools[target].append(Contender(trial, target, config, plan, allowed_drop, baseline_steps))
     return pools
 
 
@@ -100,15 +130,16 @@ class Confirmation:
     """Run and judge the confirmation of a study.
 
     Args:
-        study: The study; keeps every finished run as a user attribute.
+        study: The study; keeps every finished run and every planned test as user attributes.
         file: The study's file.
         experimenter: Who trains.
         warm_ups: Weight snapshots of every seed for plans that need them.
         command: Command that adds seeds, with ``{seeds}``.
-        confirm_seeds: Number of seeds asked for on the command line; None follows the file.
+        confirm_seeds: Number of seeds asked for on the command line; None lets the pilots decide.
         deadline: ``time.monotonic()`` at which no further run is begun; None for none.
-        on_run: Told (runs done, runs as far as planned) after every run; further seeds add to both.
-        on_step: Told while a run trains.
+        on_run: Called with (runs done, runs as far as planned) after every run; further seeds add to both.
+        on_step: Called while a run trains.
+        on_note: Called with a sentence before each test: how many seeds it takes, how long, and what it can decide.
     """
 
     def __init__(
@@ -123,20 +154,22 @@ class Confirmation:
         deadline: float | None = None,
         on_run: Callable[[int, int], None] | None = None,
         on_step: Callable[[RunStep], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
     ) -> None:
         self._study = study
         self._file = file
         self._experimenter = experimenter
         self._warm_ups = warm_ups
         self._command = command
-        first = file.confirm.seeds_min
-        last = file.confirm.seeds_max if confirm_seeds is None else confirm_seeds
-        self._looks = planned_looks(min(first, last), last)
+        self._asked = confirm_seeds
         self._deadline = deadline
         self._on_run = on_run
         self._on_step = on_step
-        self._runs_ended = 0  # over all looks and contenders: seeds that are added do not seem to begin anew
+        self._on_note = on_note
+        self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._steps = file.confirm.steps or file.study.budget_steps
+        self._counts_steps = file.study.objective == "time_to_target"
+        self._evaluate_every = min(file.evaluate_every, self._steps) if self._counts_steps else self._steps
         self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
         self._baseline_key = self._baseline.key()
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
@@ -145,129 +178,227 @@ class Confirmation:
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
-        """Confirm the best contenders of each export; when all of them are refuted, the next ones.
+        """Test the best contenders of each export in turn, as many as the file says beside those that are refuted.
 
         Args:
             pools: Export -> its contenders, best first.
 
         Returns:
-            Judged candidates, in the order of the exports and of their ranking.
+            Judged candidates, in the order of the exports and of their ranking. Those behind one whose verdict stays
+            open, or for which there was no time, are not tested and stay undecided.
         """
-        n_at_once = self._file.confirm.candidates
-        begun = {target: list(pool[:n_at_once]) for target, pool in pools.items()}
-        if not self._file.confirm.enabled:
-            return self._records(begun)
-        while True:
-            self._confirm(begun)
-            more = False
-            for target, pool in pools.items():
-                refuted = all(self._decision(one).verdict is Verdict.REFUTED for one in begun[target])
-                if refuted and len(begun[target]) < len(pool) and not self._out_of_time():
-                    begun[target] += pool[len(begun[target]) : len(begun[target]) + n_at_once]
-                    more = True
-            if not more:
-                return self._records(begun)
+        return [self._record(one) for target, pool in pools.items() for one in self._tested(target, pool)]
 
-    def _confirm(self, begun: Mapping[str, list[Contender]]) -> None:
-        contenders = [one for pool in begun.values() for one in pool]
-        for contender in contenders:
-            if not self._out_of_time():
+    def _tested(self, target: str, pool: Sequence[Contender]) -> list[Contender]:
+        begun: list[Contender] = []
+        wanted, is_open = self._file.confirm.candidates, not self._file.confirm.enabled
+        for contender in pool:
+            if wanted == 0:
+                break
+            begun.append(contender)
+            if not is_open and not self._out_of_time():
                 self._speed(contender)
-        for look in self._looks:
-            still_open = self._open(begun)
-            plans = {one.key: one.plan for one in still_open}
-            if not plans:
+                if self._may_be_faster(contender):
+                    self._run_tests(target, contender)
+                    is_open = self._verdict(contender) is Verdict.UNDECIDED
+            wanted -= self._verdict(contender) is not Verdict.REFUTED
+        return begun
+
+    def _run_tests(self, target: str, contender: Contender) -> None:
+        """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked."""
+        tests = self._tests(target)
+        if contender.key not in [key for key, _ in tests]:
+            self._plan_first(target, contender)
+        self._train_test(contender)
+        last = self._last_test(contender)
+        if last is None or self._asked is None or self._verdict(contender) is not Verdict.UNDECIDED:
+            return
+        end = last.first + last.n_pairs
+        if len(self._pairs(contender)) == last.n_pairs and self._asked >= end + 2:
+            self._keep_test(target, contender.key, further_test(end, self._asked - end, self._n_further(target)))
+            self._train_test(contender)
+
+    def _plan_first(self, target: str, contender: Contender) -> None:
+        """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on."""
+        section = self._file.confirm
+        n_pairs = section.seeds_min if self._asked is None else self._asked
+        if self._asked is None and section.seeds_max > section.seeds_min:
+            pilots = PlannedTest(0, ((min(_N_PILOTS, section.seeds_min), 0.25),))
+            self._train_pairs(contender, pilots)
+            pairs = self._stored_pairs(contender.key, pilots)
+            higher = self._experimenter.higher_is_better
+            bounds = decide(pairs, 0.0, higher_is_better=higher, resolution=self._resolution).bounds
+            n_pairs = section.seeds_max
+            if bounds.n_pairs >= 2:
+                n_pairs = planned_pairs(
+                    bounds.spread, contender.allowed_drop, at_least=section.seeds_min, at_most=section.seeds_max
+                )
+            seconds = self._seconds_per_pair(contender.key)
+            if self._deadline is not None and seconds > 0.0:
+                left = _SHARE_OF_TIME * (self._deadline - time.monotonic()) / seconds
+                n_pairs = max(min(n_pairs, len(pairs) + int(left)), len(pairs), 2)
+            self._tell_plan(target, contender, n_pairs, len(pairs), bounds.spread)
+        tests = self._tests(target)
+        is_first_choice = all(self._is_confirmed_at_once(target, key, contender.allowed_drop) for key, _ in tests)
+        test = first_test(n_pairs) if is_first_choice else further_test(0, n_pairs, self._n_further(target))
+        self._keep_test(target, contender.key, test)
+
+    def _is_confirmed_at_once(self, target: str, key: str, allowed_drop: float) -> bool:
+        """Return whether the first and only test of a plan confirmed it: then the next is tested at the full level."""
+        tests = [test for one, test in self._tests(target) if one == key]
+        pairs = self._stored_pairs(key, tests[0])
+        return len(tests) == 1 and self._judged(tests[0], pairs, allowed_drop).verdict is Verdict.CONFIRMED
+
+    def _tell_plan(self, target: str, contender: Contender, n_pairs: int, done: int, spread: float) -> None:
+        if self._on_note is None:
+            return
+        seconds = max(n_pairs - done, 0) * self._seconds_per_pair(contender.key)
+        takes = f", about {format_duration(seconds)}" if math.isfinite(seconds) else ""
+        smallest = decidable_drop(spread, n_pairs) if math.isfinite(spread) else math.inf
+        self._on_note(
+            f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that can decide "
+            f"allowed drops from {smallest:.2g} ({contender.allowed_drop:g} is asked)"
+        )
+
+    def _train_test(self, contender: Contender) -> None:
+        """Train the pairs of a contender's last test up to each look, and stop at the first that decides."""
+        test = self._last_test(contender)
+        if test is None:
+            return
+        for n_pairs, _ in test.looks:
+            self._train_pairs(contender, replace(test, looks=((n_pairs, 0.25),)))
+            if self._verdict(contender) is not Verdict.UNDECIDED:
                 return
-            plans = {self._baseline_key: self._baseline, **plans}
-            seeds = confirmation_seeds(self._file.study.seed, look)
-            missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
-            planned = self._runs_ended + len(missing)
-            for seed, key in missing:
-                if self._out_of_time():
-                    return
-                self._tell(planned)
-                if not self._diverged(key):
-                    self._train(plans[key], seed)
-                self._runs_ended += 1
+        n_trained = len(self._pairs(contender))
+        if 2 <= n_trained < test.n_pairs and self._out_of_time():
+            # The clock ended it, not the data: it is judged where it stands.
+            error = test.looks[-1][1]
+            looks = [look for look in test.looks if look[0] < n_trained]
+            self._keep_test(contender.target, contender.key, replace(test, looks=(*looks, (n_trained, error))))
+
+    def _train_pairs(self, contender: Contender, test: PlannedTest) -> None:
+        """Train what is missing of a test's pairs: O0 and the contender, seed by seed."""
+        plans = {self._baseline_key: self._baseline, contender.key: contender.plan}
+        seeds = self._seeds(test)
+        missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
+        planned = self._runs_ended + len(missing)
+        for seed, key in missing:
+            if self._out_of_time() or self._diverged(contender.key, seeds):
+                return
             self._tell(planned)
+            self._train(plans[key], seed)
+            self._runs_ended += 1
+        self._tell(planned)
 
-    def _open(self, begun: Mapping[str, list[Contender]]) -> list[Contender]:
-        """Return who still needs seeds; a slower contender than a confirmed one does not."""
-        still_open = []
-        for pool in begun.values():
-            for contender in pool:
-                verdict = self._decision(contender).verdict
-                if verdict is Verdict.CONFIRMED:
-                    break
-                if verdict is Verdict.UNDECIDED:
-                    still_open.append(contender)
-        return still_open
+    def _may_be_faster(self, contender: Contender) -> bool:
+        """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
+        return self._counts_steps or self._time_ratio(contender).low > 1.0
 
-    def _records(self, begun: Mapping[str, list[Contender]]) -> list[CandidateRecord]:
-        return [self._record(one) for pool in begun.values() for one in pool]
+    def _verdict(self, contender: Contender) -> Verdict:
+        return verdict_of(self._decision(contender), self._time_ratio(contender))
 
     def _record(self, contender: Contender) -> CandidateRecord:
-        decision = self._decision(contender)
-        speed = self._stored_speed(contender.key)
+        quality, ratio = self._decision(contender), self._time_ratio(contender)
         trial = contender.trial
-        if speed is None:
-            speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
-        faster, slowest, fastest = 1.0 / speed.ratio, 1.0 / speed.high, 1.0 / speed.low
-        verdict = verdict_sentence(
-            decision,
+        sentence = verdict_sentence(
+            quality,
+            ratio,
             self._experimenter.metric_name,
+            per="to the target" if self._counts_steps else "per step",
             seconds_per_pair=self._seconds_per_pair(contender.key),
             command=self._command,
         )
-        sentence = f"{verdict} {_speed_sentence(faster, slowest, fastest)}"
         return CandidateRecord(
             label=f"trial {trial.number}",
             trial_number=trial.number,
             target=contender.target,
             summary=contender.plan.summary(),
             config=contender.config.to_dict(),
-            speedup=faster,
-            speedup_low=slowest,
-            speedup_high=fastest,
-            drop=decision.bounds.mean,
-            drop_bound=decision.bounds.upper,
+            speedup=ratio.ratio,
+            speedup_low=ratio.low,
+            speedup_high=ratio.high,
+            drop=quality.bounds.mean,
+            drop_bound=quality.bounds.upper,
             allowed_drop=contender.allowed_drop,
-            n_seeds=decision.bounds.n_pairs,
-            verdict=decision.verdict,
-            sentence=f"{sentence}{self._before(contender)}.",
-            metrics=tuple(self._pairs(contender.key)),
+            n_seeds=quality.bounds.n_pairs,
+            verdict=verdict_of(quality, ratio),
+            sentence=f"{sentence}{self._before(contender)}",
+            metrics=tuple(self._pairs(contender)),
         )
 
     def _before(self, contender: Contender) -> str:
         """Say what a run of this contender begins with, where that is more than initial weights."""
         if not needs_warm_up(contender.plan):
             return ""
-        return f", after a warm-up of {self._file.warm_up_steps} micro-batches of O0"
+        return f" It begins with a warm-up of {self._file.warm_up_steps} micro-batches of O0."
 
     def _decision(self, contender: Contender) -> Decision:
-        """Judge at the last planned look that is complete, or at what there is when the first is not."""
-        pairs = self._pairs(contender.key)
-        reached = [look for look in self._looks if look <= len(pairs)]
-        diverged = any(not math.isfinite(candidate) for _, candidate in pairs)
-        at = pairs if diverged or not reached or self._out_of_time() else pairs[: reached[-1]]
-        return decide(
-            at,
-            contender.allowed_drop,
-            higher_is_better=self._experimenter.higher_is_better,
-            n_looks=len(self._looks),
-            resolution=self._resolution,
-        )
+        test = self._last_test(contender)
+        pairs = self._pairs(contender)
+        if test is None:
+            test = first_test(self._asked or self._file.confirm.seeds_min)
+        return self._judged(test, pairs, contender.allowed_drop)
 
-    def _pairs(self, key: str) -> list[tuple[float, float]]:
+    def _judged(self, test: PlannedTest, pairs: Sequence[tuple[float, float]], allowed_drop: float) -> Decision:
+        higher = self._experimenter.higher_is_better
+        return judge_test(test, pairs, allowed_drop, higher_is_better=higher, resolution=self._resolution)
+
+    def _time_ratio(self, contender: Contender) -> TimeRatio:
+        """Return how much faster the contender is, of the study's objective."""
+        speed = self._stored_speed(contender.key)
+        trial = contender.trial
+        if speed is None:
+            speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
+        if not all(math.isfinite(one) and one > 0.0 for one in (speed.ratio, speed.low, speed.high)):
+            return TimeRatio(1.0 / speed.ratio if speed.ratio > 0.0 else math.nan, 0.0, math.inf, None)
+        measured = (speed.ratio, speed.low, speed.high)
+        if not self._counts_steps:
+            return time_ratio((), measured)
+        times = self._times(contender)
+        if times:
+            return time_ratio(times, measured, warm_up=trial.warm_up_steps)
+        # Not tested: all that is known is the search's one run, and how exactly its steps were timed.
+        steps = trial.steps_to_target
+        ratio, high, low = (contender.baseline_steps / (trial.warm_up_steps + one * steps) for one in measured)
+        return TimeRatio(ratio, low, high, None)
+
+    def _times(self, contender: Contender) -> list[tuple[float, float]]:
+        """Return the steps to the target of O0 and of the contender, pair by pair; censored at the run's length."""
+        test = self._last_test(contender)
+        if test is None:
+            return []
+        higher = self._experimenter.higher_is_better
+        sign = 1.0 if higher else -1.0
+        times = []
+        for seed in self._seeds(test):
+            runs = [self._stored(key, seed) for key in (self._baseline_key, contender.key)]
+            if any(run is None or not math.isfinite(_metric(run)) for run in runs):
+                continue
+            goal = _metric(runs[0]) - sign * contender.allowed_drop  # type: ignore[arg-type]  # neither is None
+            steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in runs if run is not None]
+            times.append((min(steps[0], float(self._steps)), min(steps[1], float(self._steps))))
+        return times
+
+    def _seeds(self, test: PlannedTest) -> Sequence[int]:
+        return confirmation_seeds(self._file.study.seed, test.first + test.n_pairs)[test.first :]
+
+    def _pairs(self, contender: Contender) -> list[tuple[float, float]]:
+        """Return the pairs of the contender's last test that are trained, up to the first that is missing."""
+        test = self._last_test(contender)
+        return [] if test is None else self._stored_pairs(contender.key, test)
+
+    def _stored_pairs(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
         pairs = []
-        for seed in confirmation_seeds(self._file.study.seed, self._looks[-1]):
+        for seed in self._seeds(test):
             baseline, candidate = self._stored(self._baseline_key, seed), self._stored(key, seed)
-            if baseline is not None and candidate is not None:
-                pairs.append((_metric(baseline), _metric(candidate)))
+            if baseline is None or candidate is None:
+                break
+            pairs.append((_metric(baseline), _metric(candidate)))
         return pairs
 
-    def _diverged(self, key: str) -> bool:
-        return key != self._baseline_key and any(not math.isfinite(candidate) for _, candidate in self._pairs(key))
+    def _diverged(self, key: str, seeds: Sequence[int]) -> bool:
+        runs = (self._stored(key, seed) for seed in seeds)
+        return any(run is not None and not math.isfinite(_metric(run)) for run in runs)
 
     def _train(self, plan: Plan, seed: int) -> None:
         try:
@@ -277,7 +408,7 @@ class Confirmation:
                 plan.level,
                 seed=seed,
                 steps=self._steps,
-                evaluate_every=self._steps,
+                evaluate_every=self._evaluate_every,
                 on_step=self._on_step,
             )
             # What one more seed would take, which needs a warm-up of its own.
@@ -304,7 +435,31 @@ class Confirmation:
         )
         self._keep(f"confirm_speed:{contender.key}", plain(asdict(measured)))
 
-    def _keep(self, name: str, value: dict[str, Any]) -> None:
+    def _tests(self, target: str) -> list[tuple[str, PlannedTest]]:
+        """Return the planned tests of an export with the key of the plan each is about, in the order of planning."""
+        stored = self._known.get(f"confirm_tests:{target}", [])
+        return [
+            (one["key"], PlannedTest(one["first"], tuple((n_pairs, error) for n_pairs, error in one["looks"])))
+            for one in stored
+        ]
+
+    def _last_test(self, contender: Contender) -> PlannedTest | None:
+        mine = [test for key, test in self._tests(contender.target) if key == contender.key]
+        return mine[-1] if mine else None
+
+    def _n_further(self, target: str) -> int:
+        """Return how many tests of an export have drawn on the error that is kept for what was not planned."""
+        return sum(test.looks[-1][1] < FINAL_ERROR for _, test in self._tests(target))
+
+    def _keep_test(self, target: str, key: str, test: PlannedTest) -> None:
+        """Store a test; one of the same plan that begins with the same pair is replaced."""
+        tests = self._tests(target)
+        at = next((i for i, (one, old) in enumerate(tests) if one == key and old.first == test.first), len(tests))
+        tests[at : at + 1] = [(key, test)]
+        stored = [{"key": one, "first": old.first, "looks": [list(look) for look in old.looks]} for one, old in tests]
+        self._keep(f"confirm_tests:{target}", stored)
+
+    def _keep(self, name: str, value: Any) -> None:
         self._study.set_user_attr(name, value)
         self._known[name] = value
 
@@ -317,17 +472,16 @@ class Confirmation:
         return None if stored is None else read_speed(stored)
 
     def _run_name(self, key: str, seed: int) -> str:
-        return f"confirm:{key}:{seed}:{self._steps}"
+        # Version 0.6 evaluated at the end alone, which says nothing of the time to the target.
+        evaluated = f":{self._evaluate_every}" if self._evaluate_every < self._steps else ""
+        return f"confirm:{key}:{seed}:{self._steps}{evaluated}"
 
     def _seconds_per_pair(self, key: str) -> float:
         seconds = []
         for plan in (self._baseline_key, key):
-            runs = [
-                stored.seconds
-                for seed in confirmation_seeds(self._file.study.seed, self._looks[-1])
-                if (stored := self._stored(plan, seed)) is not None
-            ]
-            seconds.append(sum(runs) / len(runs) if runs else math.nan)
+            runs = (self._stored(plan, seed) for seed in confirmation_seeds(self._file.study.seed, _N_PILOTS))
+            known = [run.seconds for run in runs if run is not None]
+            seconds.append(sum(known) / len(known) if known else math.nan)
         return sum(seconds)
 
     def _out_of_time(self) -> bool:
@@ -340,12 +494,3 @@ class Confirmation:
 
 def _metric(trained: Trained) -> float:
     return math.nan if trained.diverged else trained.metric
-
-
-def _speed_sentence(speedup: float, slowest: float, fastest: float) -> str:
-    """Say how fast a step is; an interval that holds 1 claims nothing."""
-    interval = f"95 % interval of the speed-up {slowest:.2f} to {fastest:.2f}"
-    if slowest <= 1.0 <= fastest:
-        return f"A step is not clearly faster or slower than O0's: {speedup:.2f} x ({interval})"
-    word = "faster" if speedup >= 1.0 else "slower"
-    return f"It is {max(speedup, 1.0 / speedup):.2f} times {word} per step than O0 ({interval})"

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.tuning.objective import baseline_trial
 from workbench.tuning.per_trial_sampler import PerTrialSampler
-from workbench.tuning.stored_records import FINISHED, counted_trials
+from workbench.tuning.stored_records import FINISHED, allowed_drop_of, counted_trials
 from workbench.tuning.study_file import StudyFile
 
 __all__ = ["SearchEnd", "device_hours", "dominated_area", "trials_without_gain"]
@@ -116,7 +116,7 @@ def trials_without_gain(study: optuna.Study) -> int:
                 quality = -values[0]
             elif baseline is not None and baseline.values:
                 # O0 lies at the corner in step time; in the metric the allowed drop lies beyond it.
-                drop = float(max(study.user_attrs.get("allowed_drops", {"": 0.0}).values()))
+                drop = allowed_drop_of(study.user_attrs)
                 points.append((values[0] - signs[0] * baseline.values[0] - drop, values[1] - baseline.values[1]))
                 quality = dominated_area(points)
         if quality > best:

@@ -99,6 +99,7 @@ def join_study(
         study = kept.open_study(database, file, experimenter)
         if "allowed_drops" not in study.user_attrs:
             study.set_user_attr("allowed_drops", allowed)
+            study.set_user_attr("target", file.allowed_drop.target)
         n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
         watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
         warm_ups = WarmUps(file, directory, experimenter, watch.step)

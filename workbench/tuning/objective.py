@@ -1,8 +1,9 @@
 """What one trial does: draw a configuration, measure its speed, train it, score it against O0.
 
-Scoring is arithmetic on a finished measurement (`score`), so an equal plan met again is scored from what is stored,
-at its own level's allowed drop, without training. Everything a later stage needs goes into the trial's user
-attributes as it becomes known; a trial that is interrupted finds there what it has already measured.
+Scoring is arithmetic on a finished measurement (`score`) at one allowed drop, the target's, so that all values of a
+study compare. An equal plan met again is scored from what is stored, without training. Everything a later stage needs
+goes into the trial's user attributes as it becomes known; a trial that is interrupted finds there what it has already
+measured.
 
 Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
 step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself.
@@ -219,7 +220,7 @@ class Objective:
         file: The study.
         study: The Optuna study.
         experimenter: Who trains.
-        allowed_drops: Allowed drop per export.
+        allowed_drop: Drop that the study's target allows, the same for all trials.
         warm_ups: Weight snapshots for plans that need them.
         on_step: Told while a trial trains.
     """
@@ -229,7 +230,7 @@ class Objective:
         file: StudyFile,
         study: optuna.Study,
         experimenter: Experimenter,
-        allowed_drops: dict[str, float],
+        allowed_drop: float,
         warm_ups: WarmUps,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
@@ -237,7 +238,7 @@ class Objective:
         self._hand = TrialInHand(study)
         self._study = self._hand.study
         self._experimenter = experimenter
-        self._allowed = {"O0": allowed_drops["o1"], "O1": allowed_drops["o1"], "O2": allowed_drops["o2"]}
+        self._allowed = allowed_drop
         self._base = file.base_config()
         self._plans = file.plans
         self._dimensions = file.dimensions
@@ -274,13 +275,13 @@ class Objective:
         trial.set_user_attr("parameters", plain(dict(suggestion.parameters)))
         trial.set_user_attr("summary", plan.summary())
         trial.set_user_attr("plan_key", plan.key())
-        trial.set_user_attr("allowed_drop", self._allowed[suggestion.level])
+        trial.set_user_attr("allowed_drop", self._allowed)
         self._hand.write()
         if is_baseline:
             return self._run_baseline(trial, plan)
         twin = self._equal_plan(plan.key(), trial.number)
         if twin is not None:
-            return self._repeat(trial, twin, suggestion.level)
+            return self._repeat(trial, twin)
         try:
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
         except WarmUpError as error:
@@ -307,7 +308,7 @@ class Objective:
         if self._file.study.objective != "pareto":
             for step, _ in trained.curve:
                 self._report(trial, step, 0.0)
-        return self._finish(trial, trained, speed, self._baseline_of(trained), plan.level)
+        return self._finish(trial, trained, speed, self._baseline_of(trained))
 
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         baseline = self._stored_baseline()
@@ -341,13 +342,13 @@ class Objective:
         trial.set_user_attr("trained", plain(asdict(trained)))
         if pruned:
             last = trained.curve[-1]
-            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, plan.level, warm_up.steps))
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up.steps))
             trial.set_user_attr("message", f"pruned after {last[0]} steps: worse than the median at equal time")
             raise optuna.TrialPruned
-        return self._finish(trial, trained, speed, baseline, plan.level, warm_up.steps)
+        return self._finish(trial, trained, speed, baseline, warm_up.steps)
 
-    def _repeat(self, trial: optuna.Trial, twin: FrozenTrial, level: str) -> tuple[float, ...]:
-        """Score an equal plan from what is stored; its level may allow another drop."""
+    def _repeat(self, trial: optuna.Trial, twin: FrozenTrial) -> tuple[float, ...]:
+        """Score an equal plan from what is stored, for the sampler to learn from; nobody else counts it as a trial."""
         trained, speed = read_trained(twin.user_attrs["trained"]), read_speed(twin.user_attrs["speed"])
         trial.set_user_attr("trained", twin.user_attrs["trained"])
         trial.set_user_attr("speed", twin.user_attrs["speed"])
@@ -362,9 +363,9 @@ class Objective:
             for step, deficit in twin.intermediate_values.items():
                 self._report(trial, step, deficit)
             last = trained.curve[-1]
-            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, level, warm_up_steps))
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up_steps))
             raise optuna.TrialPruned
-        return self._finish(trial, trained, speed, baseline, level, warm_up_steps)
+        return self._finish(trial, trained, speed, baseline, warm_up_steps)
 
     def _finish(
         self,
@@ -372,10 +373,9 @@ class Objective:
         trained: Trained,
         speed: SpeedMeasured,
         baseline: Baseline,
-        level: str,
         warm_up_steps: int = 0,
     ) -> tuple[float, ...]:
-        scored = score(trained, speed, baseline, self._allowed[level], self._file.study.objective, warm_up_steps)
+        scored = score(trained, speed, baseline, self._allowed, self._file.study.objective, warm_up_steps)
         trial.set_user_attr("score", plain({**asdict(scored), "feasible": scored.feasible}))
         if trained.message and "repeats" not in trial.user_attrs:
             trial.set_user_attr("message", trained.message)
@@ -418,11 +418,11 @@ class Objective:
             trial.set_constraint("metric_deficit", value)
 
     def _pruned_constraint(
-        self, baseline: Baseline, last: tuple[int, float], ratio: float, level: str, warm_up_steps: int
+        self, baseline: Baseline, last: tuple[int, float], ratio: float, warm_up_steps: int
     ) -> float:
         deficit = deficit_at_equal_time(baseline, last[0], last[1], ratio, warm_up_steps)
         limit = _PENALTY * (abs(baseline.metric) + 1.0)
-        return min((limit if deficit is None else deficit) - self._allowed[level], limit)
+        return min((limit if deficit is None else deficit) - self._allowed, limit)
 
     def _stored_baseline(self) -> Baseline:
         trial = baseline_trial(self._study)

@@ -30,8 +30,9 @@ class TuneProgress:
         done: Units of the phase that are done (trials, runs); a running one counts by its share.
         total: Units of the phase as far as known.
         eta_seconds: Time the rest of this command will probably take, its time limit at most; NaN while unknown.
-        best: The best so far in a few words; empty while there is none.
+        best: The trial that leads the search, in a few words; empty while none beats O0 within the allowed drop.
         trials: Trials that have ended, whichever way; when it changes, there is something new to read.
+        note: The last thing a reader should know of what comes, a sentence; empty while there is none.
     """
 
     phase: str
@@ -40,6 +41,7 @@ class TuneProgress:
     eta_seconds: float
     best: str
     trials: int = 0
+    note: str = ""
 
 
 class StudyWatch:
@@ -75,6 +77,7 @@ class StudyWatch:
         self._trial_seconds = math.nan
         self._best = ""
         self._ended = 0
+        self._note = ""
         self._records: dict[int, TrialRecord] = {}  # of trials that have ended
         self._attributes: dict[str, Any] = {}  # the study's, which stand once it has begun
         self._notes = Notes(study, file)
@@ -110,6 +113,11 @@ class StudyWatch:
         self._later_runs = 0.0
         self._tell()
 
+    def note(self, sentence: str) -> None:
+        """Pass a sentence on."""
+        self._note = sentence
+        self._tell()
+
     def done(self) -> None:
         """End the last phase."""
         self._done, self._share = self._total, 0.0
@@ -124,13 +132,12 @@ class StudyWatch:
             return
         trials = self._study.get_trials(deepcopy=False)  # once: each look asks the database
         attributes = self._attributes = self._attributes or self._study.user_attrs
-        records = records_of(trials, higher_is_better=bool(attributes["higher_is_better"]), known=self._records)
+        records = records_of(trials, attributes, known=self._records)
         complete = [one for one in trials if one.state == TrialState.COMPLETE]
         baseline = next((one.number for one in complete if one.user_attrs.get("baseline")), None)
         if baseline is not None:  # what has ended is not read again
             self._records = {one.number: one for one in records if one.state in {"complete", "pruned", "failed"}}
-        repeats = {trial.number for trial in trials if "repeats" in trial.user_attrs}
-        finished = [one for one in records if one.state in {"complete", "pruned"} and one.number not in repeats]
+        finished = [one for one in records if one.state in {"complete", "pruned"}]
         self._ended = sum(record.state in {"complete", "pruned", "failed"} for record in records)
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
@@ -138,9 +145,9 @@ class StudyWatch:
         self._best = "" if baseline is None else self._best_of(records, baseline, attributes)
 
     def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
-        """Say who leads the export with the smaller allowed drop, or else the other."""
+        """Say which trial leads the search, for the export it aims at or else another."""
         reference = next(one for one in records if one.number == baseline)
-        for target in TARGETS:
+        for target in sorted(TARGETS, key=lambda one: one != self._file.allowed_drop.target):
             ranked = competing_trials(
                 records,
                 reference,
@@ -152,7 +159,7 @@ class StudyWatch:
             )
             best = next(ranked, None)
             if best is not None:
-                return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f}x per step, {best.summary}"
+                return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f} x per step, {best.summary}"
         return ""
 
     def _tell(self) -> None:
@@ -163,4 +170,4 @@ class StudyWatch:
         eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
         if math.isfinite(eta):
             eta = min(eta, max(self._deadline - time.monotonic(), 0.0))
-        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended))
+        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended, self._note))

@@ -108,7 +108,9 @@ class Search:
         self._stale = kept.StaleTrials(database, study)
         self._heart: kept.Heart | None = None
         self.finished_here = 0
-        self._objective = Objective(file, study, experimenter, allowed, warm_ups, on_step=self._step)
+        self._objective = Objective(
+            file, study, experimenter, allowed[file.allowed_drop.target], warm_ups, on_step=self._step
+        )
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,

@@ -1,7 +1,9 @@
 """Which trials compete for an export, and which candidate is taken.
 
-An export is for a boost level. A trial competes for it when its configuration means the same plan at that level (on
-one device O1 and O2 often do), its metric stayed within the drop that this export allows, and it beats O0.
+An export is for a boost level and an allowed drop: a question asked of all trials. A trial competes for it when its
+plan can be had at that level (AdaSum needs O2), its metric stayed within the drop, and it beats O0; its time to the
+target is counted anew for each export. Which candidate is taken is decided by `select` and by nothing else: terminal,
+panel, report and files show what it returns.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.config import BoostConfig, ConfigError
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.tuning.objective import steps_to_target
 from workbench.tuning.plans import StudyPlans
 
-__all__ = ["TARGETS", "aimed_at", "choose", "competing_trials", "cost", "with_policy"]
+__all__ = ["TARGETS", "aimed_at", "competing_trials", "nothing_found", "select", "with_policy"]
 
 TARGETS = {"o1": "O1", "o2": "O2"}
 """Export -> boost level at which it is loaded."""
@@ -65,11 +67,11 @@ def competing_trials(
         price = price_of(trial)
         if price < limit:
             cheaper.append((price, trial.number, trial))
-    seen = {_key(baseline, baseline.level, plans)}
+    seen = {_plan(baseline, plans).key}
     for _, _, trial in sorted(cheaper, key=lambda one: one[:2]):
-        key = _key(trial, trial.level, plans)
-        if key not in seen and key == _key(trial, TARGETS[target], plans):
-            seen.add(key)
+        plan = _plan(trial, plans)
+        if plan.key not in seen and (TARGETS[target] == "O2" or not plan.adasum):
+            seen.add(plan.key)
             yield aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
 
 
@@ -87,18 +89,6 @@ def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, 
     return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
 
 
-def cost(trial: TrialRecord, objective: str, relative_step_time: float | None = None) -> float:
-    """Return what a trial costs, in O0 steps (time_to_target, its warm-up included) or O0 step times; inf when unknown.
-
-    Args:
-        trial: The trial.
-        objective: What the study minimises.
-        relative_step_time: A newer measurement than the trial's own.
-    """
-    ratio = trial.relative_step_time if relative_step_time is None else relative_step_time
-    return _price(trial, objective, ratio, trial.steps_to_target)
-
-
 def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
     return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
 
@@ -108,27 +98,93 @@ def _price(trial: TrialRecord, objective: str, ratio: float, steps: float) -> fl
     return math.inf if math.isnan(value) else value
 
 
-def choose(
-    candidates: Sequence[CandidateRecord],
-    costs: Mapping[int, float],
-    *,
-    limit: float = math.inf,
-    require_confirmed: bool = False,
-) -> CandidateRecord | None:
-    """Return the best candidate that is not refuted and still beats O0.
+def select(
+    target: str, candidates: Sequence[CandidateRecord], *, nothing: str = "", require_confirmed: bool = False
+) -> Choice:
+    """Choose what an export takes.
+
+    A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. Where
+    none is confirmed, the first in the search's order is taken whose verdict is open, whose interval of the speed-up
+    lies above 1 and whose mean drop, where one is known, is allowed. Else it is O0.
 
     Args:
-        candidates: Judged candidates of one export.
-        costs: Trial number -> cost by the newest measurement; candidates without an entry come last.
-        limit: O0's cost; what does not lie below it is not taken.
-        require_confirmed: Accept confirmed candidates only.
+        target: ``"o1"`` or ``"o2"``.
+        candidates: Judged candidates in the search's order; those for other exports are passed over.
+        nothing: What the search came to, for the case that it is O0 (`nothing_found`).
+        require_confirmed: Take confirmed candidates only.
 
     Returns:
-        The candidate; None when none is left and O0 has to be exported.
+        The candidate, or None for O0, with the sentence that says so and why not the others.
     """
-    accepted = {Verdict.CONFIRMED} if require_confirmed else {Verdict.CONFIRMED, Verdict.UNDECIDED}
-    left = [one for one in candidates if one.verdict in accepted and not costs.get(one.trial_number, -1.0) >= limit]
-    return min(left, key=lambda one: (costs.get(one.trial_number, math.inf), one.trial_number), default=None)
+    mine = [one for one in candidates if one.target == target]
+    confirmed = [one for one in mine if one.verdict is Verdict.CONFIRMED]
+    taken = max(confirmed, key=lambda one: one.speedup, default=None)
+    if taken is None and not require_confirmed:
+        taken = next((one for one in mine if _is_promising(one)), None)
+    others = tuple(_why_not(one, taken) for one in mine if one is not taken)
+    if taken is not None:
+        return Choice(target, taken, f"{taken.label} ({taken.summary}). {taken.sentence}", others)
+    if not mine:
+        told = nothing or "no candidate was found"
+    elif require_confirmed and any(_is_promising(one) for one in mine):
+        told = f"none of the {len(mine)} candidates is confirmed, and only that is accepted"
+    elif all(one.verdict is Verdict.REFUTED for one in mine):
+        told = "the only candidate was refuted" if len(mine) == 1 else f"all {len(mine)} candidates were refuted"
+    else:
+        told = "no candidate is clearly faster than O0 without losing more than is allowed"
+    return Choice(target, None, f"O0 is exported: {told}.", others)
+
+
+def _is_promising(candidate: CandidateRecord) -> bool:
+    is_allowed = math.isnan(candidate.drop) or candidate.drop <= candidate.allowed_drop
+    return candidate.verdict is Verdict.UNDECIDED and candidate.speedup_low > 1.0 and is_allowed
+
+
+def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
+    name = f"Not {candidate.label} ({candidate.summary})"
+    if taken is not None and candidate.verdict is Verdict.CONFIRMED:
+        return f"{name}: confirmed, too, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
+    return f"{name}. {candidate.sentence}"
+
+
+def nothing_found(
+    trials: Sequence[TrialRecord], allowed_drop: float, metric_name: str, *, objective: str = "time_to_target"
+) -> str:
+    """Say what a search without any candidate tried, what came nearest and what would help.
+
+    Args:
+        trials: All trials of the study, O0 among them.
+        allowed_drop: Drop the export allows, in the metric's unit.
+        metric_name: Name of the metric.
+        objective: What the study minimises.
+
+    Returns:
+        A sentence without its full stop.
+    """
+    tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
+    if not tried:
+        return "no plan beside O0 has been tried"
+    count = f"{len(tried)} plans were tried" if len(tried) > 1 else "one plan was tried"
+    told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
+    known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
+    within = [one for one in known if one.metric_deficit <= allowed_drop]
+    beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
+    if within:
+        best = min(within, key=lambda one: one.relative_step_time)
+        late = " but later at the target" if objective == "time_to_target" and best.relative_step_time < 1.0 else ""
+        told.append(
+            f"of {len(within)} within the drop the fastest per step, trial {best.number} ({best.summary}), is "
+            f"{1.0 / best.relative_step_time:.2f} x O0{late}"
+        )
+    if beyond:
+        near = min(beyond, key=lambda one: one.metric_deficit)
+        told.append(
+            f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
+            f"per step and drops {near.metric_deficit:.4g}: a larger allowed drop or a longer training may admit it"
+        )
+    else:
+        told.append("what is searched does not speed up this network: another space or another method would be needed")
+    return "; ".join(told)
 
 
 def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched: Sequence[str]) -> BoostConfig:
@@ -148,13 +204,20 @@ def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched:
     return config.with_values({path: value for path, value in values.items() if path not in searched})
 
 
-def _key(trial: TrialRecord, level: str, plans: StudyPlans) -> str:
-    return _key_of(json.dumps(trial.config), level, plans)
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    key: str
+    adasum: bool = False
+
+
+def _plan(trial: TrialRecord, plans: StudyPlans) -> _Resolved:
+    return _resolved(json.dumps(trial.config), trial.level, plans)
 
 
 @functools.lru_cache(maxsize=4096)  # a search ranks its trials after each of them
-def _key_of(config: str, level: str, plans: StudyPlans) -> str:
+def _resolved(config: str, level: str, plans: StudyPlans) -> _Resolved:
     try:
-        return plans.resolve(BoostConfig.from_dict(json.loads(config)), level).key()
+        plan = plans.resolve(BoostConfig.from_dict(json.loads(config)), level)
     except ConfigError as error:
-        return f"refused: {error}"
+        return _Resolved(f"refused: {error}")
+    return _Resolved(plan.key(), plan.adasum)

@@ -1,4 +1,8 @@
-"""Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them."""
+"""Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
+
+Trials are scored anew from their measurements, at the drop that the study's target allows: records of one study always
+compare, whatever a trial was scored at when it ran. The repeat of an equal plan is no trial and has no record.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.records import CandidateRecord, TrialRecord, Verdict
-from workbench.tuning.errors import StudyFailedError
-from workbench.tuning.objective import baseline_trial, metric_deficit, plain, read_speed, read_trained
+from workbench.tuning.errors import StudyChangedError, StudyFailedError
+from workbench.tuning.objective import Baseline, baseline_trial, metric_deficit, plain, read_speed, read_trained, score
 
 __all__ = [
     "FINISHED",
+    "allowed_drop_of",
     "baseline_record",
     "candidates_of",
     "counted_among",
     "counted_trials",
     "keep_candidates",
     "records_of",
+    "refuse_other_targets",
     "trials_of",
 ]
 
@@ -48,6 +54,32 @@ def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state in begun and "repeats" not in trial.user_attrs]
 
 
+def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
+    """Return the drop that a study's target allows, from the study's attributes; NaN before it has begun."""
+    return float(attributes.get("allowed_drops", {}).get(attributes.get("target", "o1"), math.nan))
+
+
+def refuse_other_targets(study: optuna.Study) -> None:
+    """Refuse to go on where finished trials were scored at another drop than the target's.
+
+    Version 0.6 scored O2's trials at a drop of their own; a sampler that compares the two would be misled.
+
+    Raises:
+        StudyChangedError: When there is such a trial.
+    """
+    target = allowed_drop_of(study.user_attrs)
+    finished = study.get_trials(deepcopy=False, states=FINISHED)
+    scored = {trial.number: trial.user_attrs.get("allowed_drop", target) for trial in finished}
+    other = [number for number, drop in scored.items() if drop != target]
+    if other:
+        numbers = ", ".join(map(str, other[:5])) + (", ..." if len(other) > 5 else "")
+        raise StudyChangedError(
+            f"{len(other)} trials of this study ({numbers}) were scored at another allowed drop than its target's "
+            f"({target:g}), as version 0.6 did for level O2, and cannot be searched together; start over with --fresh, "
+            "which archives them, or take what there is with `workbench export`"
+        )
+
+
 def trials_of(study: optuna.Study) -> list[TrialRecord]:
     """Rebuild the record of every trial from storage alone.
 
@@ -57,28 +89,38 @@ def trials_of(study: optuna.Study) -> list[TrialRecord]:
     Returns:
         Records in the order of trial numbers.
     """
-    trials = study.get_trials(deepcopy=False)
-    return records_of(trials, higher_is_better=bool(study.user_attrs.get("higher_is_better", True)))
+    return records_of(study.get_trials(deepcopy=False), study.user_attrs)
 
 
 def records_of(
-    trials: Sequence[FrozenTrial], *, higher_is_better: bool, known: Mapping[int, TrialRecord] | None = None
+    trials: Sequence[FrozenTrial], attributes: Mapping[str, Any], *, known: Mapping[int, TrialRecord] | None = None
 ) -> list[TrialRecord]:
     """Rebuild the records of trials that have been read.
 
     Args:
         trials: All trials of the study, in the order of their numbers.
-        higher_is_better: Direction of the metric.
+        attributes: The study's user attributes.
         known: Records by number that are taken as they are; of trials that have ended since O0 had.
 
     Returns:
         Records in the order of the trials.
     """
     finished = (trial for trial in trials if trial.state == TrialState.COMPLETE)
-    baseline = next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
-    reference = None if baseline is None else read_trained(baseline.user_attrs["trained"]).metric
+    reference = next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
+    baseline = None
+    section = attributes.get("study_file", {}).get("study", {})
+    if reference is not None:
+        trained = read_trained(reference.user_attrs["trained"])
+        higher = bool(attributes.get("higher_is_better", True))
+        budget = section.get("budget_steps", trained.curve[-1][0] if trained.curve else 0)
+        baseline = Baseline(trained.metric, trained.curve, higher, budget)
+    allowed_drop, objective = allowed_drop_of(attributes), str(section.get("objective", "time_to_target"))
     known = known or {}
-    return [known.get(trial.number) or _record(trial, reference, higher_is_better) for trial in trials]
+    return [
+        known.get(trial.number) or _record(trial, baseline, allowed_drop, objective)
+        for trial in trials
+        if "repeats" not in trial.user_attrs
+    ]
 
 
 def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
@@ -113,26 +155,29 @@ def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
     bound = math.inf if stored["drop_bound"] is None else stored["drop_bound"]
     metrics = tuple((math.nan if a is None else a, math.nan if b is None else b) for a, b in stored["metrics"])
     verdict = Verdict(stored["verdict"])
+    if verdict is Verdict.CONFIRMED and not values["speedup_low"] > 1.0:
+        verdict = Verdict.UNDECIDED  # version 0.6 said confirmed of the metric alone
     return CandidateRecord(**{**stored, **values, "drop_bound": bound, "verdict": verdict, "metrics": metrics})
 
 
-def _record(trial: FrozenTrial, reference: float | None, higher_is_better: bool) -> TrialRecord:
+def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, objective: str) -> TrialRecord:
     attributes = trial.user_attrs
     trained = read_trained(attributes["trained"]) if "trained" in attributes else None
     speed = read_speed(attributes["speed"]) if "speed" in attributes else None
-    scored = attributes.get("score") or {}
+    warm_up_steps = int(attributes.get("warm_up_steps", 0))
     complete = trial.state == TrialState.COMPLETE
+    scored = None
+    if complete and baseline is not None and trained is not None and speed is not None:
+        scored = score(trained, speed, baseline, allowed_drop, objective, warm_up_steps)
+    value = float(trial.values[-1]) if complete and trial.values else math.nan
     metric = math.nan
     if trained is not None:
         # A pruned trial's last evaluation is what is known of it.
         metric = trained.curve[-1][1] if math.isnan(trained.metric) and trained.curve else trained.metric
         metric = math.nan if trained.diverged else metric
     deficit = math.nan
-    if reference is not None and not math.isnan(metric):
-        deficit = metric_deficit(reference, metric, higher_is_better=higher_is_better)
-    steps = math.nan
-    if complete and scored:
-        steps = math.inf if scored["steps_to_target"] is None else float(scored["steps_to_target"])
+    if baseline is not None and not math.isnan(metric):
+        deficit = metric_deficit(baseline.metric, metric, higher_is_better=baseline.higher_is_better)
     message = str(attributes.get("message", ""))
     return TrialRecord(
         number=trial.number,
@@ -141,20 +186,20 @@ def _record(trial: FrozenTrial, reference: float | None, higher_is_better: bool)
         parameters=dict(attributes.get("parameters", trial.params)),
         config=dict(attributes.get("config", {})),
         summary=str(attributes.get("summary", "")),
-        value=float(trial.values[-1]) if complete and trial.values else math.nan,
+        value=value if scored is None else scored.values[-1],
         metric=metric,
         metric_deficit=deficit,
-        allowed_drop=float(attributes.get("allowed_drop", math.nan)),
+        allowed_drop=allowed_drop,
         relative_step_time=math.nan if speed is None else speed.ratio,
         relative_low=math.nan if speed is None else speed.low,
         relative_high=math.nan if speed is None else speed.high,
-        steps_to_target=steps,
-        seconds=0.0 if "repeats" in attributes else (_duration(trial) if trial.state in FINISHED else math.nan),
-        feasible=complete and bool(scored.get("feasible", False)),
+        steps_to_target=math.nan if scored is None else scored.steps_to_target,
+        seconds=_duration(trial) if trial.state in FINISHED else math.nan,
+        feasible=scored is not None and scored.feasible,
         curve=() if trained is None else trained.curve,
         run_path="" if trained is None else trained.path,
         message=message,
-        warm_up_steps=int(attributes.get("warm_up_steps", 0)),
+        warm_up_steps=warm_up_steps,
         overflows=0 if trained is None else trained.overflows,
     )
 

@@ -39,7 +39,7 @@ from workbench.tuning.rank_experimenter import LeadingExperimenter, follow
 from workbench.tuning.ray_engine import RayEngine
 from workbench.tuning.searching import Search
 from workbench.tuning.stopping import StoppableExperimenter, end_if_asked
-from workbench.tuning.stored_records import keep_candidates
+from workbench.tuning.stored_records import keep_candidates, refuse_other_targets
 from workbench.tuning.study_file import StudyFile, read_study, study_folder
 from workbench.tuning.warm_start import enqueue_warm_start
 from workbench.tuning.warm_up import WarmUps
@@ -132,6 +132,8 @@ def tune(
             leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, experimenter)
             study.set_user_attr("allowed_drops", allowed)
+            study.set_user_attr("target", file.allowed_drop.target)
+            refuse_other_targets(study)
             study.set_user_attr("n_trials", n_trials)  # for workers that join
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
@@ -175,6 +177,7 @@ def tune(
                 deadline=deadline,
                 on_run=watch.run_finished,
                 on_step=watch.step,
+                on_note=watch.note,
             )
             candidates = confirmation.judge(contenders(study, file, policy))
             keep_candidates(study, candidates)

@@ -88,10 +88,18 @@ class StudySection(_Part):
 
 
 class AllowedDrop(_Part):
-    """``[allowed_drop]``: how much of the metric each export may cost, absolute, in the metric's unit."""
+    """``[allowed_drop]``: how much of the metric each export may cost, absolute, in the metric's unit.
+
+    The search aims at one of them, its *target*; the other is a further question asked of the same trials.
+    """
 
     o1: float | None = Field(None, ge=0)
     o2: float | None = Field(None, ge=0)
+
+    @property
+    def target(self) -> str:
+        """The export whose drop the search aims at: ``"o1"``, unless the file names a drop for o2 alone."""
+        return "o2" if self.o1 is None and self.o2 is not None else "o1"
 
 
 class NamedOptions(BaseModel):
@@ -178,16 +186,16 @@ class ConfirmSection(_Part):
 
     Attributes:
         enabled: Whether to do it; without it candidates stay undecided.
-        seeds_min: Seeds before the first look.
-        seeds_max: Seeds at the last look.
-        candidates: Best candidates per export that are confirmed at once.
+        seeds_min: Fewest seeds of a test. How many it takes is fixed by the standard deviation of its first few pairs.
+        seeds_max: Most seeds of a test.
+        candidates: Candidates per export that are tested, those aside that are refuted.
         steps: Micro-batches per run; None means the trial's budget.
         time_share: Share of ``timeout_seconds`` kept for it, in [0, 1).
     """
 
     enabled: bool = True
-    seeds_min: int = Field(5, ge=2)
-    seeds_max: int = Field(20, ge=2)
+    seeds_min: int = Field(10, ge=2)
+    seeds_max: int = Field(100, ge=2)
     candidates: int = Field(2, ge=1)
     steps: int | None = Field(None, ge=1)
     time_share: float = Field(0.4, ge=0, lt=1)
