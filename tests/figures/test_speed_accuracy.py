@@ -8,7 +8,7 @@ import pytest
 
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 
 ACCURACY = MetricScale("accuracy")
 
@@ -28,14 +28,14 @@ def _candidate(verdict: Verdict, **changed: Any) -> CandidateRecord:
 
 TRIALS = [
     _trial(0, metric=0.9, relative_step_time=1.0),
-    _trial(1, metric=0.89, relative_step_time=0.8, feasible=True, summary="LessBN"),
-    _trial(2, metric=0.80, relative_step_time=0.5),
+    _trial(1, 0.8, metric=0.89, relative_step_time=0.9, feasible=True, summary="LessBN"),
+    _trial(2, 0.5, metric=0.80, relative_step_time=0.5),
     _trial(3, metric=0.2, relative_step_time=1.25, state="pruned"),
     _trial(4, state="failed"),
 ]
 
 
-def test_trials_are_placed_by_speed_and_shown_metric() -> None:
+def test_trials_are_placed_by_the_objective_s_speed_and_shown_metric() -> None:
     numbers = speed_accuracy_numbers(TRIALS, metric=ACCURACY, allowed_drops={"o1": 0.05})
     assert [(p.number, p.speedup, round(p.metric, 9), p.kind) for p in numbers.trials] == [
         (1, 1.25, 89.0, "within the allowed drop"),
@@ -55,16 +55,23 @@ def test_a_candidate_stands_where_its_paired_drop_puts_it(higher: bool, metric: 
     assert point.metric_bound == pytest.approx(bound)
 
 
-def test_a_speed_up_whose_interval_holds_one_is_not_claimed() -> None:
-    unclear = _candidate(Verdict.CONFIRMED, label="trial 0", speedup=1.06, speedup_low=0.6, speedup_high=1.37)
-    title = unmarked(speed_accuracy_figure(TRIALS, [unclear], metric=ACCURACY).layout.title.text)
-    assert title == "Trial 0 stays within its allowed drop; its speed is not clearly different from O0's"
+def test_the_title_names_what_is_exported_and_nothing_else() -> None:
+    first, second = _candidate(Verdict.CONFIRMED, label="trial 1", speedup=1.45), _candidate(Verdict.CONFIRMED)
+
+    def title(*choices: Choice) -> str:
+        figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=choices)
+        return unmarked(figure.layout.title.text)
+
+    assert title(Choice("o1", second, "")) == "Trial 2 is exported: 1.40 × as fast as O0, confirmed"
+    assert title(Choice("o1", None, "")).startswith("O0 is exported: nothing was shown to be faster")
+    assert title() == "How much faster can this task be trained, and what does that cost?"
 
 
-def test_an_undecided_candidate_speaks_before_a_single_trial() -> None:
-    undecided = _candidate(Verdict.UNDECIDED, label="trial 1")
-    title = unmarked(speed_accuracy_figure(TRIALS, [undecided], metric=ACCURACY).layout.title.text)
-    assert title == "Trial 1 is 1.40 × as fast as O0; whether it stays within its drop is open"
+def test_the_exported_candidate_is_marked_at_its_point() -> None:
+    first, second = _candidate(Verdict.CONFIRMED, label="trial 1"), _candidate(Verdict.CONFIRMED)
+    figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=[Choice("o1", second, "")])
+    confirmed = next(t for t in figure.data if t.name.startswith("candidate confirmed"))
+    assert list(confirmed.text) == ["trial 1 ✓", "trial 2 ✓, exported"]
 
 
 def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
@@ -73,8 +80,7 @@ def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
     names = [trace.name for trace in figure.data]
     assert "O0, the baseline" in names
     assert {f"candidate {v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
-    assert unmarked(figure.layout.title.text) == "Trial 0 is 1.40 × as fast as O0, confirmed within its allowed drop"
-    assert figure.layout.xaxis.title.text == "Speed relative to O0 (×)"
+    assert figure.layout.xaxis.title.text == "Speed: time of O0 / time (×)"
     assert figure.layout.yaxis.title.text == "Accuracy (%)"
     assert [note.text for note in figure.layout.annotations] == ["allowed for o1"]
     confirmed = next(t for t in figure.data if t.name.startswith("candidate confirmed"))
@@ -107,7 +113,10 @@ def test_hover_text_is_a_sentence_and_cannot_be_broken() -> None:
     ("higher", "front"), [(True, [(1.0, 90.0), (1.25, 89.0), (2.0, 80.0)]), (False, [(2.0, 80.0)])]
 )
 def test_the_front_holds_what_nothing_beats_in_both(higher: bool, front: list[tuple[float, float]]) -> None:
-    trials = [*TRIALS, _trial(5, metric=0.85, relative_step_time=0.85, feasible=True)]  # slower and worse than trial 1
+    trials = [
+        *TRIALS,
+        _trial(5, 0.85, metric=0.85, relative_step_time=0.85, feasible=True),
+    ]  # slower and worse than trial 1
     numbers = speed_accuracy_numbers(trials, metric=MetricScale("share", "share", higher_is_better=higher))
     assert [(speed, round(value, 9)) for speed, value in numbers.front] == front
 

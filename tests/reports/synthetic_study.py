@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.reports import StudyReport
 
 HOSTILE = '</script><script>alert("x")</script><img src="https://example.org/x.png">'
@@ -65,6 +65,7 @@ def full_study() -> StudyReport:
         "grad_freeze": {"freeze_p": 0.3},
         "provenance": {"note": HOSTILE},
     }
+    first, second = candidate(), candidate(Verdict.UNDECIDED, label="trial 4", target="o2", speedup=1.5)
     return StudyReport(
         title=f"Quickstart {HOSTILE}",
         question="Which configuration is fastest?",
@@ -74,8 +75,8 @@ def full_study() -> StudyReport:
         allowed_drops={"o1": 0.005, "o2": 0.03},
         trials=trials(),
         candidates=[
-            candidate(),
-            candidate(Verdict.UNDECIDED, label="trial 4", target="o2", speedup=1.5),
+            first,
+            second,
             candidate(Verdict.REFUTED, label="trial 9", target="o2", speedup=1.9),
         ],
         importance={"grad_freeze.freeze_p": 0.7, HOSTILE: 0.3},
@@ -92,6 +93,10 @@ def full_study() -> StudyReport:
         freeze_n_groups=3,
         freeze_label="boost_config.o1.json",
         exported={"boost_config.o1.json": exported, "boost_config.o2.json": exported},
+        choices=[
+            Choice("o1", first, "trial 1 (freezing). At most 0.4 points."),
+            Choice("o2", second, "trial 4 (freezing). Undecided."),
+        ],
         hardware={"cpu": "two cores", "accelerator": HOSTILE},
         versions={"torch": "2.13.0"},
         notes=["Measured beside other work.", HOSTILE],

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.reports.result_files import ResultFiles, results_page, write_result_files
 
 BASE = TrialRecord(
@@ -21,7 +21,6 @@ FASTER = replace(
     metric=0.97, metric_deficit=0.01, relative_step_time=0.8, relative_low=0.5, relative_high=1.0, value=80.0,
 )  # fmt: skip
 WORSE = replace(FASTER, number=3, parameters={"grad_freeze.freeze_p": 0.5, "level": "O1"}, feasible=False, overflows=7)
-REPEAT = replace(FASTER, number=2, seconds=0.0)
 CANDIDATE = CandidateRecord(
     "trial 1", 1, "o1", "freezing", {}, 1.25, 1.0, 2.0, 0.0123, 0.02, 0.03, 5, Verdict.CONFIRMED, "Confirmed."
 )
@@ -39,8 +38,8 @@ FREEZING: dict[str, Any] = {
 def _study(**changes: Any) -> ResultFiles:
     told: dict[str, Any] = {
         "title": "mine", "task_name": "digits", "metric_name": "accuracy", "objective": "time_to_target",
-        "command": "workbench tune mine", "trials": [BASE, FASTER, REPEAT, WORSE], "candidates": [CANDIDATE],
-        "chosen": {"o1": "trial 1", "o2": "O0"},
+        "command": "workbench tune mine", "trials": [BASE, FASTER, WORSE], "candidates": [CANDIDATE],
+        "choices": [Choice("o1", CANDIDATE, "trial 1 (freezing)."), Choice("o2", None, "O0 is exported: nothing.")],
     }  # fmt: skip
     return ResultFiles(**{**told, **changes})
 
@@ -49,7 +48,8 @@ def test_a_candidate_stands_with_interval_drop_and_verdict() -> None:
     page = results_page(_study())
     row = "| o1 | trial 1 | freezing | 1.25 (1.00 to 2.00) | 0.0123 | 0.02 | 0.03 | 5 | confirmed | yes |"
     assert row in page
-    assert "o2: O0." in page
+    assert "* o1: trial 1 (freezing)." in page
+    assert "* o2: O0 is exported: nothing." in page
 
 
 def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
@@ -58,7 +58,7 @@ def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
     assert "| 3 | freezing | 0.5 | 1.25 (1.00 to 2.00) | 0.97 | 0.01 | 100 | 7 | no |" in page
 
 
-def test_repeats_are_no_trials_and_what_never_differs_is_no_column() -> None:
+def test_what_never_differs_is_no_column() -> None:
     study = _study()
     assert [trial.number for trial in study.run] == [0, 1, 3]
     assert study.searched == ["grad_freeze.freeze_p"]
@@ -85,5 +85,7 @@ def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {"results.md", "trials.csv", "speed_accuracy.svg"}
 
 
-def test_a_study_without_candidates_exports_o0() -> None:
-    assert "no trial was better than O0" in results_page(_study(candidates=[]))
+def test_a_study_without_candidates_says_why_and_has_no_empty_table() -> None:
+    page = results_page(_study(candidates=[], choices=[Choice("o1", None, "O0 is exported: 3 plans were tried.")]))
+    assert "* o1: O0 is exported: 3 plans were tried." in page
+    assert "## Candidates" not in page

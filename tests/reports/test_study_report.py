@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -14,9 +13,9 @@ import pytest
 
 from tests.reports.synthetic_study import HOSTILE, candidate, full_study
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
-from workbench.records import Verdict
+from workbench.records import Choice, Verdict
 from workbench.reports import StudyReport, study_report, study_report_html, write_study_report
-from workbench.reports.study_report import answer_sentence, exported_candidate, parameter_text
+from workbench.reports.study_report import parameter_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -92,19 +91,14 @@ def test_a_name_cannot_become_markup(page: _Page) -> None:
 
 
 def test_the_header_answers_in_a_sentence_per_export(page: _Page) -> None:
-    expected = (
-        "1.42 × as fast as O0 (95 % interval 1.38 to 1.47), accuracy drop 0.1 points (95 % bound: drop 0.4 points, "
-        "allowed 0.5 points), confirmed on 6 seeds."
-    )
-    assert expected in page.text
-    assert "1.50 × as fast as O0" in page.text
-    assert "undecided after 6 seeds" in page.text
+    assert "trial 1 (freezing). At most 0.4 points." in page.text
+    assert "1.50 × the speed of O0" in page.text
     for verdict in ("✓ confirmed", "? undecided", "✗ refuted"):
         assert verdict in page.text
 
 
 def test_an_export_without_candidate_says_its_frozen_steps() -> None:
-    page = _Page(study_report_html(replace(full_study(), candidates=[])))
+    page = _Page(study_report_html(replace(full_study(), candidates=[], choices=[])))
     assert "Frozen steps: 70 %." in page.text  # the exported freeze_p is 0.3
 
 
@@ -126,51 +120,45 @@ def test_the_exported_file_is_shown_as_written(page: _Page) -> None:
     assert page.tags["details"] == 3  # two files and the table of all trials
 
 
-def test_a_better_metric_is_not_called_a_drop() -> None:
-    better = answer_sentence(candidate(drop=-0.002, drop_bound=-0.001), ACCURACY)
-    assert "accuracy better by 0.2 points (95 % bound: gain 0.1 points" in better
-    unmeasured = answer_sentence(candidate(speedup_low=math.nan, drop_bound=math.nan), ACCURACY)
-    assert unmeasured == "1.42 × as fast as O0, accuracy drop 0.1 points, confirmed on 6 seeds."
+def test_the_page_shows_the_choice_and_no_other_winner() -> None:
+    fast, sure = candidate(Verdict.UNDECIDED, label="trial 7", speedup=2.0), candidate()
+    study = replace(
+        full_study(),
+        candidates=[fast, sure],
+        choices=[Choice("o1", sure, "trial 1 (freezing). Confirmed: faster.", ("Not trial 7 (freezing). Undecided.",))],
+    )
+    html = study_report_html(study)
+    page = _Page(html)
+    assert "trial 1 (freezing). Confirmed: faster." in page.text
+    assert "Not trial 7 (freezing). Undecided." in page.text
+    assert "Trial 1 is exported" in html  # title of the figure
+    assert "1.42 ×" in page.text
+    for claim in ("Trial 7 is", "best so far", "unchecked"):
+        assert claim not in html
+    rows = study_report._candidates(study)[1].split("<tr>")
+    assert ["exported" in row for row in rows if "strong" in row] == [False, True]
 
 
-def test_an_export_is_matched_by_target_confirmed_first_and_never_refuted() -> None:
-    study = StudyReport(
-        "t", "q", "task", "accuracy",
-        candidates=[
-            candidate(Verdict.UNDECIDED, label="fast", speedup=2.0),
-            candidate(label="sure"),
-            candidate(Verdict.REFUTED, label="no", target="o2"),
-        ],
-        exported={"boost_config.o1.json": {}, "boost_config.o2.json": {}},
-    )  # fmt: skip
-    chosen = exported_candidate(study, "boost_config.o1.json")
-    assert chosen is not None
-    assert chosen.label == "sure"
-    assert exported_candidate(study, "boost_config.o2.json") is None
-    told = replace(study, chosen={"o1": "fast"})
-    assert exported_candidate(told, "boost_config.o1.json") == study.candidates[0]
-    assert exported_candidate(replace(study, chosen={"o1": "O0"}), "boost_config.o1.json") is None
-    named = replace(study, selected={"boost_config.o2.json": candidate(label="named")})
-    assert exported_candidate(named, "boost_config.o2.json") == candidate(label="named")
-    assert "so O0 itself was exported" in _Page(study_report_html(study)).text
+def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
+    told = "O0 is exported: no plan was faster than O0 within the allowed accuracy drop of 0.005; 11 plans were tried."
+    study = replace(
+        full_study(), candidates=[], choices=[Choice("o1", None, told)], steps=None, replayed=None, freeze_schedule=None
+    )
+    html = study_report_html(study)
+    page = _Page(html)
+    assert told in page.text
+    assert "O0 is exported: nothing was shown" in html  # title of the figure
+    for name in ("candidates", "loss-scale", "exponents", "freezing"):
+        assert page.ids[name] == 0
+    assert "Not part of this study: candidates, loss scale, gradients in float16, freezing schedule." in page.text
 
 
-def test_missing_parts_are_named_and_need_no_plotly() -> None:
+def test_missing_parts_have_no_section_and_need_no_plotly() -> None:
     html = study_report_html(StudyReport("Empty", "Which?", "task", "loss"))
     page = _Page(html)
     for name in SECTIONS:
-        assert page.ids[name] == 1
-    for sentence in (
-        "Nothing has been exported yet",
-        "No trial has both a measured speed and a metric yet",
-        "No candidate went through confirmation",
-        "No trial has finished with a value yet",
-        "Too few finished trials",
-        "No float16 run was recorded in this study, so there is no loss scale",
-        "No float16 run was recorded in this study, so no gradient exponents",
-        "No exported configuration freezes layers",
-        "The hardware was not recorded",
-    ):
+        assert page.ids[name] == (name in {"use", "reproduce"})
+    for sentence in ("Nothing has been exported yet", "Not part of this study: speed", "The hardware was not recorded"):
         assert sentence in page.text
     assert page.tags["script"] == 0
     assert len(html) < 40_000

@@ -62,6 +62,15 @@ class Bar:
         if new_text or time.monotonic() - self._shown >= every:
             self._show()
 
+    def say(self, sentence: str) -> None:
+        """Write a line that stays, above the bar."""
+        if self._silent:
+            return
+        if self._bar is None:
+            print(sentence, file=sys.stderr, flush=True)
+        else:
+            self._bar.write(sentence, file=sys.stderr)
+
     def close(self, *, keep: bool) -> None:
         """End the display.
 

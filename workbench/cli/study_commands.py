@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from workbench.cli.interrupts import saying_on_ctrl_c
-from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
+from workbench.cli.output import JsonOption, only_result_on_stdout, plain, print_json, print_table, quoted, say
 from workbench.cli.progress import Bar, clock, progress_bar
 from workbench.cli.rank_processes import run_as_ranks
 from workbench.rank_environment import rank_environment
@@ -128,21 +128,17 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
 
     result = read_result(study, storage=storage)
     if json:
-        print_json(result)
+        _print_json(result)
         return
     ended = [t for t in result.trials if t.state in ("complete", "pruned")]
-    finished = [t for t in ended if t.seconds != 0]  # a repeat of an equal plan takes no time and does not count
-    repeats = len(ended) - len(finished)
-    told = f" ({repeats} more drew an equal plan and were not run)" if repeats else ""
-    say(f"{result.name}: {len(finished)} of {result.n_trials} trials finished{told}, objective {result.objective}")
+    say(f"{result.name}: {len(ended)} of {result.n_trials} trials finished, objective {result.objective}")
     states = [t.state for t in result.trials]
     for state in ("running", "failed", "waiting"):
         if states.count(state):
             say(f"  {states.count(state)} {state}")
-    rows = [t for t in result.trials if t.seconds != 0]
-    best = sorted(rows, key=_by_value)[:_SHOWN_TRIALS]
-    if len(best) < len(rows):
-        say(f"  the best {len(best)} of {len(rows)}:")
+    best = sorted(result.trials, key=_by_value)[:_SHOWN_TRIALS]
+    if len(best) < len(result.trials):
+        say(f"  the lowest {len(best)} scores of {len(result.trials)}, one run each:")
     print_table(
         ("trial", "state", "speed", result.metric_name, "drop", "feasible", "in effect"), [_trial_row(t) for t in best]
     )
@@ -205,9 +201,13 @@ def _ray_engine(engine: Engine, address: str | None, resources: str | None, jobs
     return RayEngine(asked, address, jobs)
 
 
+def _print_json(result: StudyResult) -> None:
+    print_json({**plain(result), "exports": result.exports})
+
+
 def _print_result(result: StudyResult, *, json: bool) -> None:
     if json:
-        print_json(result)
+        _print_json(result)
         return
     _print_candidates(result)
     for message in result.messages:
@@ -236,11 +236,12 @@ def _print_candidates(result: StudyResult) -> None:
             f"{c.drop_bound:.4g}",
             c.n_seeds,
             str(c.verdict),
+            "yes" if result.chosen.get(c.target) == c.label else "",
             c.summary,
         )
         for c in result.candidates
     ]
-    columns = ("for", "candidate", "speed (95 %)", "drop", "bound", "seeds", "verdict", "in effect")
+    columns = ("for", "candidate", "speed (95 %)", "drop", "bound", "seeds", "verdict", "exported", "in effect")
     print_table(columns, rows)
 
 
@@ -255,8 +256,14 @@ def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:
 
 
 def _show_on(bar: Bar) -> Any:
+    told = ""
+
     def show(progress: TuneProgress) -> None:
-        best = f"best {progress.best}" if progress.best else ""
-        bar.update(progress.done, progress.total, progress.phase, best, progress.eta_seconds)
+        nonlocal told
+        leads = f"leading {progress.best}" if progress.best else ""
+        if progress.note and progress.note != told:
+            told = progress.note
+            bar.say(told)
+        bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
 
     return show

@@ -86,8 +86,8 @@ def worker(
 
 
 def _show(bar: Bar, progress: TuneProgress) -> None:
-    best = f"best {progress.best}" if progress.best else ""
-    bar.update(progress.done, progress.total, progress.phase, best, progress.eta_seconds)
+    leads = f"leading {progress.best}" if progress.best else ""
+    bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
 
 
 @contextmanager

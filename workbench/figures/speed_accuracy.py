@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from workbench.figures.theme import (
     new_figure,
     translucent,
 )
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 
 __all__ = ["VERDICT_SYMBOLS", "CandidatePoint", "SpeedAccuracyNumbers", "TrialPoint", "speed_accuracy_figure",
            "speed_accuracy_numbers"]  # fmt: skip
@@ -90,7 +90,8 @@ def speed_accuracy_numbers(
 ) -> SpeedAccuracyNumbers:
     """Place trials and candidates in the plane of relative speed and metric.
 
-    A candidate's metric is O0's less its mean paired drop, so it can be compared with the lines directly.
+    Speed is O0's time over the trial's, of what the study minimises, as in a candidate's record. A candidate's metric
+    is O0's less its mean paired drop, so it can be compared with the lines directly.
 
     Args:
         trials: Trials of the study; trial 0 is O0.
@@ -103,7 +104,8 @@ def speed_accuracy_numbers(
     if not math.isfinite(baseline):
         baseline = next((t.metric for t in trials if t.number == 0), float("nan"))
     sign = 1.0 if metric.higher_is_better else -1.0
-    points = [_trial_point(t, metric) for t in trials if t.number != 0]
+    reference = next((t.value for t in trials if t.number == 0), float("nan"))
+    points = [_trial_point(t, metric, reference) for t in trials if t.number != 0]
     known = tuple(p for p in points if math.isfinite(p.speedup) and math.isfinite(p.metric))
     placed = [_candidate_point(c, metric, baseline, sign) for c in candidates]
     drops = allowed_drops or {}
@@ -124,19 +126,21 @@ def speed_accuracy_figure(
     metric: MetricScale,
     baseline_metric: float = float("nan"),
     allowed_drops: Mapping[str, float] | None = None,
+    choices: Sequence[Choice] = (),
     theme: Theme = "auto",
     height: int = 480,
 ) -> go.Figure:
     """Draw every trial in the plane of relative speed and metric; arguments as ``speed_accuracy_numbers``.
 
-    ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number.
+    ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number. ``choices`` says what the exports
+    take: the title names it and its point is marked. Without it the title is the question.
     """
     numbers = speed_accuracy_numbers(
         trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops
     )
     if not numbers.trials and not numbers.candidates:
         return empty_figure(_QUESTION, "No trial has both a measured speed and a metric yet.", theme=theme)
-    figure = new_figure(_answer(numbers), _detail(numbers, metric), theme=theme, height=height)
+    figure = new_figure(_answer(choices), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
     _add_front(figure, numbers, low, high)
     for kind, style in _TRIAL_STYLES.items():
@@ -166,9 +170,9 @@ def speed_accuracy_figure(
             customdata=[[0]],
             hovertemplate="O0, the baseline everything is compared with.<extra></extra>",
         )
-    _add_candidates(figure, numbers)
+    _add_candidates(figure, numbers, {plain(choice.label) for choice in choices})
     _add_bounds(figure, numbers)
-    figure.update_xaxes(title_text="Speed relative to O0 (×)", ticksuffix=" ×")
+    figure.update_xaxes(title_text="Speed: time of O0 / time (×)", ticksuffix=" ×")
     figure.update_yaxes(title_text=metric.title, range=[low, high])
     figure.update_layout(showlegend=True, margin={"b": 108})
     return figure
@@ -187,9 +191,11 @@ _CANDIDATE_STYLES: dict[Verdict, tuple[str, str]] = {
 }
 
 
-def _trial_point(trial: TrialRecord, metric: MetricScale) -> TrialPoint:
-    # Without a guard a relative time of 0, which only a broken clock gives, would stop the report from opening.
+def _trial_point(trial: TrialRecord, metric: MetricScale, reference: float) -> TrialPoint:
+    # Without a guard a time of 0, which only a broken clock gives, would stop the report from opening.
     speedup = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else float("nan")
+    if trial.state == "complete" and math.isfinite(reference) and trial.value > 0:
+        speedup = reference / trial.value  # a pruned trial has no value; how fast its steps are is all that is known
     kind = "within the allowed drop" if trial.feasible else "beyond the allowed drop"
     if trial.state != "complete":
         kind = "pruned or failed"
@@ -220,24 +226,15 @@ def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, s
     )
 
 
-def _answer(numbers: SpeedAccuracyNumbers) -> str:
-    confirmed = [c for c in numbers.candidates if c.verdict is Verdict.CONFIRMED]
-    if confirmed:
-        best = max(confirmed, key=lambda c: c.speedup)
-        if best.speedup_low <= 1.0 <= best.speedup_high:
-            return f"{_capital(best.label)} stays within its allowed drop; its speed is not clearly different from O0's"
-        return f"{_capital(best.label)} is {best.speedup:.2f} × as fast as O0, confirmed within its allowed drop"
-    undecided = [c for c in numbers.candidates if c.verdict is Verdict.UNDECIDED]
-    if undecided:  # measured more often than a trial
-        best = max(undecided, key=lambda c: c.speedup)
-        if best.speedup_low <= 1.0 <= best.speedup_high:
-            return f"{_capital(best.label)}: neither its speed nor its metric is clearly different from O0's yet"
-        return f"{_capital(best.label)} is {best.speedup:.2f} × as fast as O0; whether it stays within its drop is open"
-    within = [t for t in numbers.trials if t.kind == "within the allowed drop"]
-    if within:
-        best_trial = max(within, key=lambda t: t.speedup)
-        return f"Trial {best_trial.number} is {best_trial.speedup:.2f} × as fast as O0 within the allowed drop"
-    return _QUESTION
+def _answer(choices: Sequence[Choice]) -> str:
+    """Say what is exported, in the words of the first choice that is not O0; nothing else here names a winner."""
+    if not choices:
+        return _QUESTION
+    for choice in choices:
+        taken = choice.candidate
+        if taken is not None:
+            return f"{_capital(taken.label)} is exported: {taken.speedup:.2f} × as fast as O0, {taken.verdict}"
+    return "O0 is exported: nothing was shown to be faster within the allowed drop"
 
 
 def _capital(label: str) -> str:
@@ -279,7 +276,7 @@ def _add_front(figure: go.Figure, numbers: SpeedAccuracyNumbers, low: float, hig
     )
 
 
-def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
+def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: Set[str]) -> None:
     for verdict, (symbol, colour) in _CANDIDATE_STYLES.items():
         chosen = [c for c in numbers.candidates if c.verdict is verdict]
         if not chosen:
@@ -288,7 +285,7 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:
             x=[c.speedup for c in chosen],
             y=[c.metric for c in chosen],
             mode="markers+text",
-            text=[f"{c.label} {VERDICT_SYMBOLS[verdict]}" for c in chosen],
+            text=[f"{c.label} {VERDICT_SYMBOLS[verdict]}{', exported' if c.label in exported else ''}" for c in chosen],
             # One trial may be confirmed for one export and undecided for the other: two labels at one point.
             textposition="top center" if verdict is Verdict.CONFIRMED else "bottom center",
             marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},

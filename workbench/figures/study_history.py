@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from workbench.figures.labels import compact, counted, plain
+from workbench.figures.labels import counted, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme, empty_figure, new_figure
 from workbench.records import TrialRecord
 
@@ -112,8 +112,8 @@ def study_history_figure(
         y=numbers.best,
         mode="lines",
         line={"shape": "hv", "width": 2, "color": GREEN},
-        name="best so far within the allowed drop",
-        hovertemplate="Up to trial %{x} the best score was %{y:.4g}.<extra></extra>",
+        name="lowest score so far within the allowed drop",
+        hovertemplate="Up to trial %{x} the lowest score was %{y:.4g}.<extra></extra>",
     )
     figure.update_xaxes(title_text="Trial number", tickformat="d")
     if max(numbers.numbers) - min(numbers.numbers) < _FEWEST_NUMBERS:
@@ -156,12 +156,9 @@ def _ceiling(
 
 
 def _answer(numbers: StudyHistoryNumbers) -> str:
-    best = numbers.best[-1]
-    if not math.isfinite(best):
+    if not math.isfinite(numbers.best[-1]):
         return "No trial stays within the allowed drop yet"
-    winner = numbers.numbers[numbers.values.index(best)]
-    found = "O0 itself is still the best" if winner == 0 else f"Trial {winner} is the best so far"
-    return f"{found}, with {compact(best)}"
+    return "What each trial scored in one run, and the lowest score within the allowed drop"
 
 
 def _detail(numbers: StudyHistoryNumbers) -> str:

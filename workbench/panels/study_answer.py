@@ -7,11 +7,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from workbench.config import BoostConfig, ConfigError
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.labels import compact
 from workbench.panels.controls import number_text
-from workbench.panels.style import error_html, faint, table, words
+from workbench.panels.style import faint, table, words
 
 if TYPE_CHECKING:
     from workbench.records import TrialRecord
@@ -61,18 +60,17 @@ def trial_html(trial: TrialRecord, metric: MetricScale) -> str:
 
 
 def answer_html(study: StudyResult) -> str:
-    """Say what was exported and why; the sentences stand in the files themselves."""
+    """Say what each export takes, why, and why not the others."""
     parts = []
-    for path in study.exported.values():
-        try:
-            origin = BoostConfig.from_json(path).provenance or {}
-        except ConfigError as error:
-            parts.append(error_html(str(error)))
-            continue
-        candidate, verdict = str(origin.get("candidate", "O0")), str(origin.get("verdict", ""))
-        mark = _VERDICTS.get(verdict, "")
-        title = f"<b>{html.escape(path.name)}</b>: {words(candidate)}{f' {mark} {verdict}' if mark else ''}"
-        parts.append(f"<p>{title}<br>{words(str(origin.get('sentence', '')))}<br>{faint(str(path))}</p>")
+    for target, choice in study.choices.items():
+        path = study.exported.get(target)
+        mark = _VERDICTS.get(choice.verdict, "")
+        name = target if path is None else path.name
+        title = f"<b>{html.escape(name)}</b>: {words(choice.label)}{f' {mark} {choice.verdict}' if mark else ''}"
+        others = "".join(f"<li>{words(other)}</li>" for other in choice.others)
+        why_not = f"<details><summary>Why not the others</summary><ul>{others}</ul></details>" if others else ""
+        where = "" if path is None else f"<br>{faint(str(path))}"
+        parts.append(f"<p>{title}<br>{words(choice.sentence)}{where}</p>{why_not}")
     if study.report is not None and parts:
         parts.append(f"<p>{_file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
     return f'<div role="status"><h4>Answer</h4>{"".join(parts)}</div>' if parts else ""

@@ -522,9 +522,7 @@ class StudyPanel(Panel):
             self.study = outcome.result
             self.bar.value, self.bar.bar_style = 1.0, "success"
             took = duration_text(outcome.seconds)
-            repeats = sum(one.state in {"complete", "pruned"} and one.seconds == 0 for one in self._trials())
-            skipped = f"; {repeats} more drew an equal plan and were not run" if repeats else ""
-            self._told.value = note_html(f"{counted(self._n_ended(), 'trial')} in {took}{skipped}")
+            self._told.value = note_html(f"{counted(self._n_ended(), 'trial')} in {took}")
             for sentence in outcome.result.messages:
                 self.log(sentence)
         if outcome.display_error is not None:
@@ -603,8 +601,9 @@ class StudyPanel(Panel):
             parts.append(f"{math.floor(progress.done)} of {counted(round(progress.total), unit)}")
         if math.isfinite(progress.eta_seconds) and progress.eta_seconds > 0:
             parts.append(f"about {duration_text(progress.eta_seconds)} left")
-        best = f"<div>{words(f'best so far, {progress.best}')}</div>" if progress.best else ""
-        self._told.value = note_html(" · ".join(parts)) + best
+        leads = f"<div>{words(f'leading the search, {progress.best}')}</div>" if progress.best else ""
+        note = f"<div>{words(progress.note)}</div>" if progress.note else ""
+        self._told.value = note_html(" · ".join(parts)) + leads + note
 
     def _show_study(self) -> None:
         if self.closed:
@@ -668,6 +667,7 @@ class StudyPanel(Panel):
             metric=self._metric(),
             baseline_metric=next((one.metric for one in trials if one.number == 0), math.nan),
             allowed_drops=study.allowed_drops if study else None,
+            choices=list(study.choices.values()) if study else (),
             theme=self.theme,
             height=380,
         )
@@ -676,7 +676,7 @@ class StudyPanel(Panel):
         return self.study.trials if self.study is not None else []
 
     def _n_ended(self) -> int:
-        return sum(one.state in {"complete", "pruned"} and one.seconds != 0 for one in self._trials())
+        return sum(one.state in {"complete", "pruned"} for one in self._trials())
 
     def _metric(self) -> MetricScale:
         study = self.study

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.atomic_file import write_text_atomically
-from workbench.records import CandidateRecord, TrialRecord
+from workbench.records import CandidateRecord, Choice, TrialRecord
 from workbench.reports.svg_chart import Panel, Point, chart
 
 __all__ = ["ResultFiles", "results_page", "write_result_files"]
@@ -37,7 +37,7 @@ class ResultFiles:
         command: The command that made and remakes them.
         trials: Every trial; number 0 is O0.
         candidates: Those that were confirmed, undecided or refuted.
-        chosen: Target (``"o1"``) -> label of what was exported.
+        choices: What each export takes and why.
         importance: Parameter -> share of its influence on the objective.
         policies: Loss-scale policies that were judged by replay and trained, with ``observed`` overflows.
         policy_sentence: What was chosen by replay; empty when the study did not ask.
@@ -53,7 +53,7 @@ class ResultFiles:
     command: str
     trials: Sequence[TrialRecord] = ()
     candidates: Sequence[CandidateRecord] = ()
-    chosen: Mapping[str, str] = field(default_factory=dict)
+    choices: Sequence[Choice] = ()
     importance: Mapping[str, float] = field(default_factory=dict)
     policies: Sequence[Mapping[str, Any]] = ()
     policy_sentence: str = ""
@@ -63,8 +63,8 @@ class ResultFiles:
 
     @property
     def run(self) -> list[TrialRecord]:
-        """Trials that were run: repeats of an equal plan and unfinished ones are left out."""
-        return [trial for trial in self.trials if trial.state in ("complete", "pruned") and trial.seconds != 0.0]
+        """Trials that were run to an end."""
+        return [trial for trial in self.trials if trial.state in ("complete", "pruned")]
 
     @property
     def searched(self) -> list[str]:
@@ -122,6 +122,7 @@ def results_page(study: ResultFiles) -> str:
         "different plans run, O0 among them.",
         f"* {_hardware(study)}.",
         "",
+        _exported(study),
         _candidates(study),
         _trials(study),
         _policies(study),
@@ -138,9 +139,17 @@ def _hardware(study: ResultFiles) -> str:
     return "; ".join(part for part in (", ".join(hardware), ", ".join(versions)) if part) or "Hardware unknown"
 
 
+def _exported(study: ResultFiles) -> str | None:
+    if not study.choices:
+        return None
+    lines = [f"* {choice.target}: {choice.sentence}" for choice in study.choices]
+    return "\n".join(["## Exported\n", *lines, ""])
+
+
 def _candidates(study: ResultFiles) -> str | None:
     if not study.candidates:
-        return "## Exported\n\nO0: no trial was better than O0 within the allowed drop.\n"
+        return None
+    taken = {(choice.target, choice.label) for choice in study.choices}
     rows = [
         [
             one.target,
@@ -152,13 +161,12 @@ def _candidates(study: ResultFiles) -> str | None:
             _number(one.allowed_drop),
             str(one.n_seeds),
             str(one.verdict),
-            "yes" if study.chosen.get(one.target) == one.label else "",
+            "yes" if (one.target, one.label) in taken else "",
         ]
         for one in study.candidates
     ]
     head = ["for", "candidate", "in effect", "speed, x O0 (95 %)", "drop", "95 % bound", "allowed", "seeds", "verdict"]
-    left_over = [f"{target}: O0." for target, label in study.chosen.items() if label == "O0"]
-    return "\n".join(["## Candidates, trained again beside O0\n", _table([*head, "exported"], rows), *left_over])
+    return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
 
 
 def _trials(study: ResultFiles) -> str:

@@ -1,7 +1,8 @@
 """Report of a study: one HTML file that answers its question and shows why.
 
 The report is drawn from plain records, so it can be written again from a study's files on a machine that has
-neither the data nor the accelerator. What a study did not do is named in a sentence where it would stand.
+neither the data nor the accelerator. What a study did not do has no section; one line at the end names it. Which
+candidate is exported is not decided here: the page shows the study's choices.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from workbench.figures import (
 )
 from workbench.figures.labels import compact, counted, percent
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 from workbench.reports.page import (
     card,
     code,
@@ -47,8 +48,7 @@ from workbench.reports.page import (
     word_list,
 )
 
-__all__ = ["StudyReport", "answer_sentence", "exported_candidate", "parameter_text", "study_report_html",
-           "write_study_report"]  # fmt: skip
+__all__ = ["StudyReport", "parameter_text", "study_report_html", "write_study_report"]
 
 _SECTIONS = (
     ("speed", "Speed against accuracy"),
@@ -90,9 +90,7 @@ class StudyReport:
         freeze_n_groups: Number of groups of that schedule.
         freeze_label: Whose schedule it is, for example ``"boost_config.o1.json"``.
         exported: File name -> exported JSON.
-        selected: File name -> candidate it was made from; a file that is missing here is matched by its target.
-        chosen: Target (``"o1"``) -> label of what was exported, ``"O0"`` when nothing was left; a target that is
-            missing is matched like a file that is missing in ``selected``.
+        choices: What each export takes and why.
         hardware: What it ran on.
         versions: Package -> version.
         notes: Sentences a reader should know.
@@ -122,8 +120,7 @@ class StudyReport:
     freeze_n_groups: int | None = None
     freeze_label: str = ""
     exported: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    selected: Mapping[str, CandidateRecord] = field(default_factory=dict)
-    chosen: Mapping[str, str] = field(default_factory=dict)
+    choices: Sequence[Choice] = ()
     hardware: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -155,7 +152,7 @@ def write_study_report(path: Path, study: StudyReport) -> Path:
 
 def study_report_html(study: StudyReport) -> str:
     """Return the report as HTML text."""
-    bodies = {
+    bodies: dict[str, tuple[str, str]] = {
         "speed": _speed(study),
         "candidates": _candidates(study),
         "history": _history(study),
@@ -166,55 +163,19 @@ def study_report_html(study: StudyReport) -> str:
         "use": _use(study),
         "reproduce": _reproduce(study),
     }
-    links = "".join(f'<a href="#{anchor}">{text(title)}</a>' for anchor, title in _SECTIONS)
+    shown = [(anchor, title) for anchor, title in _SECTIONS if bodies[anchor][1]]
+    left_out = [title for anchor, title in _SECTIONS if not bodies[anchor][1]]
+    links = "".join(f'<a href="#{anchor}">{text(title)}</a>' for anchor, title in shown)
     body = _header(study) + f'<nav aria-label="Sections">{links}</nav>'
-    body += "".join(section(anchor, title, bodies[anchor][1], bodies[anchor][0]) for anchor, title in _SECTIONS)
+    body += "".join(section(anchor, title, bodies[anchor][1], bodies[anchor][0]) for anchor, title in shown)
+    if left_out:
+        body += missing(f"Not part of this study: {', '.join(title.lower() for title in left_out)}.")
     when = text(f" on {study.created}") if study.created else ""
     body += (
         f"<footer>Written by Boost Workbench{when}. Figures need JavaScript, which is part of this file; "
         "nothing is loaded from a network.</footer>"
     )
     return document(f"{study.title}: study report", body, with_plotly='class="plot"' in body)
-
-
-def exported_candidate(study: StudyReport, name: str) -> CandidateRecord | None:
-    """Return the candidate an exported file was made from, or None when no candidate fits.
-
-    Without an entry in ``selected`` or ``chosen`` this is the candidate for the target in the file's name that was not
-    refuted: confirmed before undecided, then the fastest per step.
-    """
-    if name in study.selected:
-        return study.selected[name]
-    words = name.lower().split(".")
-    labels = {label for target, label in study.chosen.items() if target in words}
-    fitting = [
-        c
-        for c in study.candidates
-        if c.target in words and c.verdict is not Verdict.REFUTED and (not labels or c.label in labels)
-    ]
-    return max(fitting, key=lambda c: (c.verdict is Verdict.CONFIRMED, c.speedup), default=None)
-
-
-def answer_sentence(candidate: CandidateRecord, metric: MetricScale) -> str:
-    """Say what a candidate brings in one sentence.
-
-    Args:
-        candidate: The candidate.
-        metric: How the metric is written.
-    """
-    speed = f"{candidate.speedup:.2f} × as fast as O0"
-    if math.isfinite(candidate.speedup_low) and math.isfinite(candidate.speedup_high):
-        speed += f" (95 % interval {candidate.speedup_low:.2f} to {candidate.speedup_high:.2f})"
-    if candidate.drop < 0:
-        change = f"{metric.name} better by {metric.difference_text(-candidate.drop)}"
-    else:
-        change = f"{metric.name} drop {metric.difference_text(candidate.drop)}"
-    if math.isfinite(candidate.drop_bound):
-        bound = candidate.drop_bound
-        worst = f"drop {metric.difference_text(bound)}" if bound >= 0 else f"gain {metric.difference_text(-bound)}"
-        change += f" (95 % bound: {worst}, allowed {metric.difference_text(candidate.allowed_drop)})"
-    word = "on" if candidate.verdict is Verdict.CONFIRMED else "after"
-    return f"{speed}, {change}, {candidate.verdict} {word} {counted(candidate.n_seeds, 'seed')}."
 
 
 def parameter_text(path: str, value: Any) -> str:
@@ -242,27 +203,29 @@ def _header(study: StudyReport) -> str:
     )
 
 
+def _choice_of(study: StudyReport, name: str) -> Choice | None:
+    """Return the choice that an exported file was made from; its name holds the target."""
+    return next((choice for choice in study.choices if choice.target in name.lower().split(".")), None)
+
+
 def _answer(study: StudyReport, name: str) -> str:
-    candidate = exported_candidate(study, name)
-    if candidate is None or candidate.label == "O0":
+    choice = _choice_of(study, name)
+    taken = None if choice is None else choice.candidate
+    if taken is None:
         big, effect = "1.00 ×", "nothing is boosted"
-        sentence = "No candidate survived its confirmation, so O0 itself was exported."
-        if candidate is None and not study.candidates:
-            sentence = "Exported without confirmation: no candidate went through it."
-            big, effect = "–", "not measured"
-        pill = (
-            '<span class="verdict none">O0</span>'
-            if study.candidates
-            else '<span class="verdict none">unchecked</span>'
-        )
+        pill = '<span class="verdict none">O0</span>'
     else:
-        big, effect = f"{candidate.speedup:.2f} ×", candidate.summary
-        sentence = answer_sentence(candidate, study.metric)
-        pill = _verdict(candidate.verdict)
+        big, effect = f"{taken.speedup:.2f} ×", taken.summary
+        pill = _verdict(taken.verdict)
+    sentence = "Exported as it stands." if choice is None else choice.sentence
+    why_not = ""
+    if choice is not None and choice.others:
+        others = "".join(f"<li>{text(other)}</li>" for other in choice.others)
+        why_not = details("Why not the others", f"<ul>{others}</ul>")
     return (
         f'<div class="answer"><div class="top"><span class="file">{text(name)}</span>{pill}</div>'
         f'<span class="big">{text(big)} <small>the speed of O0</small></span><p>{text(sentence)}</p>'
-        f'<p class="effect">In effect: {text(effect)}.{_frozen_steps(study.exported[name], effect)}</p></div>'
+        f'<p class="effect">In effect: {text(effect)}.{_frozen_steps(study.exported[name], effect)}</p>{why_not}</div>'
     )
 
 
@@ -331,7 +294,10 @@ def _speed(study: StudyReport) -> tuple[str, str]:
         metric=study.metric,
         baseline_metric=study.baseline_metric,
         allowed_drops=study.allowed_drops,
+        choices=study.choices,
     )
+    if not study.candidates and not any(t.number and t.relative_step_time > 0 for t in study.trials):
+        return "", ""
     lead = (
         "Every trial once. Filled circles stay within the allowed drop after one run; only candidates with intervals "
         "were run again over paired seeds."
@@ -341,15 +307,17 @@ def _speed(study: StudyReport) -> tuple[str, str]:
 
 def _candidates(study: StudyReport) -> tuple[str, str]:
     lead = (
-        "Each candidate and O0 ran side by side over the same seeds. Speed is the ratio of interleaved step times; "
-        "the bound on the drop is one-sided at 95 %."
+        "Each candidate and O0 ran side by side over the same seeds. Speed is O0's time over the candidate's, of what "
+        "the study minimises; the bound on the drop is one-sided at 95 %. Confirmed means faster and as good."
     )
     if not study.candidates:
-        return lead, missing("No candidate went through confirmation, so no verdict can be given.")
+        return lead, ""
+    taken = {(choice.target, choice.label) for choice in study.choices}
     reach = _speed_reach(study.candidates)
     rows = [
         [
-            f'<span class="strong">{text(c.label)}</span><span class="under">for {text(c.target)}</span>',
+            f'<span class="strong">{text(c.label)}</span><span class="under">for {text(c.target)}</span>'
+            + ('<span class="verdict none">exported</span>' if (c.target, c.label) in taken else ""),
             f'{text(c.summary)}<span class="under">{text(c.sentence)}</span>',
             _speed_cell(c, reach),
             _drop_cell(c, study.metric),
@@ -413,8 +381,11 @@ def _interval(low: float, middle: float, high: float, *, mark: float, reach: tup
 
 def _history(study: StudyReport) -> tuple[str, str]:
     lead = "What each trial scored, which parameters explain it, and how the best ones learned."
+    if not any(math.isfinite(t.value) for t in study.trials):
+        return lead, ""
     content = embed(study_history_figure(study.trials, objective=study.objective), "figure-history")
-    content += embed(importance_figure(study.importance), "figure-importance")
+    if study.importance:
+        content += embed(importance_figure(study.importance), "figure-importance")
     curves = _learning_curves(study)
     if curves:
         content += embed(
@@ -479,7 +450,7 @@ def _loss_scale(study: StudyReport) -> tuple[str, str]:
         "A skipped update is a wasted step, a scale that is too low loses gradients to zero."
     )
     if study.steps is None or not len(study.steps):
-        return lead, missing("No float16 run was recorded in this study, so there is no loss scale to choose.")
+        return lead, ""
     content = embed(loss_scale_figure(study.steps, study.events, policies=study.replay_traces), "figure-loss-scale")
     if study.replayed is None or not len(study.replayed):
         return lead, content + missing("No other loss-scale policy was replayed on this recording.")
@@ -497,14 +468,14 @@ def _exponents(study: StudyReport) -> tuple[str, str]:
         "below the dashed line they lose bits."
     )
     if study.steps is None or not len(study.steps):
-        return lead, missing("No float16 run was recorded in this study, so no gradient exponents are known.")
+        return lead, ""
     return lead, embed(gradient_exponents_figure(study.steps), "figure-exponents")
 
 
 def _freezing(study: StudyReport) -> tuple[str, str]:
     lead = "Frozen groups skip their backward pass. Groups are nested from the input upwards."
     if study.freeze_schedule is None:
-        return lead, missing("No exported configuration freezes layers, so there is no schedule.")
+        return lead, ""
     whose = f"<p>Schedule of <code>{text(study.freeze_label)}</code>.</p>" if study.freeze_label else ""
     return lead, whose + embed(frozen_layers_figure(study.freeze_schedule, study.freeze_n_groups), "figure-freezing")
 
@@ -512,11 +483,12 @@ def _freezing(study: StudyReport) -> tuple[str, str]:
 def _exports(study: StudyReport) -> tuple[str, str]:
     lead = "One click selects a whole file for copying. The same files lie beside this report."
     if not study.exported:
-        return lead, missing("Nothing has been exported yet: the study has not come to its end.")
+        return lead, ""
     blocks = []
     for name, content in study.exported.items():
-        candidate = exported_candidate(study, name)
-        note = f' <span class="note">{text(candidate.summary)}</span>' if candidate else ""
+        choice = _choice_of(study, name)
+        taken = None if choice is None else choice.candidate
+        note = f' <span class="note">{text(taken.summary)}</span>' if taken is not None else ""
         blocks.append(details(f"<code>{text(name)}</code>{note}", code(pretty_json(content))))
     return lead, "".join(blocks)
 

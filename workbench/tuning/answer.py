@@ -123,7 +123,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     report = directory / "result" / "report.html"
     exported = {target: path for target, path in files.items() if path.exists()}
     result = replace(result, exported=exported, choices=choices, report=report if report.exists() else None)
-    messages = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
+    messages = _told(choices)
     if exported and written != result.chosen:
         messages.append(f"The files hold an earlier choice; `workbench export {study_dir}` writes this one.")
     return replace(result, messages=[*messages, *result.messages])
@@ -213,7 +213,7 @@ def write_answer(
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
         study.set_user_attr("require_confirmed", require_confirmed)
     result = _result(study, file, directory, candidates)
-    told = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
+    told = _told(choices)
     told += [policy_told] if policy_told else []
     if folder == directory / "result":
         Notes(study, file).write(result.trials, told)
@@ -227,6 +227,12 @@ def _snapshots(file: StudyFile, directory: Path) -> Path | None:
     except WarmUpError:
         return None
     return None if warm_up is None else warm_up.snapshots
+
+
+def _told(choices: Mapping[str, Choice]) -> list[str]:
+    """Return the choices' sentences, then why not the others; what two exports share is said once."""
+    sentences = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
+    return list(dict.fromkeys([*sentences, *(other for choice in choices.values() for other in choice.others)]))
 
 
 def _choices(
