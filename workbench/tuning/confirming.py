@@ -14,15 +14,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from workbench.config import BoostConfig, Plan
 from workbench.experiments.confirmation import Decision, decide, planned_looks, smallest_gap, verdict_sentence
 from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.tuning.errors import OutOfTimeError
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.objective import plain, read_speed, read_trained
 from workbench.tuning.plans import explicit_config, needs_warm_up
 from workbench.tuning.search_space import all_off
 from workbench.tuning.selection import TARGETS, competing_trials, with_policy
+from workbench.tuning.stopping import end_if_over
 from workbench.tuning.stored_records import baseline_record, trials_of
 from workbench.tuning.study_file import StudyFile
 from workbench.tuning.warm_up import WarmUpError, WarmUps
@@ -106,9 +109,13 @@ class Confirmation:
         warm_ups: Weight snapshots of every seed for plans that need them.
         command: Command that adds seeds, with ``{seeds}``.
         confirm_seeds: Number of seeds asked for on the command line; None follows the file.
-        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
+        deadline: ``time.monotonic()`` at which the time is over; None for none. Who trains ends the run that goes on
+            then; none is begun here that would take longer.
         on_run: Told (runs done, runs as far as planned) after every run; further seeds add to both.
         on_step: Told while a run trains.
+
+    Attributes:
+        cut_short: Whether the time was over before all verdicts were in.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class Confirmation:
         last = file.confirm.seeds_max if confirm_seeds is None else confirm_seeds
         self._looks = planned_looks(min(first, last), last)
         self._deadline = deadline
+        self.cut_short = False
         self._on_run = on_run
         self._on_step = on_step
         self._runs_ended = 0  # over all looks and contenders: seeds that are added do not seem to begin anew
@@ -142,6 +150,13 @@ class Confirmation:
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
         self._resolution = smallest_gap(seen) or None
+        self._searched_seconds = {
+            str(trial.user_attrs["plan_key"]): read_trained(trial.user_attrs["trained"]).seconds
+            * self._steps
+            / file.study.budget_steps
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if {"plan_key", "trained"} <= trial.user_attrs.keys()
+        }
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
@@ -158,7 +173,10 @@ class Confirmation:
         if not self._file.confirm.enabled:
             return self._records(begun)
         while True:
-            self._confirm(begun)
+            try:
+                self._confirm(begun)
+            except OutOfTimeError:
+                self.cut_short = True
             more = False
             for target, pool in pools.items():
                 refuted = all(self._decision(one).verdict is Verdict.REFUTED for one in begun[target])
@@ -171,8 +189,7 @@ class Confirmation:
     def _confirm(self, begun: Mapping[str, list[Contender]]) -> None:
         contenders = [one for pool in begun.values() for one in pool]
         for contender in contenders:
-            if not self._out_of_time():
-                self._speed(contender)
+            self._speed(contender)
         for look in self._looks:
             still_open = self._open(begun)
             plans = {one.key: one.plan for one in still_open}
@@ -183,10 +200,9 @@ class Confirmation:
             missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
             planned = self._runs_ended + len(missing)
             for seed, key in missing:
-                if self._out_of_time():
-                    return
                 self._tell(planned)
                 if not self._diverged(key):
+                    self._end_before(key)
                     self._train(plans[key], seed)
                 self._runs_ended += 1
             self._tell(planned)
@@ -295,6 +311,7 @@ class Confirmation:
             warm_up = self._warm_ups.before(contender.plan, seed)
         except WarmUpError:  # the run with this seed will say so
             return
+        end_if_over(self._deadline)
         measured = self._experimenter.speed(
             (self._baseline.config, "O0"),
             (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
@@ -320,18 +337,24 @@ class Confirmation:
         return f"confirm:{key}:{seed}:{self._steps}"
 
     def _seconds_per_pair(self, key: str) -> float:
-        seconds = []
-        for plan in (self._baseline_key, key):
-            runs = [
-                stored.seconds
-                for seed in confirmation_seeds(self._file.study.seed, self._looks[-1])
-                if (stored := self._stored(plan, seed)) is not None
-            ]
-            seconds.append(sum(runs) / len(runs) if runs else math.nan)
-        return sum(seconds)
+        return self._seconds(self._baseline_key) + self._seconds(key)
+
+    def _seconds(self, key: str) -> float:
+        """Return what a run takes, by those that have ended; NaN when there is none."""
+        runs = [
+            stored.seconds
+            for seed in confirmation_seeds(self._file.study.seed, self._looks[-1])
+            if (stored := self._stored(key, seed)) is not None
+        ]
+        return sum(runs) / len(runs) if runs else math.nan
+
+    def _end_before(self, key: str) -> None:
+        """End the confirmation if a run would not end in time, by its like here or else in the search."""
+        seconds = self._seconds(key)
+        end_if_over(self._deadline, self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds)
 
     def _out_of_time(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return self.cut_short or (self._deadline is not None and time.monotonic() > self._deadline)
 
     def _tell(self, planned: int) -> None:
         if self._on_run is not None:
