@@ -222,11 +222,12 @@ def _stored_name(storage: StudyStorage, name: str) -> str | None:
 
     That is another one where the study was renamed since: the file beside a study holds that study and no other.
     """
-    known = [study.study_name for study in storage.get_all_studies()]
-    if name in known:
+    studies = storage.get_all_studies()
+    if any(study.study_name == name for study in studies):
         return name
     beside = storage.engine.name == "sqlite" and Path(storage.engine.url.database or "").name == _BESIDE_STUDY
-    return known[0] if beside and len(known) == 1 else None
+    begun = [study.study_name for study in studies if "study_file" in study.user_attrs]
+    return begun[0] if beside and len(begun) == len(studies) == 1 else None
 
 
 def changed_values(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
