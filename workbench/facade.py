@@ -195,13 +195,15 @@ def tune(
     stop: Callable[[], bool] | None = None,
     task: Task | None = None,
     ray: RayEngine | None = None,
+    began: float | None = None,
 ) -> StudyResult:
     """Run a study to its end, or continue it: search, confirm, export, report.
 
     Args:
         study: Folder with ``study.toml``.
         trials: Trials of the whole study; None takes the study's own.
-        timeout: Seconds for the whole command; None takes the study's own.
+        timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
+            over ends at its next step, and the next call runs it again.
         fresh: Archive what was there and begin anew.
         confirm_seeds: Paired seeds of the confirmation; None takes the study's own.
         require_confirmed: Export confirmed candidates only.
@@ -212,6 +214,7 @@ def tune(
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
         task: Train this instead of the task that the file names; for one that only this program knows.
         ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
+        began: ``time.monotonic()`` from which the time counts; None is now.
 
     Returns:
         Trials, candidates, exported files and the report's path.
@@ -249,6 +252,7 @@ def tune(
         stop=stop,
         make_experimenter=make_experimenter if task is not None else None,
         ray=ray,
+        began=began,
     )
     return _with_report(result, str(study)) if is_first_rank() else result
 

@@ -35,6 +35,7 @@ TELLS_THE_TIME = {
     "tuning/export.py": "when a file was written",
     "tuning/ending.py": "when a trial began, as Optuna stored it",
     "tuning/study_storage.py": "when a trial began and ended, as Optuna's own storage says it",
+    "cli/command_start.py": "when a command began, handed to its ranks",
     "tuning/workers.py": "a deadline handed to processes, whose monotonic clocks may differ",
     "experiments/run.py": "when a run began",
     "mirrors/mirror.py": "when a run began, for a library that asks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ CHECK = (
 
 class _Timed(FakeExperimenter):
     def freezing_limit(
-        self, candidate: tuple[BoostConfig, str], *, seed: int, rounds: int, steps_per_block: int
+        self,
+        candidate: tuple[BoostConfig, str],
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
     ) -> dict[str, float]:
         self.log(f"limit {rounds} {steps_per_block} {candidate[0].resolve(candidate[1]).grad_freeze}")
         return {"realised": 1.1, "limit": 1.2}

@@ -230,13 +230,54 @@ def test_an_edited_study_is_refused_and_says_what_changed(finished: Path) -> Non
     assert len(counted(result.trials)) == 4
 
 
-def test_more_trials_are_asked_for_by_an_option_not_by_an_edit(finished: Path) -> None:
+def test_more_trials_are_asked_for_by_an_option_or_by_an_edit(finished: Path) -> None:
     directory = finished
-    write_study(directory, SHORT.replace("n_trials = 4", "n_trials = 5"))
-    with pytest.raises(StudyChangedError, match="extend the study with --trials"):
-        tune(directory, make_experimenter=make_fake)
-    write_study(directory, SHORT)
     assert len(counted(tune(directory, trials=5, make_experimenter=make_fake).trials)) == 5
+    write_study(directory, SHORT.replace("n_trials = 4", "n_trials = 6"))
+    assert len(counted(tune(directory, make_experimenter=make_fake).trials)) == 6
+
+
+EDITED = SHORT.replace(
+    "n_trials = 4", 'name = "renamed"\nn_trials = 4\ntimeout_seconds = 500.0\ndevice_hours = 9.0\npatience = 99'
+).replace("[confirm]", "[confirm]\ntime_share = 0.2")
+
+
+def test_what_cannot_change_a_trial_may_be_edited_while_the_study_goes_on(finished: Path) -> None:
+    before = calls(finished)
+    write_study(finished, EDITED)
+    result = tune(finished, make_experimenter=make_fake)
+    assert result.name == "renamed"
+    assert calls(finished) == before  # it is the same study: nothing is trained again
+    assert len(read_result(finished).trials) == len(result.trials)
+    write_study(finished, EDITED.replace("high = 0.9", "high = 0.8"))
+    with pytest.raises(StudyChangedError) as caught:
+        tune(finished, make_experimenter=make_fake)
+    assert "`space.grad_freeze.freeze_p.high` was 0.9, is 0.8" in str(caught.value)
+    assert "timeout" not in str(caught.value)
+
+
+def test_a_further_drop_may_be_edited_and_the_target_s_may_not(finished: Path) -> None:
+    before = calls(finished)
+    write_study(finished, SHORT.replace("o2 = 0.05", "o2 = 0.06"))
+    result = tune(finished, make_experimenter=make_fake, confirm_seeds=2)
+    assert result.allowed_drops == {"o1": 0.02, "o2": 0.06}
+    assert not any("trial_" in line for line in calls(finished)[len(before) :])  # asked of the same trials
+    write_study(finished, SHORT.replace("o1 = 0.02", "o1 = 0.03"))
+    with pytest.raises(StudyChangedError, match="`allowed_drop.o1` was 0.02, is 0.03"):
+        tune(finished, make_experimenter=make_fake)
+
+
+def test_a_study_that_an_earlier_version_stored_with_such_keys_may_be_edited_too(finished: Path) -> None:
+    storage = default_storage(finished)
+    study = optuna.load_study(study_name=optuna.get_all_study_names(storage)[0], storage=storage)
+    asked = study.user_attrs["study_file"]
+    old = {"name": "s", "n_trials": 4, "timeout_seconds": None}
+    confirm = {"enabled": True, "seeds_min": 3, "seeds_max": 3, "candidates": 2, "steps": None, "time_share": 0.4}
+    study.set_user_attr("study_file", {**asked, "study": {**asked["study"], **old}, "confirm": confirm})
+    before = calls(finished)
+    write_study(finished, EDITED)
+    tune(finished, make_experimenter=make_fake)
+    assert calls(finished) == before
 
 
 def test_other_data_are_refused(finished: Path) -> None:
@@ -335,14 +376,10 @@ def test_senseless_arguments_are_refused(tmp_path: Path, options: dict[str, Any]
 
 
 def test_when_time_is_over_verdicts_stay_open_and_say_what_to_do(tmp_path: Path) -> None:
-    class Slow(FakeExperimenter):
-        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-            time.sleep(0.5)
-            return super().train(config, level, **options)
-
     directory = write_study(tmp_path / "s", SHORT)
-    tune(directory, make_experimenter=lambda file, folder: Slow(folder), timeout=1e-3)
-    assert len(stored(directory)) == 1  # O0 is always run; nothing was begun after it
+    with pytest.raises(StudyError, match="too short for O0 itself"):
+        tune(directory, make_experimenter=make_fake, timeout=1e-3)
+    assert len(stored(directory)) == 1
     tune(directory, make_experimenter=make_fake, trials=4, confirm_seeds=2, timeout=1000.0)
     result = tune(directory, make_experimenter=make_fake, confirm_seeds=40, timeout=1e-3)
     assert {one.n_seeds for one in result.candidates} <= {0, 2}  # of 40 no further one was begun

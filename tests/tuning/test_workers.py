@@ -73,8 +73,8 @@ def test_workers_join_and_finish_a_study_that_nobody_began(tmp_path: Path) -> No
     second = join_study(directory, make_experimenter=lambda file, folder: FakeExperimenter(folder))
     assert (second.finished, second.complete) == (5, True)
     assert read_result(directory).trials[0].level == "O0"
-    trained = [line for line in calls(directory) if line.startswith("trained")]
-    assert len(trained) == len(set(trained)) == 5
+    begun = [line for line in calls(directory) if line.startswith("train ")]
+    assert len(begun) == len(set(begun)) == 5
 
 
 @pytest.mark.parametrize("options", [{"trials": 0}, {"timeout": 0.0}, {"grace_seconds": -1.0}])

@@ -18,6 +18,7 @@ from types import FrameType
 
 import typer
 
+from workbench.cli.command_start import for_ranks
 from workbench.cli.failures import FAILED
 
 __all__ = ["run_as_ranks"]
@@ -53,7 +54,7 @@ def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
 
 def _start(rank: int, n_ranks: int, arguments: Sequence[str], meeting: dict[str, str]) -> subprocess.Popen[bytes]:
     told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks), **meeting}
-    environment = {**os.environ, **told}
+    environment = {**os.environ, **told, **for_ranks()}
     # Each rank's torch would take all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // n_ranks)))
     # A session of its own: the terminal's Ctrl-C comes here, not to every rank.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from workbench.cli import command_start
 from workbench.cli.interrupts import saying_on_ctrl_c
 from workbench.cli.output import JsonOption, only_result_on_stdout, plain, print_json, print_table, quoted, say
 from workbench.cli.progress import Bar, clock, progress_bar
@@ -93,6 +94,7 @@ def tune(
 
     With `ranks` above 1 in study.toml it starts so many processes, which train each trial together.
     """
+    began = command_start.began()
     from workbench.tuning.study_file import read_study
 
     ray = _ray_engine(engine, address, resources_per_trial, jobs)
@@ -118,6 +120,7 @@ def tune(
             storage=storage,
             warm_start=warm_start or (),
             on_progress=_show_on(bar),
+            began=began,
         )
     _print_result(result, json=json)
 

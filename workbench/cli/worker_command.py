@@ -42,7 +42,9 @@ def worker(
     trials: int = typer.Option(
         None, metavar="N", min=1, help="Trials of the whole study, those of all workers included."
     ),
-    timeout: float = typer.Option(None, metavar="SECONDS", min=1, help="Begin no trial after this time."),
+    timeout: float = typer.Option(
+        None, metavar="SECONDS", min=1, help="Time for this worker; its trial is put back then."
+    ),
     grace: float = typer.Option(
         None,
         metavar="SECONDS",

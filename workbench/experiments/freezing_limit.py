@@ -57,6 +57,7 @@ def measure_freezing_limit(
     rounds: int = 8,
     steps_per_block: int = 4,
     stop: Callable[[], bool] | None = None,
+    before_window: Callable[[], None] | None = None,
 ) -> FreezingLimit:
     """Measure a freezing schedule against full steps and against its limit.
 
@@ -69,6 +70,8 @@ def measure_freezing_limit(
         rounds: Rounds; each visits every kind of step of all sides.
         steps_per_block: Steps per block at least.
         stop: Asked between rounds; True ends the measurement after at least two.
+        before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
+            measurement without an answer.
 
     Raises:
         ValueError: If freezing is not in effect, or there are fewer than two rounds.
@@ -78,12 +81,14 @@ def measure_freezing_limit(
     config, level = candidate
     device = device or devices.select_device("auto")
     full = (config.with_values({"boost.mode": "manual", "boost.grad_freeze": False}), level)
-    side = functools.partial(TimedSide, task, device=device, seed=seed, at_least=steps_per_block, before_window=None)
+    side = functools.partial(
+        TimedSide, task, device=device, seed=seed, at_least=steps_per_block, before_window=before_window
+    )
     scheduled = side(*candidate)
     if not isinstance(scheduled.boosted.optimizer, FreezeOpt):
         raise ValueError("the configuration freezes nothing; switch `boost.grad_freeze` on at a level that allows it")
     resting = _RestingSide(
-        task, *full, device=device, seed=seed, at_least=steps_per_block, before_window=None, like=scheduled
+        task, *full, device=device, seed=seed, at_least=steps_per_block, before_window=before_window, like=scheduled
     )
     sides = (side(*full), scheduled, resting)
     for one in sides:
@@ -135,6 +140,8 @@ class _RestingSide(TimedSide):
         self._optimizers = {group: _optimizer_over(whole, trained) for group, trained in self._trained.items()}
 
     def _window(self, group: int) -> float:
+        if self.before_window is not None:
+            self.before_window()
         model, trained = self.boosted.model, set(self._trained[group])
         optimizer = self._optimizers[group]
         for parameter in model.parameters():

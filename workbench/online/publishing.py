@@ -222,7 +222,7 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
         The version; ``model.load_state_dict(published.tensors)`` takes it.
 
     Raises:
-        FileNotFoundError: When nothing was published yet.
+        FileNotFoundError: When nothing was published yet, or a file that the manifest names is missing.
         ValueError: When the manifest is not of this format, or a file is damaged or of another model; ``since`` is then
             as it was.
     """
@@ -233,10 +233,13 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
             raise FileNotFoundError(f"{folder} holds no {_MANIFEST}: nothing was published there yet")
         try:
             return _load(folder, manifest, since)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             # The files of this manifest were cleared away after a newer one had come, which is there by now.
             if attempt == _TRIES - 1 or _read_manifest(folder) == manifest:
-                raise
+                raise FileNotFoundError(
+                    f"{folder / _MANIFEST}: names a file that is not there ({error}); copy the whole folder, or "
+                    "publish anew"
+                ) from None
     raise AssertionError("the loop returns or raises")
 
 

@@ -6,7 +6,14 @@ Start at `tune`: ``study.py`` tells the whole way in its first lines and has one
 from __future__ import annotations
 
 from workbench.tuning.answer import StudyResult, export_study, read_result
-from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError, StudyStoppedError
+from workbench.tuning.errors import (
+    OutOfTimeError,
+    StudyBusyError,
+    StudyChangedError,
+    StudyError,
+    StudyFailedError,
+    StudyStoppedError,
+)
 from workbench.tuning.experimenter import Experimenter, TaskExperimenter
 from workbench.tuning.joining import WorkerResult, join_study
 from workbench.tuning.progress import TuneProgress
@@ -20,6 +27,7 @@ from workbench.tuning.trial_table import TRIAL_COLUMNS, trial_table, write_trial
 __all__ = [
     "TRIAL_COLUMNS",
     "Experimenter",
+    "OutOfTimeError",
     "RayEngine",
     "StudyBusyError",
     "StudyChangedError",

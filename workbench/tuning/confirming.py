@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from workbench.config import BoostConfig, Plan
 from workbench.experiments.confirmation import (
@@ -36,11 +37,13 @@ from workbench.experiments.confirmation import (
     verdict_sentence,
 )
 from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.tuning.errors import OutOfTimeError
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.objective import plain, read_speed, read_trained, steps_to_target
 from workbench.tuning.plans import explicit_config, needs_warm_up
 from workbench.tuning.search_space import all_off
 from workbench.tuning.selection import TARGETS, aimed_at, competing_trials, with_policy
+from workbench.tuning.stopping import end_if_over
 from workbench.tuning.stored_records import baseline_record, trials_of
 from workbench.tuning.study_file import StudyFile
 from workbench.tuning.warm_up import WarmUpError, WarmUps
@@ -136,10 +139,14 @@ class Confirmation:
         warm_ups: Weight snapshots of every seed for plans that need them.
         command: Command that adds seeds, with ``{seeds}``.
         confirm_seeds: Number of seeds asked for on the command line; None lets the pilots decide.
-        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
+        deadline: ``time.monotonic()`` at which the time is over; None for none. Who trains ends the run that goes on
+            then; none is begun here that would take longer.
         on_run: Called with (runs done, runs as far as planned) after every run; further seeds add to both.
         on_step: Called while a run trains.
         on_note: Called with a sentence before each test: how many seeds it takes, how long, and what it can decide.
+
+    Attributes:
+        cut_short: Whether the time was over before all verdicts were in.
     """
 
     def __init__(
@@ -163,6 +170,7 @@ class Confirmation:
         self._command = command
         self._asked = confirm_seeds
         self._deadline = deadline
+        self.cut_short = False
         self._on_run = on_run
         self._on_step = on_step
         self._on_note = on_note
@@ -175,6 +183,13 @@ class Confirmation:
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
         self._resolution = smallest_gap(seen) or None
+        self._searched_seconds = {
+            str(trial.user_attrs["plan_key"]): read_trained(trial.user_attrs["trained"]).seconds
+            * self._steps
+            / file.study.budget_steps
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if {"plan_key", "trained"} <= trial.user_attrs.keys()
+        }
         self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
@@ -277,17 +292,21 @@ class Confirmation:
             self._keep_test(contender.target, contender.key, replace(test, looks=(*looks, (n_trained, error))))
 
     def _train_pairs(self, contender: Contender, test: PlannedTest) -> None:
-        """Train what is missing of a test's pairs: O0 and the contender, seed by seed."""
+        """Train what is missing of a test's pairs: O0 and the contender, seed by seed, as far as the time goes."""
         plans = {self._baseline_key: self._baseline, contender.key: contender.plan}
         seeds = self._seeds(test)
         missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
         planned = self._runs_ended + len(missing)
-        for seed, key in missing:
-            if self._out_of_time() or self._diverged(contender.key, seeds):
-                return
-            self._tell(planned)
-            self._train(plans[key], seed)
-            self._runs_ended += 1
+        try:
+            for seed, key in missing:
+                if self._out_of_time() or self._diverged(contender.key, seeds):
+                    return
+                self._tell(planned)
+                self._end_before(key)
+                self._train(plans[key], seed)
+                self._runs_ended += 1
+        except OutOfTimeError:
+            self.cut_short = True
         self._tell(planned)
 
     def _may_be_faster(self, contender: Contender) -> bool:
@@ -424,15 +443,19 @@ class Confirmation:
         seed = self._file.study.seed + _FIRST_SEED
         try:
             warm_up = self._warm_ups.before(contender.plan, seed)
+            end_if_over(self._deadline)
+            measured = self._experimenter.speed(
+                (self._baseline.config, "O0"),
+                (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
+                seed=seed,
+                rounds=self._file.speed.rounds,
+                steps_per_block=self._file.speed.steps_per_block,
+            )
         except WarmUpError:  # the run with this seed will say so
             return
-        measured = self._experimenter.speed(
-            (self._baseline.config, "O0"),
-            (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
-            seed=seed,
-            rounds=self._file.speed.rounds,
-            steps_per_block=self._file.speed.steps_per_block,
-        )
+        except OutOfTimeError:
+            self.cut_short = True
+            return
         self._keep(f"confirm_speed:{contender.key}", plain(asdict(measured)))
 
     def _tests(self, target: str) -> list[tuple[str, PlannedTest]]:
@@ -477,15 +500,21 @@ class Confirmation:
         return f"confirm:{key}:{seed}:{self._steps}{evaluated}"
 
     def _seconds_per_pair(self, key: str) -> float:
-        seconds = []
-        for plan in (self._baseline_key, key):
-            runs = (self._stored(plan, seed) for seed in confirmation_seeds(self._file.study.seed, _N_PILOTS))
-            known = [run.seconds for run in runs if run is not None]
-            seconds.append(sum(known) / len(known) if known else math.nan)
-        return sum(seconds)
+        return self._seconds(self._baseline_key) + self._seconds(key)
+
+    def _seconds(self, key: str) -> float:
+        """Return what a run takes, by those that have ended; NaN when there is none."""
+        runs = (self._stored(key, seed) for seed in confirmation_seeds(self._file.study.seed, _N_PILOTS))
+        known = [run.seconds for run in runs if run is not None]
+        return sum(known) / len(known) if known else math.nan
+
+    def _end_before(self, key: str) -> None:
+        """End the confirmation if a run would not end in time, by its like here or else in the search."""
+        seconds = self._seconds(key)
+        end_if_over(self._deadline, self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds)
 
     def _out_of_time(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return self.cut_short or (self._deadline is not None and time.monotonic() > self._deadline)
 
     def _tell(self, planned: int) -> None:
         if self._on_run is not None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["StudyBusyError", "StudyChangedError", "StudyError", "StudyFailedError", "StudyStoppedError"]
+import math
+
+__all__ = [
+    "OutOfTimeError",
+    "StudyBusyError",
+    "StudyChangedError",
+    "StudyError",
+    "StudyFailedError",
+    "StudyStoppedError",
+]
 
 
 class StudyError(ValueError):
@@ -23,3 +32,16 @@ class StudyFailedError(RuntimeError):
 
 class StudyStoppedError(RuntimeError):
     """Somebody asked the study to end; everything finished is saved, the running trial will be run again."""
+
+
+class OutOfTimeError(StudyStoppedError):
+    """The time limit ended what the study was doing; everything finished is saved.
+
+    Args:
+        message: One sentence.
+        needed_seconds: How long the run that was ended would have taken; NaN when that is not known.
+    """
+
+    def __init__(self, message: str, needed_seconds: float = math.nan) -> None:
+        super().__init__(message)
+        self.needed_seconds = needed_seconds

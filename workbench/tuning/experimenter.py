@@ -161,8 +161,16 @@ class Experimenter(Protocol):
     def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
         """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
 
-    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
-        """Time a freezing schedule beside layers that rest for good.
+    def freezing_limit(
+        self,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> dict[str, float]:
+        """Time a freezing schedule beside layers that rest for good; ``stop`` cuts it short.
 
         Returns:
             ``realised``, ``limit`` and ``reached``, each with ``_low`` and ``_high``.
@@ -351,12 +359,26 @@ class TaskExperimenter:
             for row in table.to_dict("records")
         ]
 
-    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+    def freezing_limit(
+        self,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> dict[str, float]:
         """Time a freezing schedule beside layers that rest for good."""
         from workbench.experiments.freezing_limit import measure_freezing_limit
 
         measured = measure_freezing_limit(
-            self._task, candidate, device=self._device, seed=seed, rounds=rounds, steps_per_block=steps_per_block
+            self._task,
+            candidate,
+            device=self._device,
+            seed=seed,
+            rounds=rounds,
+            steps_per_block=steps_per_block,
+            before_window=lambda: end_if_asked(stop),
         )
         return {
             f"{name}{end}": value

@@ -7,6 +7,7 @@ on the way included. Confirmation and export are one process's work: ``workbench
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from pathlib import Path
 import optuna
 
 from workbench.tuning import storage as kept
-from workbench.tuning.errors import StudyError
-from workbench.tuning.experimenter import MakeExperimenter, experimenter_for
+from workbench.tuning.errors import OutOfTimeError, StudyError
+from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
 from workbench.tuning.progress import StudyWatch, TuneProgress
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.searching import Search
@@ -68,7 +69,7 @@ def join_study(
         study_dir: Folder with ``study.toml``; the same content on every machine.
         storage: Optuna storage URL; None takes the SQLite file beside the study, for workers of one machine.
         trials: Finished trials of the whole study; None takes what ``tune`` was asked for, else the file's.
-        timeout: Seconds after which no trial is begun; None for no limit.
+        timeout: Seconds after which this worker ends and puts its running trial back; None for no limit.
         grace_seconds: How long this worker may be silent before others take its trial for abandoned; None takes
             ``WORKBENCH_GRACE_SECONDS``, by default 180.
         on_progress: Told how far the study is.
@@ -91,9 +92,9 @@ def join_study(
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
     with quiet_optuna(), kept.plain_storage_errors():
-        experimenter = experimenter_for(file, directory, make_experimenter)
-        if stop is not None:
-            experimenter = StoppableExperimenter(experimenter, stop)
+        experimenter: Experimenter = experimenter_for(file, directory, make_experimenter)
+        if stop is not None or deadline is not None:
+            experimenter = StoppableExperimenter(experimenter, stop, deadline)
         allowed = file.allowed_drops(experimenter.metric_name)
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds, wait=True)
         study = kept.open_study(database, file, experimenter)
@@ -104,8 +105,9 @@ def join_study(
         watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
         warm_ups = WarmUps(file, directory, experimenter, watch.step)
         search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, deadline, watch, stop)
-        search.run_baseline()
-        search.run()
+        with contextlib.suppress(OutOfTimeError):  # O0 waits for the next worker
+            search.run_baseline()
+            search.run()
         finished = _finished(study)
         return WorkerResult(
             name=file.study.name,

@@ -24,6 +24,7 @@ from workbench.tuning.errors import StudyFailedError
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
 from workbench.tuning.plans import explicit_config
 from workbench.tuning.search_space import Suggestion, all_off, suggest
+from workbench.tuning.stopping import end_if_over
 from workbench.tuning.study_file import StudyFile
 from workbench.tuning.trial_in_hand import TrialInHand
 from workbench.tuning.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
@@ -31,10 +32,12 @@ from workbench.tuning.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 __all__ = [
     "Baseline",
     "Objective",
+    "Prospect",
     "Score",
     "baseline_trial",
     "deficit_at_equal_time",
     "metric_deficit",
+    "prospect",
     "score",
     "steps_to_target",
 ]
@@ -185,6 +188,44 @@ def score(
     return Score((value,), deficit, allowed, steps, constraint)
 
 
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a run that goes on can still get.
+
+    Args:
+        least: The smallest value possible.
+        reached: Whether it has reached its target.
+    """
+
+    least: float
+    reached: bool
+
+
+def prospect(
+    curve: Sequence[tuple[int, float]],
+    ratio: float,
+    baseline: Baseline,
+    allowed: float,
+    objective: str,
+    warm_up_steps: int = 0,
+) -> Prospect:
+    """Say what a run can still get, from its evaluations so far.
+
+    Args:
+        curve: Pairs (micro-batches, metric) so far, at least one.
+        ratio: Its relative step time; the lower end of its interval, so that noise ends no run.
+        baseline: O0's run.
+        allowed: Allowed drop, in the metric's unit.
+        objective: ``"time_to_target"`` or ``"speed"``.
+        warm_up_steps: Micro-batches of O0 before the run.
+    """
+    if objective == "speed":
+        return Prospect(ratio, reached=False)
+    target = baseline.metric - (1.0 if baseline.higher_is_better else -1.0) * allowed
+    steps = steps_to_target(curve, target, higher_is_better=baseline.higher_is_better)
+    return Prospect(warm_up_steps + ratio * min(steps, float(curve[-1][0])), reached=math.isfinite(steps))
+
+
 def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
     """Return the finished trial that is O0, or None while there is none."""
     finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -220,8 +261,10 @@ class Objective:
         file: The study.
         study: The Optuna study.
         experimenter: Who trains.
-        allowed_drop: Drop that the study's target allows, the same for all trials.
+        allowed_drops: Allowed drop per export; trials are scored at that of the study's target.
         warm_ups: Weight snapshots for plans that need them.
+        deadline: ``time.monotonic()`` by which a trial has to end; None for none. Who trains ends it then; no training
+            is begun here that would take longer.
         on_step: Told while a trial trains.
     """
 
@@ -230,15 +273,18 @@ class Objective:
         file: StudyFile,
         study: optuna.Study,
         experimenter: Experimenter,
-        allowed_drop: float,
+        allowed_drops: dict[str, float],
         warm_ups: WarmUps,
+        deadline: float | None = None,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
+        self._deadline = deadline
+        self._drops = allowed_drops
         self._file = file
         self._hand = TrialInHand(study)
         self._study = self._hand.study
         self._experimenter = experimenter
-        self._allowed = allowed_drop
+        self._allowed = allowed_drops[file.allowed_drop.target]
         self._base = file.base_config()
         self._plans = file.plans
         self._dimensions = file.dimensions
@@ -325,25 +371,36 @@ class Objective:
             )
             trial.set_user_attr("speed", plain(asdict(speed)))
             self._hand.write()  # an interrupted trial finds it here
-        pruned = False
+        end_if_over(self._deadline, speed.ratio * self._baseline_seconds())
+        objective = self._file.study.objective
+        every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
+        limits = {} if every_run else self._limits(baseline)
+        curve: list[tuple[int, float]] = []
+        pruned, why = False, ""
 
         def on_evaluation(step: int, metric: float) -> bool:
-            nonlocal pruned
+            nonlocal pruned, why
+            curve.append((step, metric))
             deficit = deficit_at_equal_time(baseline, step, metric, speed.ratio, warm_up.steps)
             if deficit is None or step >= file_budget:
                 return False
             self._report(trial, step, deficit)
-            pruned = trial.should_prune()
+            told = [prospect(curve, speed.low, baseline, drop, objective, warm_up.steps) for drop in limits]
+            if limits and all(one.least > limit for one, limit in zip(told, limits.values(), strict=True)):
+                pruned, why = True, "it can no longer be better than O0 and the trials that would be confirmed"
+            # One that has reached its target in time goes to its end, which says whether it stays there.
+            elif not any(one.reached and one.least <= limit for one, limit in zip(told, limits.values(), strict=True)):
+                pruned, why = trial.should_prune(), "worse than the median at equal time"
             return pruned
 
         file_budget = self._file.study.budget_steps
-        prunes = self._file.study.objective != "pareto"
+        prunes = objective != "pareto"
         trained = self._train(trial, plan, warm_up, on_evaluation if prunes else None)
         trial.set_user_attr("trained", plain(asdict(trained)))
         if pruned:
             last = trained.curve[-1]
             self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up.steps))
-            trial.set_user_attr("message", f"pruned after {last[0]} steps: worse than the median at equal time")
+            trial.set_user_attr("message", f"pruned after {last[0]} steps: {why}")
             raise optuna.TrialPruned
         return self._finish(trial, trained, speed, baseline, warm_up.steps)
 
@@ -404,6 +461,34 @@ class Objective:
             on_evaluation=on_evaluation,
             on_step=self._on_step,
         )
+
+    def _baseline_seconds(self) -> float:
+        """Return how long O0 trained."""
+        stored = baseline_trial(self._study)
+        return math.nan if stored is None else read_trained(stored.user_attrs["trained"]).seconds
+
+    def _limits(self, baseline: Baseline) -> dict[float, float]:
+        """Return allowed drop -> the value that a trial has to stay below to be of use, as far as is known now.
+
+        That is O0's, and that of the last trial that would be confirmed: the best alone is no limit, since it may be
+        refuted. Every drop is a question of its own that is asked of all trials.
+        """
+        confirm, objective = self._file.confirm, self._file.study.objective
+        places = confirm.candidates if confirm.enabled else 1
+        values: dict[float, list[float]] = {drop: [] for drop in self._drops.values()}
+        limits = dict.fromkeys(values, math.inf)
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            attributes = trial.user_attrs
+            if "trained" not in attributes or "repeats" in attributes:
+                continue
+            measured = read_trained(attributes["trained"]), read_speed(attributes["speed"])
+            for drop in values:
+                scored = score(*measured, baseline, drop, objective, int(attributes.get("warm_up_steps", 0)))
+                if attributes.get("baseline"):
+                    limits[drop] = scored.values[0]
+                elif scored.feasible:
+                    values[drop].append(scored.values[0])
+        return {drop: min([limits[drop], *sorted(values[drop])[places - 1 : places]]) for drop in values}
 
     def _report(self, trial: optuna.Trial, step: int, deficit: float) -> None:
         # What an interrupted trial reported before stands: the same seed gives the same curve.

@@ -121,7 +121,15 @@ class LeadingExperimenter(AroundExperimenter):
         """Replay a recorded run, which is arithmetic and needs no other rank."""
         return self._inner.replay(run_path, policies)
 
-    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+    def freezing_limit(
+        self,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> dict[str, float]:
         """Refuse: it is measured in one process, which ``study.toml`` is checked for."""
         raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
 

@@ -62,6 +62,7 @@ class RayEngine:
         directory: Path,
         make: MakeExperimenter | None = None,
         stop: Callable[[], bool] | None = None,
+        deadline: float | None = None,
     ) -> Iterator[RayCrew]:
         """Join the cluster and get a first place there, while the block runs.
 
@@ -70,9 +71,11 @@ class RayEngine:
             directory: Folder of the study.
             make: Makes another experimenter than the task's own, for tests.
             stop: Asked while waiting; True ends the study.
+            deadline: ``time.monotonic()`` until which to wait for room; None for as long as it takes.
 
         Raises:
-            StudyError: When the resources or the cluster are wrong, or the cluster never has room.
+            StudyError: When the resources or the cluster are wrong, or the cluster never has room, or none before the
+                deadline.
         """
         resources, ranks = parse_resources(self.resources), file.study.ranks
         if ranks > 1 and resources.shares_accelerator():
@@ -91,11 +94,11 @@ class RayEngine:
 
             try:
                 first = new_place()  # before there is room: an autoscaler sees who waits
-                wait_for_room(ray, resources, ranks, lambda: end_if_asked(stop))
+                wait_for_room(ray, resources, ranks, lambda: _end_waiting(stop, deadline))
                 ready = first.ready()
                 began, told = time.monotonic(), False
                 while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
-                    end_if_asked(stop)
+                    _end_waiting(stop, deadline)
                     if not told and time.monotonic() - began > _TELL_SECONDS:
                         told = True
                         print(
@@ -176,7 +179,8 @@ class RayCrew:
                 # No trial is drawn for a place that has no room yet: it would be drawn from less than is known later.
                 ready = place.ready()
                 while not self._ray.wait([ready], timeout=_POLL_SECONDS)[0]:
-                    if enough.is_set() or ending.is_set():
+                    over = deadline is not None and time.monotonic() >= deadline
+                    if over or enough.is_set() or ending.is_set():
                         return
                 self._searching(place, database, allowed, n_trials, deadline, ending.is_set).run()
                 enough.set()
@@ -220,8 +224,14 @@ class RayCrew:
         stop: Callable[[], bool],
     ) -> Search:
         file = self._file
-        trains = StoppableExperimenter(RayExperimenter(place, self._facts, self._directory, stop), stop)
+        trains = StoppableExperimenter(RayExperimenter(place, self._facts, self._directory, stop), stop, deadline)
         study = kept.find_study(database, file.study.name)  # each its own: a study object has one sampler
         watch = StudyWatch(study, file, n_trials, None, None)
         warm_ups = WarmUps(file, self._directory, trains, watch.step)
         return Search(file, database, study, trains, warm_ups, allowed, n_trials, deadline, watch, stop)
+
+
+def _end_waiting(stop: Callable[[], bool] | None, deadline: float | None) -> None:
+    end_if_asked(stop)
+    if deadline is not None and time.monotonic() >= deadline:
+        raise StudyError("the time limit ended before the Ray cluster had room for a trial; give the command more time")

@@ -122,10 +122,18 @@ class RayExperimenter:
         measured: SpeedMeasured = self._work("speed", (baseline, candidate), options, stop=stop)[0]
         return measured
 
-    def freezing_limit(self, candidate: Side, *, seed: int, rounds: int, steps_per_block: int) -> dict[str, float]:
+    def freezing_limit(
+        self,
+        candidate: Side,
+        *,
+        seed: int,
+        rounds: int,
+        steps_per_block: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> dict[str, float]:
         """Measure there what freezing could save at best."""
         options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        measured: dict[str, float] = self._work("freezing_limit", (candidate,), options)[0]
+        measured: dict[str, float] = self._work("freezing_limit", (candidate,), options, stop=stop)[0]
         return measured
 
     def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:

@@ -146,7 +146,7 @@ class RayWorker:
         if packed:
             arguments = (ray_folders.unpack_run(self._folder, str(arguments[0]), packed), *arguments[1:])
         callbacks: dict[str, Any] = {}
-        if self._is_first() and method in {"train", "speed"}:
+        if self._is_first() and method in {"train", "speed", "freezing_limit"}:
             callbacks["stop"] = self._is_ended
         if self._is_first() and method == "train":
             callbacks["on_step"] = _Throttled(self._messages)

@@ -18,13 +18,13 @@ from optuna.trial import FrozenTrial, TrialState
 from workbench.credentials import hide_passwords
 from workbench.tuning import storage as kept
 from workbench.tuning.ending import SearchEnd
-from workbench.tuning.errors import StudyFailedError, StudyStoppedError
+from workbench.tuning.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
 from workbench.tuning.experimenter import Experimenter, MakeExperimenter, RunStep, experimenter_for
 from workbench.tuning.objective import Objective
 from workbench.tuning.progress import StudyWatch
 from workbench.tuning.quiet import quiet_optuna
 from workbench.tuning.sampling import make_pruner, make_sampler
-from workbench.tuning.stopping import end_if_asked
+from workbench.tuning.stopping import StoppableExperimenter, end_if_asked, end_if_over
 from workbench.tuning.stored_records import FINISHED, counted_among
 from workbench.tuning.study_file import StudyFile, read_study
 from workbench.tuning.warm_up import WarmUps
@@ -48,6 +48,7 @@ def search(
     deadline: float | None = None,
     make_experimenter: MakeExperimenter | None = None,
     device: torch.device | None = None,
+    on_begin: Callable[[], None] | None = None,
 ) -> None:
     """Run trials of a study that ``tune`` has begun: what one worker process does.
 
@@ -55,9 +56,10 @@ def search(
         study_dir: Folder with ``study.toml``.
         url: Optuna storage URL.
         n_trials: Finished trials of the whole study; None follows the file.
-        deadline: ``time.monotonic()`` after which no trial is begun; None for none.
+        deadline: ``time.monotonic()`` at which the trial that runs is put back; None for none.
         make_experimenter: Who trains; None trains the task the file names.
         device: Where to train; None takes the one the file names.
+        on_begin: Called when the first trial may be drawn.
 
     Raises:
         StudyError: When the study is wrong or has not been started.
@@ -65,7 +67,9 @@ def search(
     """
     file = read_study(study_dir)
     with quiet_optuna():
-        experimenter = experimenter_for(file, study_dir, make_experimenter, device)
+        experimenter: Experimenter = experimenter_for(file, study_dir, make_experimenter, device)
+        if deadline is not None:
+            experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = kept.open_storage(url, role="worker", wait=True)
         study = kept.find_study(database, file.study.name)
         total = n_trials or file.study.n_trials
@@ -74,12 +78,19 @@ def search(
         with kept.plain_storage_errors():
             warm_ups = WarmUps(file, study_dir, experimenter, watch.step)
             here = Search(file, database, study, experimenter, warm_ups, allowed, total, deadline, watch)
+            if on_begin is not None:
+                on_begin()
             here.run_baseline()
             here.run()
 
 
 class Search:
     """Run trials until the whole study has enough of them or the time is over.
+
+    Args:
+        deadline: ``time.monotonic()`` after which no trial is begun; who trains ends the one that runs then
+            (`StoppableExperimenter`). None for none.
+        stop: Asked between trials; True ends the study.
 
     Attributes:
         finished_here: Trials that were run to their end here.
@@ -108,9 +119,7 @@ class Search:
         self._stale = kept.StaleTrials(database, study)
         self._heart: kept.Heart | None = None
         self.finished_here = 0
-        self._objective = Objective(
-            file, study, experimenter, allowed[file.allowed_drop.target], warm_ups, on_step=self._step
-        )
+        self._objective = Objective(file, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,
@@ -122,8 +131,15 @@ class Search:
         )
         self._end = SearchEnd(study, file, n_trials)
 
-    def run_baseline(self) -> None:
-        """Run O0 if it has not been run, or wait for the process that runs it."""
+    def run_baseline(self, deadline: float | None = None) -> None:
+        """Run O0 if it has not been run, or wait for the process that runs it.
+
+        Args:
+            deadline: ``time.monotonic()`` until which to wait; None takes the search's.
+
+        Raises:
+            OutOfTimeError: When O0 has not finished by then.
+        """
         self._watch.phase("search")
         while True:
             trials = self._study.get_trials(deepcopy=False)  # read once: another process may finish it at any moment
@@ -137,6 +153,7 @@ class Search:
                     self._run_one(optuna.Trial(self._study, trial_id))
             elif TrialState.RUNNING in baseline:
                 end_if_asked(self._stop)
+                end_if_over(self._deadline if deadline is None else deadline)
                 if not self._stale.put_back():
                     time.sleep(_POLL_SECONDS)
             else:
@@ -155,7 +172,10 @@ class Search:
                 _end_if_workers_keep_dying(trials)
                 begun = self._study.ask() if self._wanted() else None
             if begun is not None:
-                failures = 0 if self._run_one(begun) else failures + 1
+                try:
+                    failures = 0 if self._run_one(begun) else failures + 1
+                except OutOfTimeError:  # it waits for the next command
+                    break
             elif any(trial.state == TrialState.RUNNING for trial in trials):
                 time.sleep(_POLL_SECONDS)
             else:

@@ -35,7 +35,7 @@ from workbench.tuning.experimenter import Experimenter
 from workbench.tuning.objective import plain
 from workbench.tuning.patience import STORAGE_ERRORS, Patience, reason_of
 from workbench.tuning.stale_trials import HEARTBEATS_PER_GRACE, StaleTrials
-from workbench.tuning.study_file import StudyFile
+from workbench.tuning.study_file import StudyFile, asked
 from workbench.tuning.study_storage import StudyStorage, TrialTakenError, was_given_up
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
 TAKEN_ERRORS = (TrialTakenError, optuna.exceptions.UpdateFinishedTrialError)
 """What writing to a trial raises when another process has it by now, or has even finished it."""
 
+_BESIDE_STUDY = "study.db"
 _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
 _TIMES_TO_MAKE_TABLES = 8
@@ -70,7 +71,7 @@ _TIMES_TO_MAKE_TABLES = 8
 
 def default_storage(directory: Path) -> str:
     """Return the URL of the SQLite file beside the study."""
-    return f"sqlite:///{(directory / 'study.db').resolve()}"
+    return f"sqlite:///{(directory / _BESIDE_STUDY).resolve()}"
 
 
 def open_storage(
@@ -180,9 +181,9 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         directions = [metric, StudyDirection.MINIMIZE]
     # A new study is completed before it gets its name's attributes, in an order that a kill may cut anywhere: the
     # file last, so that a study without it is one that never began.
-    known = {summary.study_name for summary in optuna.get_all_study_summaries(storage, include_best_trial=False)}
-    if file.study.name in known:
-        study = optuna.load_study(study_name=file.study.name, storage=storage)
+    name = _stored_name(storage, file.study.name)
+    if name is not None:
+        study = optuna.load_study(study_name=name, storage=storage)
         stored = study.user_attrs.get("study_file")
         if stored is not None:
             _refuse_changes(stored, file.canonical())
@@ -210,10 +211,23 @@ def find_study(storage: StudyStorage, name: str) -> optuna.Study:
     Raises:
         StudyError: When the database has no study of that name.
     """
-    try:
-        return optuna.load_study(study_name=name, storage=storage)
-    except KeyError:
-        raise StudyError(f"the study {name!r} has not been started; run `workbench tune` first") from None
+    stored = _stored_name(storage, name)
+    if stored is None:
+        raise StudyError(f"the study {name!r} has not been started; run `workbench tune` first")
+    return optuna.load_study(study_name=stored, storage=storage)
+
+
+def _stored_name(storage: StudyStorage, name: str) -> str | None:
+    """Return the name under which a study is stored; None when it has not been started.
+
+    That is another one where the study was renamed since: the file beside a study holds that study and no other.
+    """
+    studies = storage.get_all_studies()
+    if any(study.study_name == name for study in studies):
+        return name
+    beside = storage.engine.name == "sqlite" and Path(storage.engine.url.database or "").name == _BESIDE_STUDY
+    begun = [study.study_name for study in studies if "study_file" in study.user_attrs]
+    return begun[0] if beside and len(begun) == len(studies) == 1 else None
 
 
 def changed_values(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -369,15 +383,12 @@ def archive_study(directory: Path) -> Path | None:
 
 
 def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changes = changed_values(stored, json.loads(json.dumps(plain(now))))
+    changes = changed_values(asked(stored), json.loads(json.dumps(plain(now))))
     if not changes:
         return
     told = "; ".join(f"`{path}` was {_shown(before)}, is {_shown(after)}" for path, (before, after) in changes.items())
-    hint = ""
-    if set(changes) <= {"study.n_trials", "study.timeout_seconds"}:
-        hint = ", or undo it and extend the study with --trials or --timeout"
     raise StudyChangedError(
-        f"study.toml changed since the study began ({told}); start over with --fresh, which archives the old one{hint}"
+        f"study.toml changed since the study began ({told}); start over with --fresh, which archives the old one"
     )
 
 

@@ -18,6 +18,7 @@ started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -29,7 +30,7 @@ from workbench.rank_environment import is_first_rank, rank_environment
 from workbench.tuning import storage as kept
 from workbench.tuning.answer import StudyResult, write_answer
 from workbench.tuning.confirming import Confirmation, contenders
-from workbench.tuning.errors import StudyError, StudyStoppedError
+from workbench.tuning.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
 from workbench.tuning.freezing_limits import measure_freezing_limits
 from workbench.tuning.loss_scale_policy import tune_loss_scale
@@ -51,6 +52,10 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
+_WRITING_SECONDS = 1.0
+_WRITING_SHARE = 0.25
+"""At least so many seconds, and at most such a share of the time limit, are kept for writing the answer."""
+
 
 def tune(
     study_dir: str | Path,
@@ -67,13 +72,15 @@ def tune(
     stop: Callable[[], bool] | None = None,
     make_experimenter: MakeExperimenter | None = None,
     ray: RayEngine | None = None,
+    began: float | None = None,
 ) -> StudyResult:
     """Run a study to its end, or continue it.
 
     Args:
         study_dir: Folder with ``study.toml``.
         trials: Finished trials of the whole study; None follows the file.
-        timeout: Seconds this command may take; None follows the file. A run that has begun is finished.
+        timeout: Seconds this command may take, the answer's files included; None follows the file. What runs when they
+            are over ends at its next step, and the next command runs it again.
         fresh: Archive what the study has produced and begin anew.
         confirm_seeds: Paired seeds of the confirmation, at least 2; None follows the file.
         require_confirmed: Export confirmed candidates only.
@@ -86,26 +93,28 @@ def tune(
         make_experimenter: Who trains; None trains the task the file names. A function at module level when
             ``jobs`` is above 1.
         ray: Train on a Ray cluster instead of in this process; its own ``jobs`` counts.
+        began: ``time.monotonic()`` from which the time limit counts; None is now.
 
     Returns:
         The result, with the exported files; ``report`` is None, since reports are written above this layer. Over
         several ranks each of them gets it.
 
     Raises:
-        StudyError: When the study, an argument or the storage is wrong, or the study is being tuned already.
+        StudyError: When the study, an argument or the storage is wrong, the study is being tuned already, or the time
+            limit is too short for O0 itself.
         StudyChangedError: When ``study.toml`` changed since the study began.
         StudyFailedError: When O0 does not train or trials keep failing.
         RankFailure: When another rank has died; the state is saved, the running trial will be run again.
         StudyStoppedError: When ``stop`` asked for it; the state is saved, the running trial will be run again.
         KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
     """
-    began = time.monotonic()
+    began = time.monotonic() if began is None else began
     file, directory = read_study(study_dir), study_folder(study_dir)
     _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
     if ray is None:
         _check_ranks(file, study_dir, jobs)
     n_trials = file.study.n_trials if trials is None else trials
-    search_deadline, deadline = _deadlines(file, began, file.study.timeout_seconds if timeout is None else timeout)
+    limit = file.study.timeout_seconds if timeout is None else timeout
     url = storage or kept.default_storage(directory)
     with nullcontext() if ray is not None else _ranks_of(file) as device:
         if not is_first_rank():
@@ -114,7 +123,8 @@ def tune(
         with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors(), ExitStack() as leaving:
             crew = None
             if ray is not None:
-                crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop))
+                end = None if limit is None else began + limit
+                crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
             # The task and its drops first: a study that cannot run must not archive one that did.
             leading = None
             experimenter: Experimenter
@@ -124,8 +134,7 @@ def tune(
                 experimenter = experimenter_for(file, directory, make_experimenter, device)
                 leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
                 experimenter = leading or experimenter
-            if stop is not None:
-                experimenter = StoppableExperimenter(experimenter, stop)
+            guard = experimenter = StoppableExperimenter(experimenter, stop)
             allowed = file.allowed_drops(experimenter.metric_name)
             archived = kept.archive_study(directory) if fresh else None
             database = kept.open_storage(url)
@@ -137,6 +146,7 @@ def tune(
             study.set_user_attr("n_trials", n_trials)  # for workers that join
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
+            search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
 
             warm_ups = WarmUps(file, directory, experimenter, watch.step)
@@ -148,7 +158,14 @@ def tune(
             search = Search(
                 file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch, stop
             )
-            search.run_baseline()
+            guard.deadline = deadline
+            loaded = time.monotonic()
+            try:
+                search.run_baseline(deadline)
+            except OutOfTimeError as error:
+                needed = error.needed_seconds + loaded - began
+                raise StudyError(_too_short(limit or 0.0, needed)) from None
+            guard.deadline = search_deadline
             if crew is not None:
                 crew.search(database, allowed, n_trials, search_deadline, on_poll)
             elif jobs > 1:
@@ -159,14 +176,24 @@ def tune(
                     raise
             search.run()
 
+            cut_short: list[str] = []
+            policy = None
+            guard.deadline = _half_way(deadline)
             if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
                 watch.phase("loss scale")
-            policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
+            try:
+                policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
+            except OutOfTimeError:
+                cut_short.append("the choice of a loss-scale policy")
 
             if file.freezing_limit is not None and file.freezing_limit.enabled:
                 watch.phase("freezing limit")
-            measure_freezing_limits(study, file, experimenter)
+            try:
+                measure_freezing_limits(study, file, experimenter)
+            except OutOfTimeError:
+                cut_short.append("the measurement of what freezing could save")
 
+            guard.deadline = deadline
             confirmation = Confirmation(
                 study,
                 file,
@@ -181,6 +208,8 @@ def tune(
             )
             candidates = confirmation.judge(contenders(study, file, policy))
             keep_candidates(study, candidates)
+            if confirmation.cut_short:
+                cut_short.append("the confirmation")
 
             watch.phase("export")
             result = write_answer(
@@ -194,6 +223,8 @@ def tune(
             )
             watch.done()
         told = [] if archived is None else [f"The earlier study is archived in {archived}."]
+        if cut_short:
+            told.append(f"The time limit ended {' and '.join(cut_short)}; the same command goes on from there.")
         messages = [*result.messages, *told]
         result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
@@ -229,11 +260,26 @@ def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
 
 
 def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
-    """Return when the search has to end, to leave the confirmation its share, and when everything has."""
+    """Return when the search has to end, to leave the confirmation its share, and when all runs have."""
     if limit is None:
         return None, None
+    # Writing the answer is mostly loading what draws and counts, as starting was: it will take about as long.
+    writing = min(max(time.monotonic() - began, _WRITING_SECONDS), _WRITING_SHARE * limit)
     share = file.confirm.time_share if file.confirm.enabled else 0.0
-    return began + limit * (1.0 - share), began + limit
+    return began + (limit - writing) * (1.0 - share), began + limit - writing
+
+
+def _half_way(deadline: float | None) -> float | None:
+    """Return the middle of the time that is left: what comes before the confirmation leaves it as much as it takes."""
+    return None if deadline is None else (time.monotonic() + deadline) / 2.0
+
+
+def _too_short(limit: float, needed: float) -> str:
+    told = f"the time limit of {limit:g} s is too short for O0 itself"
+    if math.isnan(needed):
+        return f"{told}, which had not taken a step by then; give the command more time"
+    at_least = math.ceil(needed / (1.0 - _WRITING_SHARE))
+    return f"{told}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
 
 
 def _check_arguments(

@@ -3,8 +3,8 @@
 The file is checked completely before anything runs: names against the configuration and Optuna, ranges against the
 rules of each parameter. A message names the file, the path, the rule and the nearest known name.
 
-The canonical form (`StudyFile.canonical`) is what the storage keeps: comments and layout may change freely, a changed
-value is a different question and needs ``--fresh``.
+The canonical form (`StudyFile.canonical`) is what the storage keeps: comments and layout may change freely, and so may
+`CANNOT_CHANGE_A_TRIAL`; any other value that changed is a different question and needs ``--fresh``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from workbench.tuning.search_space import Dimension, read_space
 from workbench.tuning.whole_space import SearchedSpace
 
 __all__ = [
+    "CANNOT_CHANGE_A_TRIAL",
     "AllowedDrop",
     "ConfirmSection",
     "FreezingLimitSection",
@@ -34,10 +35,25 @@ __all__ = [
     "StudyFile",
     "StudySection",
     "WarmStartSection",
+    "asked",
     "parse_study",
     "read_study",
     "study_folder",
 ]
+
+CANNOT_CHANGE_A_TRIAL = (
+    "study.name",
+    "study.n_trials",
+    "study.timeout_seconds",
+    "study.device_hours",
+    "study.patience",
+    "confirm",
+    "warm_start",
+)
+"""Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are.
+
+They may be edited while the study goes on, and are no part of the question (`asked`).
+"""
 
 _WARM_UP_SHARE = 4
 """A warm-up whose length nobody set takes this part of the budget: one in four."""
@@ -68,8 +84,7 @@ class StudySection(_Part):
         ranks: Processes that train every run together; candidates and O0 alike.
         device_hours: Hours the trials of the search may take, times ``ranks``, all workers and commands together; None
             means no limit.
-        patience: The search ends when so many trials in a row found nothing better; None lets it go on. Like
-            ``device_hours`` it may be changed while the study goes on: it says when to end, not what is asked.
+        patience: The search ends when so many trials in a row found nothing better; None lets it go on.
     """
 
     name: str = ""
@@ -330,12 +345,26 @@ class StudyFile(_Part):
             for name in ("fixed_choices", "check_policies"):
                 if not content["loss_scale_replay"][name]:
                     del content["loss_scale_replay"][name]
-        for when in ("device_hours", "patience"):
-            del content["study"][when]  # when to end, and where to begin, may change while the study goes on
-        del content["warm_start"]
         content["baseline"] = _flat(_nested(self.baseline))
         content["space"] = {dimension.path: dimension.describe() for dimension in self.dimensions}
-        return content
+        return asked(content)
+
+
+def asked(canonical: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a canonical form without what cannot change a trial; earlier versions stored such keys, too.
+
+    Of the allowed drops only the target's is part of the question: another is asked of the same trials.
+    """
+    content = {name: dict(part) if isinstance(part, Mapping) else part for name, part in canonical.items()}
+    for path in CANNOT_CHANGE_A_TRIAL:
+        section, _, key = path.partition(".")
+        if not key:
+            content.pop(section, None)
+        elif section in content:
+            content[section].pop(key, None)
+    drops = AllowedDrop.model_validate(content.get("allowed_drop", {}))
+    content["allowed_drop"] = {drops.target: getattr(drops, drops.target)}
+    return content
 
 
 def read_study(path: str | Path) -> StudyFile:

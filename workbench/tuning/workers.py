@@ -53,6 +53,7 @@ class _Order:
     url: str
     n_trials: int
     deadline: float | None  # seconds since 1970, since the monotonic clock may be another in another process
+    seconds: float | None  # from when it was sent to the deadline: no more than that, whoever sets the clock meanwhile
     make_experimenter: MakeExperimenter | None
     place: int
     places: int
@@ -83,17 +84,18 @@ def run_workers(
         url: Optuna storage URL.
         jobs: Number of processes.
         n_trials: Finished trials of the whole study.
-        deadline: ``time.monotonic()`` after which no trial is begun; None for none.
+        deadline: ``time.monotonic()`` at which running trials are put back; None for none.
         make_experimenter: Who trains; a function at module level, or None.
         on_poll: Called now and then while they work.
 
     Raises:
         StudyFailedError: When a worker ended with an error, or one died after the other.
     """
-    ends = None if deadline is None else time.time() + deadline - time.monotonic()
 
     def start(place: int) -> _Worker:
-        return _start(_Order(directory, url, n_trials, ends, make_experimenter, place, jobs, os.getpid()))
+        left = None if deadline is None else deadline - time.monotonic()
+        ends = None if left is None else time.time() + left
+        return _start(_Order(directory, url, n_trials, ends, left, make_experimenter, place, jobs, os.getpid()))
 
     workers = {place: start(place) for place in range(jobs)}
     died_at: list[float] = []
@@ -115,6 +117,8 @@ def run_workers(
                             f"{len(died_at)} worker processes died within {_MINUTES_OF_DEATHS} minutes, the last by "
                             f"{_how(code)}; start fewer with --jobs, or look at what they print"
                         )
+                    if deadline is not None and time.monotonic() >= deadline:
+                        continue
                     _log.warning("a worker process died (%s); another takes its place", _how(code))
                     workers[place] = start(place)
             on_poll()
@@ -163,7 +167,10 @@ def _work(order: _Order, telling: Connection) -> None:
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
     threading.Thread(target=_end_with, args=(order.parent,), name="parent watch", daemon=True).start()
-    deadline = None if order.deadline is None else time.monotonic() + order.deadline - time.time()
+    deadline, begun = None, threading.Event()
+    if order.deadline is not None and order.seconds is not None:
+        deadline = time.monotonic() + min(order.deadline - time.time(), order.seconds)
+        threading.Thread(target=_end_at, args=(deadline, begun), name="deadline watch", daemon=True).start()
     try:
         device = take_place(
             order.place,
@@ -178,6 +185,7 @@ def _work(order: _Order, telling: Connection) -> None:
             deadline=deadline,
             make_experimenter=order.make_experimenter,
             device=device,
+            on_begin=begun.set,
         )
     except Exception as error:
         told = str(error) if type(error).__module__.startswith("workbench.") else f"{type(error).__name__}: {error}"
@@ -194,3 +202,9 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os._exit(1)
+
+
+def _end_at(deadline: float, begun: threading.Event) -> None:
+    """End this process if it is still loading at its deadline; no trial is lost that way."""
+    if not begun.wait(max(deadline - time.monotonic(), 0.0)):
+        os._exit(0)

@@ -1,0 +1,43 @@
+"""A time limit counts from when the command was started, not from when it has loaded itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from workbench.cli.command_start import began, for_ranks
+
+_SCRIPT = """
+import time
+time.sleep(0.5)
+from workbench.cli.command_start import began
+print(time.monotonic() - began())
+"""
+
+
+def test_called_by_another_program_a_command_begins_now() -> None:
+    assert time.monotonic() - began() < 0.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says exactly when a process began")
+def test_the_time_before_the_command_could_look_at_a_clock_counts(tmp_path: Path) -> None:
+    script = tmp_path / "workbench"
+    script.write_text(_SCRIPT)
+    before = time.monotonic()
+    told = float(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout)
+    assert 0.5 <= told <= time.monotonic() - before + 0.02  # the system counts in hundredths
+
+
+def test_a_rank_begins_when_the_command_did_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = for_ranks()
+    (name,) = told
+    monkeypatch.setenv(name, repr(float(told[name]) - 3.0))
+    assert time.monotonic() - began() == pytest.approx(3.0, abs=0.2)
+    monkeypatch.setenv(name, repr(float(told[name]) - 86_400.0))  # somebody set the clock
+    assert time.monotonic() - began() <= 60.1
+    monkeypatch.setenv(name, repr(float(told[name]) + 86_400.0))
+    assert time.monotonic() - began() == pytest.approx(0.0, abs=0.2)

@@ -1,0 +1,355 @@
+"""A time limit holds whatever it meets: by a clock that moves with every step of a stand-in for training."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from sqlalchemy import Engine, event
+
+from tests.tuning.fake_experimenter import (
+    STUDY,
+    FakeExperimenter,
+    calls,
+    compute_subspace,
+    cost_of,
+    final_metric,
+    make_slow_fake,
+    write_study,
+)
+from workbench.config import BoostConfig
+from workbench.records import Verdict
+from workbench.tuning import OutOfTimeError, StudyError, join_study, read_result, tune
+from workbench.tuning.experimenter import RunStep, SpeedMeasured, Trained
+from workbench.tuning.objective import Baseline, prospect
+from workbench.tuning.stopping import StoppableExperimenter
+from workbench.tuning.storage import default_storage
+
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 6", "seeds_max = 3")
+REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
+LIMITS = "\n[freezing_limit]\nrounds = 5\n"
+DIM_REDUCE = """
+[study]
+task = "fake"
+budget_steps = 100
+n_trials = 3
+[baseline]
+boost.mode = "manual"
+[space]
+"boost.dim_reduce" = [true]
+"dim_reduce.n_components" = [2, 4]
+[confirm]
+seeds_min = 2
+seeds_max = 2
+"""
+STEP, EVALUATION = 1.0, 2.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """Spare this process the wait for the disk; it is not killed."""
+
+    def hurry(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
+    yield
+    event.remove(Engine, "connect", hurry)
+
+
+class Clock:
+    """Monotonic time that a test moves on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed = 0.0
+        real = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: real() + self.passed)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Clocked(FakeExperimenter):
+    """Trains in steps of one second times their relative cost, evaluates in two, and asks at each step to stop."""
+
+    def __init__(self, directory: Path, clock: Clock) -> None:
+        super().__init__(directory)
+        self.clock = clock
+
+    def train(
+        self,
+        config: BoostConfig,
+        level: str,
+        *,
+        seed: int,
+        steps: int,
+        evaluate_every: int,
+        run_id: str = "",
+        exponents_every: int = 0,
+        on_evaluation: Callable[[int, float], bool] | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Trained:
+        plan = config.resolve(level)
+        name = run_id or f"confirmation {plan.key()} {seed}"
+        self.log(f"train {name}")
+        if plan.dim_reduce:
+            compute_subspace(config)
+        final = final_metric(config, level, seed)
+        final = 0.5 if math.isnan(final) else final
+        seconds = STEP * cost_of(config, level)
+        curve: list[tuple[int, float]] = []
+        for step in range(1, steps + 1):
+            self.clock.passed += seconds
+            if on_step is not None:
+                on_step(RunStep(step, steps, math.nan))
+            if stop is not None and stop():
+                self.log(f"cut {name}")
+                return Trained(math.nan, tuple(curve), step * seconds, message="stopped", steps=step)
+            if step % evaluate_every == 0 or step == steps:
+                self.clock.passed += EVALUATION
+                curve.append((step, final * (1.0 - math.exp(-6.0 * step / steps)) / (1.0 - math.exp(-6.0))))
+                if on_evaluation is not None and on_evaluation(*curve[-1]) and step < steps:
+                    self.log(f"trained {name}")
+                    return Trained(math.nan, tuple(curve), step * seconds, message="ended early", steps=step)
+        path = self.keep_snapshots(config, run_id) if config.snapshots.count else f"runs/{run_id}"
+        self.log(f"trained {name}")
+        return Trained(final, tuple(curve), steps * seconds, path=path, overflows=3, steps=steps)
+
+    def speed(self, *sides: Any, stop: Callable[[], bool] | None = None, **options: Any) -> SpeedMeasured:
+        self.measure("speed", stop)
+        return super().speed(*sides, **options)
+
+    def freezing_limit(
+        self, candidate: Any, *, stop: Callable[[], bool] | None = None, **options: Any
+    ) -> dict[str, float]:
+        self.log("train freezing limit")
+        self.measure("freezing limit", stop)
+        self.log("trained freezing limit")
+        return {"realised": 1.1, "limit": 1.2}
+
+    def measure(self, name: str, stop: Callable[[], bool] | None) -> None:
+        for _ in range(10):
+            self.clock.passed += STEP
+            if stop is not None and stop():
+                self.log(f"cut {name}")
+                return
+
+
+def states(directory: Path) -> list[TrialState]:
+    storage = default_storage(directory)
+    name = optuna.get_all_study_names(storage)[0]
+    return [one.state for one in optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False)]
+
+
+def run(directory: Path, clock: Clock, limit: float | None) -> tuple[Any, float]:
+    """Return the result of a command and how long it took, by the clock."""
+    began = time.monotonic()
+    result = tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), timeout=limit)
+    return result, time.monotonic() - began
+
+
+TEXTS = {"a search": SHORT, "a float16 recording": SHORT + REPLAY, "freezing": SHORT + LIMITS, "warm-ups": DIM_REDUCE}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_no_limit_is_exceeded_by_more_than_a_step_and_an_evaluation_and_nothing_finished_is_lost(
+    text: str, tmp_path: Path, clock: Clock
+) -> None:
+    draw = random.Random(4)
+    directory = write_study(tmp_path / "s", text)
+    ended: list[str] = []
+    n_commands = 0
+    while n_commands < 60:
+        n_commands += 1
+        limit = math.exp(draw.uniform(math.log(250.0), math.log(1200.0)))
+        before = calls(directory)
+        result, taken = run(directory, clock, limit)
+        assert taken <= limit + STEP * 1.5 + EVALUATION + 0.05 * limit
+        assert TrialState.RUNNING not in states(directory)
+        now = calls(directory)[len(before) :]
+        ended += [line for line in now if line.startswith("trained") and "limit" not in line]
+        if not any(line.startswith("cut") for line in now) and not any("time limit" in one for one in result.messages):
+            break
+    assert n_commands > 1
+    assert set(states(directory)) <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert len(ended) == len({line.rsplit(".", 1)[0] for line in ended}), "something was trained twice"
+    assert result.exported.keys() == {"o1", "o2"}
+    again, _ = run(directory, clock, None)
+    assert again.chosen == result.chosen
+
+
+@pytest.mark.parametrize("limit", [20.0, 60.0, 100.0])
+def test_a_limit_too_short_for_o0_says_what_it_needs(limit: float, tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    with pytest.raises(StudyError, match=f"time limit of {limit:g} s is too short for O0 itself") as caught:
+        run(directory, clock, limit)
+    assert states(directory) == [TrialState.WAITING]
+    at_least = float(str(caught.value).rsplit("give it ", 1)[1].split()[0])
+    result, taken = run(directory, clock, at_least)
+    assert result.trials[0].state == "complete"
+    assert taken <= at_least
+
+
+def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    run(directory, clock, 300.0)  # O0 takes 120 of the 180 seconds of the search, and no trial half as long
+    assert [line for line in calls(directory) if line.startswith("train ")] == ["train trial_0000"]
+    assert states(directory) == [TrialState.COMPLETE, TrialState.WAITING]
+    assert states(directory).count(TrialState.WAITING) == 1
+    run(directory, clock, None)
+    for _ in range(3):  # runs of the confirmation, whose seconds are known
+        before = calls(directory)
+        options = {"confirm_seeds": 20, "timeout": 250.0}
+        tune(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), **options)
+        assert not [line for line in calls(directory)[len(before) :] if line.startswith("cut")]
+
+
+def test_a_confirmation_that_is_cut_short_says_so(tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", "[confirm]\nenabled = false"))
+    run(directory, clock, None)
+    write_study(directory, SHORT)
+    result, taken = run(directory, clock, 250.0)  # two runs of a hundred seconds or less
+    assert taken <= 250.0
+    assert {one.verdict for one in result.candidates} == {Verdict.UNDECIDED}
+    assert "The time limit ended the confirmation; the same command goes on from there." in result.messages
+
+
+def test_a_worker_ends_at_its_limit_and_puts_its_trial_back(tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    began = time.monotonic()
+    first = join_study(directory, make_experimenter=lambda file, folder: Clocked(folder, clock), timeout=50.0)
+    assert time.monotonic() - began <= 50.0 + STEP + 2.0
+    assert (first.finished, first.complete) == (0, False)
+    assert states(directory) == [TrialState.WAITING]
+
+
+@pytest.mark.slow
+def test_worker_processes_end_at_the_limit_too(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 400"))
+    began = time.monotonic()
+    tune(directory, jobs=2, make_experimenter=make_slow_fake, timeout=6.0)
+    assert time.monotonic() - began < 6.0 * 1.05 + 1.0
+    assert TrialState.RUNNING not in states(directory)
+
+
+# -- one experimenter -------------------------------------------------------------------------------------------------
+
+
+def train(guard: StoppableExperimenter, **options: Any) -> Trained:
+    return guard.train(BoostConfig(), "O0", **{"seed": 0, "steps": 50, "evaluate_every": 50, **options})
+
+
+def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clock: Clock) -> None:
+    guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 10.5)
+    with pytest.raises(OutOfTimeError) as caught:
+        train(guard)
+    assert caught.value.needed_seconds == pytest.approx(50.0, rel=0.02)
+    with pytest.raises(OutOfTimeError):
+        train(guard)
+    assert [line.split()[0] for line in calls(tmp_path)] == ["train", "cut"]
+
+
+def test_a_run_whose_last_evaluation_ends_after_the_deadline_is_kept(tmp_path: Path, clock: Clock) -> None:
+    guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 51.0)
+    assert train(guard).steps == 50
+    with pytest.raises(OutOfTimeError):
+        guard.speed((BoostConfig(), "O0"), (BoostConfig(), "O0"), seed=0, rounds=2, steps_per_block=2)
+
+
+def test_a_measurement_that_is_cut_is_no_result(tmp_path: Path, clock: Clock) -> None:
+    guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 3.5)
+    with pytest.raises(OutOfTimeError):
+        guard.freezing_limit((BoostConfig(), "O0"), seed=0, rounds=2, steps_per_block=2)
+    assert calls(tmp_path)[-2:] == ["cut freezing limit", "trained freezing limit"]
+
+
+# -- what the incumbents make pointless -------------------------------------------------------------------------------
+
+CURVE = ((10, 0.5), (20, 0.7), (30, 0.8), (40, 0.9))
+BASELINE = Baseline(0.9, CURVE, True, 40)
+
+
+def test_what_a_run_can_still_get_is_what_it_has_used_until_it_reaches_its_target() -> None:
+    so_far = prospect(CURVE[:3], 0.5, BASELINE, 0.05, "time_to_target", 4)
+    assert (so_far.least, so_far.reached) == (4 + 0.5 * 30, False)
+    there = prospect(CURVE[:3], 0.5, BASELINE, 0.15, "time_to_target")
+    assert (there.least, there.reached) == (pytest.approx(0.5 * 25.0), True)
+    assert prospect(CURVE[:1], 0.5, BASELINE, 0.15, "speed").least == 0.5
+
+
+SLOW = """
+[study]
+task = "fake"
+budget_steps = 100
+evaluate_every = 10
+n_trials = 3
+objective = "{objective}"
+[allowed_drop]
+o1 = 0.02
+o2 = 0.02
+[baseline]
+"boost.mode" = "manual"
+[space]
+"boost.less_bn" = [false, true]
+"boost.grad_freeze" = [false, true]
+"grad_freeze.freeze_p" = [0.9]
+[sampler]
+name = "grid"
+[pruner]
+name = "{pruner}"
+[confirm]
+enabled = false
+"""
+
+
+class Late(FakeExperimenter):
+    """Whose O1 trials take twice O0's time per step."""
+
+    def speed(self, *sides: Any, **options: Any) -> SpeedMeasured:
+        return SpeedMeasured(2.0, 1.9, 2.1)
+
+
+@pytest.mark.parametrize("objective", ["time_to_target", "speed"])
+def test_a_trial_that_cannot_win_any_more_ends_pruned_with_a_sentence(objective: str, tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SLOW.format(objective=objective, pruner="median"))
+    result = tune(directory, make_experimenter=lambda file, folder: Late(folder))
+    others = [one for one in result.trials if one.number > 0 and one.seconds]
+    assert others
+    assert {one.state for one in others} == {"pruned"}
+    assert all("it can no longer be better than O0" in one.message for one in others)
+    storage = default_storage(directory)
+    study = optuna.load_study(study_name=optuna.get_all_study_names(storage)[0], storage=storage)
+    for trial in study.get_trials(states=(TrialState.PRUNED,)):  # what samplers need is there
+        assert trial.intermediate_values
+        assert math.isfinite(trial.constraints["metric_deficit"])
+        assert max(step for step, _ in trial.user_attrs["trained"]["curve"]) <= 60
+
+
+def test_without_a_pruner_every_run_goes_to_its_end(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SLOW.format(objective="time_to_target", pruner="none"))
+    result = tune(directory, make_experimenter=lambda file, folder: Late(folder))
+    assert {one.state for one in result.trials} == {"complete"}
+
+
+def test_with_two_objectives_every_run_goes_to_its_end(tmp_path: Path) -> None:
+    text = SLOW.format(objective="pareto", pruner="none").replace('name = "grid"', 'name = "random"')
+    result = tune(write_study(tmp_path / "s", text), make_experimenter=lambda file, folder: Late(folder))
+    assert {one.state for one in result.trials} == {"complete"}
+
+
+def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 12"))
+    tune(directory, make_experimenter=lambda file, folder: FakeExperimenter(folder))
+    result = read_result(directory)
+    complete = [one for one in result.trials if one.state == "complete" and one.feasible and one.seconds]
+    assert len(complete) >= 3  # O0 and at least as many as are confirmed at once

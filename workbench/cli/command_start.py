@@ -1,0 +1,47 @@
+"""When this command was started: a time limit counts from there, what was loaded before it was read included."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["began", "for_ranks"]
+
+_VARIABLE = "WORKBENCH_COMMAND_BEGAN"
+_LONGEST_START_SECONDS = 60.0
+
+
+def began() -> float:
+    """Return ``time.monotonic()`` at which the command began: now, where another program calls it.
+
+    Over ranks that is when the command began that started them, unless the clock was set since.
+    """
+    elapsed = _process_seconds() if _is_this_program() else 0.0
+    told = os.environ.get(_VARIABLE)
+    if told is not None:
+        elapsed = max(elapsed, min(time.time() - float(told), elapsed + _LONGEST_START_SECONDS))
+    return time.monotonic() - elapsed
+
+
+def for_ranks() -> dict[str, str]:
+    """Return the environment by which ranks know when their command began."""
+    return {_VARIABLE: repr(time.time() - (time.monotonic() - began()))}
+
+
+def _is_this_program() -> bool:
+    program = sys.modules["__main__"]
+    spec = getattr(program, "__spec__", None)
+    as_module = spec is not None and spec.name == "workbench.__main__"
+    return as_module or Path(getattr(program, "__file__", None) or "").stem == "workbench"
+
+
+def _process_seconds() -> float:
+    """Return how long this process has been running; 0 where the system does not say."""
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+        ticks = float(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, field 22; the name may hold blanks
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, AttributeError):  # not Linux
+        return 0.0
