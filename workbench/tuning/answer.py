@@ -230,9 +230,9 @@ def _snapshots(file: StudyFile, directory: Path) -> Path | None:
 
 
 def _told(choices: Mapping[str, Choice]) -> list[str]:
-    """Return the choices' sentences, then why not the others; what two exports share is said once."""
+    """Return the choices' sentences, then why not the others."""
     sentences = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
-    return list(dict.fromkeys([*sentences, *(other for choice in choices.values() for other in choice.others)]))
+    return sentences + [f"{target}: {other}" for target, choice in choices.items() for other in choice.others]
 
 
 def _choices(

@@ -249,9 +249,11 @@ class Confirmation:
                     bounds.spread, contender.allowed_drop, at_least=section.seeds_min, at_most=section.seeds_max
                 )
             seconds = self._seconds_per_pair(contender.key)
+            if len(pairs) < pilots.n_pairs and not self._diverged(contender.key, self._seeds(pilots)):
+                return  # out of time: the next command goes on here, and nothing has been spent on a test too short
             if self._deadline is not None and seconds > 0.0:
                 left = _SHARE_OF_TIME * (self._deadline - time.monotonic()) / seconds
-                n_pairs = max(min(n_pairs, len(pairs) + int(left)), len(pairs), 2)
+                n_pairs = min(n_pairs, max(len(pairs) + int(left), pilots.n_pairs))
             self._tell_plan(target, contender, n_pairs, len(pairs), bounds.spread)
         tests = self._tests(target)
         is_first_choice = all(self._is_confirmed_at_once(target, key, contender.allowed_drop) for key, _ in tests)
@@ -352,11 +354,7 @@ class Confirmation:
         return f" It begins with a warm-up of {self._file.warm_up_steps} micro-batches of O0."
 
     def _decision(self, contender: Contender) -> Decision:
-        test = self._last_test(contender)
-        pairs = self._pairs(contender)
-        if test is None:
-            test = first_test(self._asked or self._file.confirm.seeds_min)
-        return self._judged(test, pairs, contender.allowed_drop)
+        return self._judged(self._test(contender), self._pairs(contender), contender.allowed_drop)
 
     def _judged(self, test: PlannedTest, pairs: Sequence[tuple[float, float]], allowed_drop: float) -> Decision:
         higher = self._experimenter.higher_is_better
@@ -383,13 +381,10 @@ class Confirmation:
 
     def _times(self, contender: Contender) -> list[tuple[float, float]]:
         """Return the steps to the target of O0 and of the contender, pair by pair; censored at the run's length."""
-        test = self._last_test(contender)
-        if test is None:
-            return []
         higher = self._experimenter.higher_is_better
         sign = 1.0 if higher else -1.0
         times = []
-        for seed in self._seeds(test):
+        for seed in self._seeds(self._test(contender)):
             runs = [self._stored(key, seed) for key in (self._baseline_key, contender.key)]
             if any(run is None or not math.isfinite(_metric(run)) for run in runs):
                 continue
@@ -403,8 +398,7 @@ class Confirmation:
 
     def _pairs(self, contender: Contender) -> list[tuple[float, float]]:
         """Return the pairs of the contender's last test that are trained, up to the first that is missing."""
-        test = self._last_test(contender)
-        return [] if test is None else self._stored_pairs(contender.key, test)
+        return self._stored_pairs(contender.key, self._test(contender))
 
     def _stored_pairs(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
         pairs = []
@@ -469,6 +463,16 @@ class Confirmation:
     def _last_test(self, contender: Contender) -> PlannedTest | None:
         mine = [test for key, test in self._tests(contender.target) if key == contender.key]
         return mine[-1] if mine else None
+
+    def _test(self, contender: Contender) -> PlannedTest:
+        """Return a contender's last test; where none is planned yet, one that lacks a pair and so decides nothing."""
+        test = self._last_test(contender)
+        if test is None:
+            n_pairs = self._asked or self._file.confirm.seeds_min
+            while self._stored(contender.key, self._seeds(first_test(n_pairs))[-1]) is not None:
+                n_pairs += 1  # trained for another export's question
+            test = PlannedTest(0, ((n_pairs, FINAL_ERROR),))
+        return test
 
     def _n_further(self, target: str) -> int:
         """Return how many tests of an export have drawn on the error that is kept for what was not planned."""

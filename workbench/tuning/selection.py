@@ -141,7 +141,7 @@ def _is_promising(candidate: CandidateRecord) -> bool:
 
 
 def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
-    name = f"Not {candidate.label} ({candidate.summary})"
+    name = f"not {candidate.label} ({candidate.summary})"
     if taken is not None and candidate.verdict is Verdict.CONFIRMED:
         return f"{name}: confirmed, too, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
     return f"{name}. {candidate.sentence}"
