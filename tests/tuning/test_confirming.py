@@ -134,7 +134,7 @@ def test_a_candidate_after_a_refuted_one_is_tested_at_a_stricter_level(tmp_path:
 def test_runs_of_another_export_s_test_decide_nothing_before_a_test_is_planned(tmp_path: Path) -> None:
     study = optuna.create_study()
     experimenter = Scripted(tmp_path, {0.3: 0.049, 0.5: 0.001}, noise=0.02)
-    first = [contender(2, 0.5), contender(1, 0.3, "o2", 0.05), contender(2, 0.5, "o2", 0.05)]
+    first = [contender(2, 0.5, "o1", 0.09), contender(1, 0.3, "o2", 0.05), contender(2, 0.5, "o2", 0.05)]
     confirmed, open_, behind = judge(experimenter, first, study)
     assert confirmed.verdict is Verdict.CONFIRMED
     assert open_.verdict is Verdict.UNDECIDED  # so the sequence for o2 has ended
