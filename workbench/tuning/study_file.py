@@ -197,7 +197,7 @@ class ConfirmSection(_Part):
         seeds_max: Seeds at the last look.
         candidates: Best candidates per export that are confirmed at once.
         steps: Micro-batches per run; None means the trial's budget.
-        time_share: Share of ``timeout_seconds`` kept for it, in [0, 1).
+        time_share: Share of ``timeout_seconds`` kept for it, in [0, 1), once there is a candidate.
     """
 
     enabled: bool = True
