@@ -74,8 +74,8 @@ def test_a_run_keeps_its_writer_and_its_durations(jump: float, clock: Clock, tmp
 def test_the_lock_of_a_killed_writer_does_not_come_back_with_the_clock(clock: Clock, tmp_path: Path) -> None:
     recorder = RunRecorder.create(tmp_path, {}, {})
     lock = recorder.path / "writer.lock"
-    owner = json.loads(lock.read_text())  # another process has its number now
-    lock.write_text(json.dumps({**owner, "pid": os.getppid(), "ticks": owner["ticks"] - 1}))
+    owner = json.loads(lock.read_text())  # another process has its number now, an older one
+    lock.write_text(json.dumps({**owner, "pid": os.getppid(), "ticks": owner["ticks"] + 1}))
     clock.jump(DAY)
     RunRecorder.reopen(recorder.path).close()
 

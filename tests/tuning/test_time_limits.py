@@ -202,7 +202,7 @@ def test_a_limit_too_short_for_o0_says_what_it_needs(limit: float, tmp_path: Pat
 
 def test_a_run_that_could_not_end_in_time_is_not_begun(tmp_path: Path, clock: Clock) -> None:
     directory = write_study(tmp_path / "s", SHORT)
-    run(directory, clock, 300.0)  # O0 takes 120 of the 180 seconds of the search, and no trial half as long
+    run(directory, clock, 180.0)  # O0 takes 120 seconds, and no trial half as long
     assert [line for line in calls(directory) if line.startswith("train ")] == ["train trial_0000"]
     assert states(directory) == [TrialState.COMPLETE, TrialState.WAITING]
     assert states(directory).count(TrialState.WAITING) == 1
@@ -353,3 +353,11 @@ def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(tmp
     result = read_result(directory)
     complete = [one for one in result.trials if one.state == "complete" and one.feasible and one.seconds]
     assert len(complete) >= 3  # O0 and at least as many as are confirmed at once
+
+
+def test_without_anybody_to_confirm_the_search_has_that_time_too(tmp_path: Path, clock: Clock) -> None:
+    directory = write_study(tmp_path / "s", SHORT.replace("o1 = 0.02", "o1 = 0.0").replace("o2 = 0.05", "o2 = 0.0"))
+    result, taken = run(directory, clock, 330.0)
+    assert taken <= 330.0
+    assert not result.candidates
+    assert sum(line.startswith("trained") for line in calls(directory)) >= 2  # O0 takes 120 of its own 198

@@ -266,6 +266,9 @@ class Objective:
         deadline: ``time.monotonic()`` by which a trial has to end; None for none. Who trains ends it then; no training
             is begun here that would take longer.
         on_step: Told while a trial trains.
+
+    Attributes:
+        deadline: May be set anew between two trials.
     """
 
     def __init__(
@@ -278,7 +281,7 @@ class Objective:
         deadline: float | None = None,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._drops = allowed_drops
         self._file = file
         self._hand = TrialInHand(study)
@@ -371,7 +374,7 @@ class Objective:
             )
             trial.set_user_attr("speed", plain(asdict(speed)))
             self._hand.write()  # an interrupted trial finds it here
-        end_if_over(self._deadline, speed.ratio * self._baseline_seconds())
+        end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
         objective = self._file.study.objective
         every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
         limits = {} if every_run else self._limits(baseline)

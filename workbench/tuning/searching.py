@@ -159,6 +159,11 @@ class Search:
             else:
                 raise StudyFailedError(_why_no_baseline(trials))
 
+    def run_until(self, deadline: float | None) -> None:
+        """Go on as `run` does, with another deadline."""
+        self._deadline = self._objective.deadline = deadline
+        self.run()
+
     def run(self) -> None:
         """Run the other trials, until enough have finished: those of processes that die on the way are run here."""
         failures = 0

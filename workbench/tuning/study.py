@@ -175,6 +175,10 @@ def tune(
                     kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
                     raise
             search.run()
+            if not any(contenders(study, file, None).values()):
+                # Nobody to confirm: the search has that time, too.
+                guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
+                search.run_until(guard.deadline)
 
             cut_short: list[str] = []
             policy = None
@@ -272,6 +276,10 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
 def _half_way(deadline: float | None) -> float | None:
     """Return the middle of the time that is left: what comes before the confirmation leaves it as much as it takes."""
     return None if deadline is None else (time.monotonic() + deadline) / 2.0
+
+
+def _measures_later(file: StudyFile) -> bool:
+    return any(one is not None and one.enabled for one in (file.loss_scale_replay, file.freezing_limit))
 
 
 def _too_short(limit: float, needed: float) -> str:

@@ -205,7 +205,7 @@ class ConfirmSection(_Part):
         seeds_max: Most seeds of a test.
         candidates: Candidates per export that are tested, those aside that are refuted.
         steps: Micro-batches per run; None means the trial's budget.
-        time_share: Share of ``timeout_seconds`` kept for it, in [0, 1).
+        time_share: Share of ``timeout_seconds`` kept for it, in [0, 1), once there is a candidate.
     """
 
     enabled: bool = True
