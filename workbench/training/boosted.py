@@ -63,6 +63,7 @@ class Boosted:
         accumulation_steps: Micro-batches per update (>= 1).
         precision: Number formats; None means as built.
         plan: What is in effect, for display; None when assembled by hand.
+        notes: What became of the network, one line each, for display.
         update: What makes new weights of gradients; None for the optimizer's own step.
     """
 
@@ -75,11 +76,13 @@ class Boosted:
         accumulation_steps: int = 1,
         precision: Precision | None = None,
         plan: Plan | None = None,
+        notes: Sequence[str] = (),
         update: WeightUpdate | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.plan = plan
+        self.notes = tuple(notes)
         self.device = _device_of(model, optimizer)
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
@@ -389,7 +392,8 @@ class Boosted:
     def __repr__(self) -> str:
         """Name the model and what is in effect."""
         effect = self.plan.summary() if self.plan is not None else "no plan"
-        return f"Boosted({type(self.model).__name__}, {effect}, step {self.step_index})"
+        notes = "".join(f"{note}, " for note in self.notes)
+        return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"
 
 
 @contextlib.contextmanager
