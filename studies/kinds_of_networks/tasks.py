@@ -164,7 +164,7 @@ def residual_cnn() -> Task:
 
 def conv_regression() -> Task:
     """Return the regression of centre and spread of a digit's ink; it loses BatchNorms and keeps its head."""
-    return task("conv-regression", lambda: residual(4), lambda: (load_images()[0], boxes()), nn.MSELoss(), "mse", 0.01)
+    return task("conv-regression", lambda: residual(4), lambda: (load_images()[0], boxes()), nn.MSELoss(), "mse", 0.003)
 
 
 def mlp_regression() -> Task:
