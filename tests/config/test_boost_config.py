@@ -213,7 +213,7 @@ def test_torch_takes_every_hyper_parameter_listed_for_its_optimizer(name: str) -
 def test_preset_restores_the_reference_everywhere() -> None:
     config = BoostConfig.from_dict({"compatibility": "mindspore-2.7"})
     for name, field in CompatibilityConfig.model_fields.items():
-        first, second = get_args(field.annotation)
+        first, second, *_ = get_args(field.annotation)
         assert getattr(config.compatibility, name) == second
         assert getattr(BoostConfig().compatibility, name) == first
     assert BoostConfig().with_values({"compatibility": "mindspore-2.7"}) == config
@@ -291,3 +291,17 @@ def test_configuration_survives_pickling() -> None:
 
 def test_strategies_cover_every_parameter() -> None:
     assert set(legal_values) == set(describe_parameters())
+
+
+def test_files_that_name_the_retired_reciprocal_still_load() -> None:
+    assert BoostConfig.from_dict({"compatibility": {"loss_scale_reciprocal": "exact"}}) == BoostConfig()
+    with pytest.warns(
+        UserWarning, match=r"`compatibility\.loss_scale_reciprocal` is no longer there .* on the machine"
+    ):
+        read = BoostConfig.from_dict({"compatibility": {"loss_scale_reciprocal": "flushed", "fn_bias": "drop"}})
+    assert read == BoostConfig.from_dict({"compatibility": {"fn_bias": "drop"}})
+
+
+@pytest.mark.parametrize("scope", ["classifier", "every_module", "head"])
+def test_files_that_name_a_scope_of_the_head_load(scope: str) -> None:
+    assert BoostConfig.from_dict({"compatibility": {"fn_scope": scope}}).compatibility.fn_scope == scope

@@ -303,7 +303,6 @@ def test_explicit_configuration_means_the_same_at_every_level(config: BoostConfi
         ("compatibility.fn_bias", ("O1", 1, {}), ("O1", 1, {"less_bn": {"fn_flag": False}})),
         ("compatibility.grad_centralization", ("O1", 1, {}), ("O1", 1, {"less_bn": {"gc_flag": False}})),
         ("compatibility.loss_scale_ceiling", ("O0", 1, {"amp": {"level": "O2"}}), ("O0", 1, {})),
-        ("compatibility.loss_scale_reciprocal", ("O0", 1, {"amp": {"level": "O2"}}), ("O0", 1, {})),
         ("compatibility.adasum_servers", ("O0", 16, {"boost": MANUAL | {"adasum": True}}), ("O2", 16, {})),
         (
             "compatibility.dim_reduce",

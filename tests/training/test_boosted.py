@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.checkpoint import checkpoint
 
 from workbench.algorithms.grad_freeze import FreezeOpt
 from workbench.config import BoostConfig
@@ -313,3 +314,52 @@ def test_a_window_of_three_hands_on_what_a_division_would() -> None:
         assert ours.grad is not None
         assert theirs.grad is not None
         assert torch.equal(ours.grad, theirs.grad)
+
+
+class Checkpointed(nn.Module):
+    """A stem, blocks whose activations are computed again in the backward pass, and a head."""
+
+    def __init__(self, *, use_reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return self.head(x)
+
+
+def freezing(net: nn.Module, freeze_type: int = 0) -> Boosted:
+    schedule = {"param_groups": 4, "freeze_type": freeze_type, "freeze_p": 0.5, "total_steps": 40}
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, "grad_freeze": schedule}
+    return apply(config, net, SGD(net.parameters(), lr=0.1, fused=True))
+
+
+@pytest.mark.parametrize("freeze_type", [0, 1])
+def test_freezing_refuses_reentrant_activation_checkpoints_before_it_trains_a_step(freeze_type: int) -> None:
+    net = Checkpointed(use_reentrant=True)
+    before = copy.deepcopy(net.state_dict())
+    boosted = freezing(net, freeze_type)
+    with pytest.raises(RuntimeError, match=r"grad_freeze cannot be combined with reentrant .* use_reentrant=False, or"):
+        train(boosted, batches(12), steps=12)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_without_reentrance_every_parameter_behind_the_frozen_ones_gets_its_gradient() -> None:
+    boosted = freezing(Checkpointed(use_reentrant=False))
+    seen: dict[int, int] = {}
+    boosted.observer = lambda trained: seen.update({boosted.frozen_groups: len(trained)})
+    train(boosted, batches(12), steps=12)
+    freeze = boosted.optimizer
+    assert isinstance(freeze, FreezeOpt)
+    assert seen == {group: len(freeze.group_parameters(group)) for group in range(4)}
+
+
+def test_reentrant_checkpoints_train_where_nothing_freezes() -> None:
+    net = Checkpointed(use_reentrant=True)
+    boosted = apply({"boost": {"mode": "disable_all"}}, net, SGD(net.parameters(), lr=0.1, fused=True))
+    assert len(train(boosted, batches(2), steps=2)) == 2

@@ -50,7 +50,7 @@ from workbench.algorithms.batch_norm_folding import (
 )
 from workbench.algorithms.batch_norm_graph import LONGEST_RUN, Step, TraceError, read_graph, removable_by_structure
 from workbench.algorithms.batch_norm_patterns import removable_by_reference
-from workbench.algorithms.full_normalization import replace_heads_
+from workbench.algorithms.full_normalization import FNScope, HeadRule, normalize_heads_
 
 __all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
 
@@ -69,7 +69,8 @@ class LessBNReport:
         reason: Why the method is not the graph, or why nothing was removed; empty otherwise.
         affine: Removed ones that had learned statistics and no layer to fold them into; a trained scale and shift per
             channel (``ChannelAffine``) stands in their place.
-        heads: Linear layers replaced by full normalization (only through :class:`LessBN`).
+        heads: Linear layers replaced by full normalization.
+        head_reason: Why full normalization, where it was asked for, replaced none.
     """
 
     removed: tuple[str, ...]
@@ -79,6 +80,15 @@ class LessBNReport:
     reason: str = ""
     affine: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    head_reason: str = ""
+
+    @property
+    def head_note(self) -> str:
+        """What became of the head, in one line; empty where there is nothing to say."""
+        if self.heads:
+            names = ", ".join(f"`{name}`" for name in self.heads)
+            return f"{'head' if len(self.heads) == 1 else 'heads'} {names} normalised"
+        return f"head not normalised: {self.head_reason}" if self.head_reason else ""
 
 
 def reduce_batch_norms_(
@@ -86,8 +96,9 @@ def reduce_batch_norms_(
     *,
     match: Literal["structure", "reference"] = "structure",
     example_inputs: Any = None,
+    head: HeadRule | None = None,
 ) -> LessBNReport:
-    """Remove the BatchNorms that the network can do without, in place.
+    """Remove the BatchNorms that the network can do without, in place, and normalise its head if that is asked for.
 
     Build the optimizer afterwards: parameters disappear, and folding may add biases. In a network whose BatchNorms
     have seen no data the other weights stay as they are; in a trained one the evaluation output stays the same.
@@ -96,7 +107,9 @@ def reduce_batch_norms_(
         model: Network to change. Its training mode and its devices do not matter.
         match: ``"structure"`` or ``"reference"`` (the choice of MindSpore 2.7), see the module docstring.
         example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments. Only used,
-            for the order of the layers, if torch.fx cannot trace the model.
+            for the order of the layers, if torch.fx cannot trace the model, and for the size of a trained head's
+            scores.
+        head: Which Linear becomes a full-normalization layer; None leaves all as they are.
 
     Returns:
         What was removed, and how it was found. A second call on the same model changes nothing.
@@ -105,8 +118,9 @@ def reduce_batch_norms_(
         ValueError: When ``match`` is an unknown word.
     """
     report = _reduce(model, match, example_inputs)
-    message = _complaint(report)
-    if message:
+    if head is not None:
+        report = _with_head(model, report, head, example_inputs)
+    if message := _complaint(report):
         warnings.warn(message, UserWarning, stacklevel=2)
     return report
 
@@ -118,11 +132,12 @@ class LessBN(nn.Module):
 
     Args:
         network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
-        fn_flag: Whether the Linear head becomes a full-normalization layer.
+        fn_flag: Whether the Linear head becomes a full-normalization layer; a warning says where it does not.
         match: See :func:`reduce_batch_norms_`.
         fn_scope: See :func:`workbench.algorithms.full_normalization.replace_heads_`.
         fn_bias: Same.
-        example_inputs: See :func:`reduce_batch_norms_`.
+        criterion: Same.
+        example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
 
     Raises:
         ValueError: When ``match``, or with ``fn_flag`` also ``fn_scope`` or ``fn_bias``, is an unknown word.
@@ -134,23 +149,23 @@ class LessBN(nn.Module):
         fn_flag: bool = False,
         *,
         match: Literal["structure", "reference"] = "structure",
-        fn_scope: Literal["head", "every_module"] = "head",
+        fn_scope: FNScope = "head",
         fn_bias: Literal["keep", "drop"] = "keep",
+        criterion: Any = None,
         example_inputs: Any = None,
     ) -> None:
         super().__init__()
         self.network = network
         self.training = network.training  # not train(): parts the user put into evaluation stay there
-        report: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
-        if report is None:
-            report = _reduce(network, match, example_inputs)
-            if message := _complaint(report):
-                warnings.warn(message, UserWarning, stacklevel=2)
+        earlier: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
+        report = earlier or _reduce(network, match, example_inputs)
         if fn_flag:
-            heads = replace_heads_(network, scope=fn_scope, bias=fn_bias)
-            report = replace(report, heads=heads or report.heads)
+            report = _with_head(network, report, HeadRule(fn_scope, fn_bias, criterion), example_inputs)
+            if report.head_reason:
+                warnings.warn(report.head_note, UserWarning, stacklevel=2)
+        if earlier is None and (message := _complaint(report)):
+            warnings.warn(message, UserWarning, stacklevel=2)
         self.report = report
-        _mark(network, report)
         object.__setattr__(self, REPORT_ATTRIBUTE, report)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,7 +224,19 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     return report
 
 
+def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_inputs: Any) -> LessBNReport:
+    if rule.scope == "classifier" and not report.removed:
+        return report  # the size of the features is as it was, and that nothing was removed is said already
+    trained = bool(report.folded or report.affine)
+    heads, reason = normalize_heads_(model, rule, trained=trained, example_inputs=example_inputs)
+    report = replace(report, heads=heads or report.heads, head_reason=reason)
+    _mark(model, report)
+    return report
+
+
 def _complaint(report: LessBNReport) -> str:
+    if not report.removed and report.heads:
+        return ""  # it had an effect, and the report says which
     if not report.removed:
         return f"less_bn had no effect: {report.reason}"
     if report.method != "graph":

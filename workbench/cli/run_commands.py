@@ -285,6 +285,8 @@ def _tell_run(result: RunResult) -> None:
     say(f"in effect: {result.plan.summary()}")
     for dropped in result.plan.dropped:
         say(f"  not in effect: {dropped.reason}")
+    for note in result.notes:
+        say(f"  {note}")
     speed = result.seconds / max(result.steps, 1) * 1e3
     if math.isfinite(result.metric):
         say(f"{result.metric_name} {result.metric:.5g} after {result.steps} steps, {speed:.1f} ms per step")

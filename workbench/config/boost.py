@@ -79,7 +79,9 @@ class LessBNConfig(Section):
     section: ClassVar[str] = "less_bn"
 
     fn_flag: bool = described(
-        True, "FN head", "Replace the last dense layer by one with normalised inputs and weights."
+        True,
+        "FN head",
+        "Replace the last dense layer of a classifier that loses BatchNorms by one with normalised inputs and weights.",
     )
     gc_flag: bool = described(True, "Gradient centralization", "Subtract the mean from the gradient of each weight.")
 

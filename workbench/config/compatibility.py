@@ -1,11 +1,13 @@
 """Section ``compatibility``: where the reference is defective or accidental, which of both behaviours is wanted.
 
-The first choice of every option is what we hold to be right, the second is what MindSpore 2.7 does. The word
-``"mindspore-2.7"`` in place of the section means the second choice everywhere.
+The first choice of every option is what we hold to be right, the second is what MindSpore 2.7 does; further ones lie
+between. The word ``"mindspore-2.7"`` in place of the section means the second choice everywhere.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import model_validator
@@ -17,6 +19,7 @@ __all__ = ["PRESETS", "CompatibilityConfig"]
 
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
+_RETIRED = "loss_scale_reciprocal"  # files written up to November 2026 name it
 
 
 class CompatibilityConfig(Section):
@@ -34,8 +37,11 @@ class CompatibilityConfig(Section):
         "LessBN search",
         "structure: BatchNorms found by the graph; reference: by the original's name and order rules.",
     )
-    fn_scope: Literal["head", "every_module"] = described(
-        "head", "FN head scope", "head: the last dense layer of the net; every_module: the last one of every module."
+    fn_scope: Literal["classifier", "every_module", "head"] = described(
+        "classifier",
+        "FN head scope",
+        "classifier: the dense layer that alone feeds the output, where BatchNorms were removed and the criterion is a "
+        "cross entropy; every_module: the last one of every module; head: as classifier, whatever the criterion.",
     )
     fn_bias: Literal["keep", "drop"] = described("keep", "FN head bias", "keep or drop the bias of the replaced layer.")
     grad_centralization: Literal["every_weight", "multiple_of_16"] = described(
@@ -43,11 +49,6 @@ class CompatibilityConfig(Section):
     )
     loss_scale_ceiling: Literal["finite", "none"] = described(
         "finite", "Loss scale ceiling", "finite: growth stops at the largest finite float32; none: it may reach inf."
-    )
-    loss_scale_reciprocal: Literal["exact", "flushed"] = described(
-        "exact",
-        "Reciprocal of the loss scale",
-        "exact, or flushed: beyond a scale of 2^126 its reciprocal is denormal and counts as 0, so gradients vanish.",
     )
     adasum_servers: Literal["device_number", "eight"] = described(
         "device_number", "AdaSum servers", "Ranks per server: common.device_number, or eight whatever it says."
@@ -67,6 +68,8 @@ class CompatibilityConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _preset(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return _without_retired(value)
         if not isinstance(value, str):
             return value
         if value not in PRESETS:
@@ -76,3 +79,14 @@ class CompatibilityConfig(Section):
                 + did_you_mean(value, PRESETS)
             )
         return {name: get_args(field.annotation)[1] for name, field in cls.model_fields.items()}
+
+
+def _without_retired(options: Mapping[str, Any]) -> dict[str, Any]:
+    if options.get(_RETIRED) == "flushed":
+        warnings.warn(
+            f"`compatibility.{_RETIRED}` is no longer there and has no effect: at which tensor size the original's CPU "
+            "kernels flush denormal numbers depends on the machine",
+            UserWarning,
+            stacklevel=2,
+        )
+    return {name: value for name, value in options.items() if name != _RETIRED}

@@ -272,7 +272,6 @@ class Plan:
             "fn_bias": self.less_bn and config.less_bn.fn_flag,
             "grad_centralization": self.less_bn and config.less_bn.gc_flag,
             "loss_scale_ceiling": kind in {"dynamic", None},
-            "loss_scale_reciprocal": kind != "none",
             "adasum_servers": self.adasum,
             "dim_reduce": self.dim_reduce,
             "group_loss_scale": self.loss_scale_group,

@@ -153,7 +153,7 @@ def compare_configs(
             )
             metrics[i].append(result.metric)
             paths[i].append(result.path)
-            summaries[i] = result.plan.summary()
+            summaries[i] = "; ".join((result.plan.summary(), *result.notes))
     compared = [ComparedSide(sides[0].label, summaries[0], tuple(metrics[0]), None, None, tuple(paths[0]))]
     for i, side in enumerate(sides[1:], start=1):
         pairs = [(a, b) for a, b in zip(metrics[0], metrics[i], strict=True) if math.isfinite(a) and math.isfinite(b)]

@@ -108,6 +108,7 @@ class RunResult:
         message: One sentence when it did not end as planned (diverged, stopped, ended early).
         path: Run directory; None when nothing was recorded.
         plan: What was in effect.
+        notes: What became of the network, one line each.
     """
 
     metric: float
@@ -124,6 +125,7 @@ class RunResult:
     message: str
     path: Path | None
     plan: Plan
+    notes: tuple[str, ...] = ()
 
 
 def run_task(
@@ -418,6 +420,7 @@ class _Run:
             message=self.message,
             path=self.recorder.path if self.recorder is not None else None,
             plan=self.plan,
+            notes=self.boosted.notes,
         )
 
     def summary(self) -> dict[str, Any]:
@@ -428,6 +431,7 @@ class _Run:
             "task": self.task.name,
             "level": self.plan.level,
             "in_effect": self.plan.summary(),
+            "notes": list(self.boosted.notes),
             "metric_name": result.metric_name,
             "metric": result.metric,
             "curve": [list(point) for point in result.curve],

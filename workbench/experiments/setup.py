@@ -58,7 +58,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         optimizer = task.new_optimizer(model)
         if config.optimizer is not None:
             change_optimizer_(optimizer, config.optimizer)
-    boosted = apply(config, model, optimizer, level=level, seed=seed)
+    boosted = apply(config, model, optimizer, level=level, seed=seed, criterion=task.loss)
     plan = boosted.plan
     if plan is None:
         raise RuntimeError("apply() returned no plan")

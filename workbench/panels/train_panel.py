@@ -510,6 +510,7 @@ class TrainPanel(Panel):
             parts.append(counted(result.overflows, "overflow"))
         if result.message:
             parts.append(result.message)
+        parts += result.notes
         if result.path is not None:
             parts.append(f"recorded in `{result.path}`")
         return "; ".join(parts)

@@ -498,7 +498,7 @@ def _use(study: StudyReport) -> tuple[str, str]:
     here = (
         "from workbench import BoostConfig, apply\n\n"
         f'config = BoostConfig.from_json("{name}")\n'
-        "boosted = apply(config, model, optimizer)\n"
+        "boosted = apply(config, model, optimizer, criterion=loss_fn)\n"
         "for x, y in batches:\n"
         "    with boosted.autocast():\n"
         "        loss = loss_fn(boosted.model(x), y)\n"

@@ -33,6 +33,7 @@ def apply(
     level: str = "O1",
     world_size: int | None = None,
     seed: int = 0,
+    criterion: Any = None,
     example_inputs: tuple[Any, ...] | None = None,
 ) -> Boosted:
     """Process a model and its optimizer by a configuration and return what a training loop calls.
@@ -50,10 +51,14 @@ def apply(
         level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
         world_size: Ranks that train together; None asks torch.distributed.
         seed: Seed of the freezing schedule.
-        example_inputs: Inputs for models that torch.fx cannot trace (LessBN).
+        criterion: What judges the model's output, for example ``nn.CrossEntropyLoss()``; LessBN normalises the head
+            of classifiers only.
+        example_inputs: Inputs for models that torch.fx cannot trace (LessBN); they also tell the size of a trained
+            head's scores.
 
     Returns:
-        The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``.
+        The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``; ``notes`` says what became of the
+        head.
 
     Raises:
         ConfigError: When the configuration is not valid.
@@ -83,7 +88,9 @@ def apply(
     if boost.plan.loss_scale_group and inner is not model and not isinstance(model, DistributedDataParallel):
         raise RuntimeError(NOT_COMPILED)
     _refuse_unaware_wrapper(model, boost.plan)
-    _, optimizer = boost.network_auto_process_train(inner, optimizer, example_inputs=example_inputs)
+    _, optimizer = boost.network_auto_process_train(
+        inner, optimizer, criterion=criterion, example_inputs=example_inputs
+    )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     precision = Precision(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
@@ -102,6 +109,7 @@ def apply(
         accumulation_steps=steps,
         precision=precision,
         plan=boost.plan,
+        notes=boost.notes,
         update=update_of(boost.plan, inner, optimizer),
     )
 

@@ -6,6 +6,7 @@ reference keeps one for the whole process), its configuration is validated, and 
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
 from workbench import ranks
-from workbench.algorithms.full_normalization import replace_heads_
+from workbench.algorithms.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.algorithms.grad_freeze import GradientFreeze
 from workbench.algorithms.less_bn import LessBNReport, reduce_batch_norms_
 from workbench.algorithms.optimizer_process import OptimizerProcess
@@ -27,6 +28,7 @@ from workbench.config import BoostConfig, Plan
 __all__ = ["AutoBoost", "boost_plan_of", "boosted_module_of", "read_config"]
 
 _MARK = "boost_plan"
+_log = logging.getLogger("workbench")
 
 
 def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
@@ -103,7 +105,12 @@ class AutoBoost:
             warnings.warn(dropped.reason, UserWarning, stacklevel=2)
 
     def network_auto_process_train(
-        self, network: nn.Module, optimizer: Optimizer, *, example_inputs: tuple[Any, ...] | None = None
+        self,
+        network: nn.Module,
+        optimizer: Optimizer,
+        *,
+        criterion: Any = None,
+        example_inputs: tuple[Any, ...] | None = None,
     ) -> tuple[nn.Module, Optimizer]:
         """Process a network and its optimizer for training, in the order of ``order.PROCESSING_ORDER``.
 
@@ -112,14 +119,17 @@ class AutoBoost:
             optimizer: Rebuilt when parameters or groups change, wrapped in a ``FreezeOpt`` when freezing is in effect,
                 replaced by plain subtraction (SGD with a rate of 1) when DimReduce is. Learning-rate schedulers belong
                 on the returned optimizer; DimReduce bears none.
-            example_inputs: Inputs for the module-order fallback of LessBN.
+            criterion: What judges the network's output; a head is normalised only where this is known to be a
+                classification. A network that ends in torch's criterion says so itself.
+            example_inputs: Inputs for the module-order fallback of LessBN; they also tell the size of a trained head's
+                scores.
 
         Returns:
             The network, marked with the plan, and the optimizer to train with.
         """
         plan, config = self.plan, self.config
         if plan.less_bn:
-            network, optimizer = self._less_bn(network, optimizer, example_inputs)
+            network, optimizer = self._less_bn(network, optimizer, criterion, example_inputs)
         split = plan.less_bn or plan.grad_freeze or plan.world_size > 1
         if config.common.gradient_split_groups is not None and split:
             trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -151,19 +161,29 @@ class AutoBoost:
         return network
 
     def _less_bn(
-        self, network: nn.Module, optimizer: Optimizer, example_inputs: tuple[Any, ...] | None
+        self, network: nn.Module, optimizer: Optimizer, criterion: Any, example_inputs: tuple[Any, ...] | None
     ) -> tuple[nn.Module, Optimizer]:
         config, rules = self.config, self.config.compatibility
         before = dict(network.named_parameters())
-        self.less_bn_report = reduce_batch_norms_(network, match=rules.less_bn_match, example_inputs=example_inputs)
-        if config.less_bn.fn_flag:
-            replace_heads_(network, scope=rules.fn_scope, bias=rules.fn_bias)
+        head = HeadRule(rules.fn_scope, rules.fn_bias, criterion) if config.less_bn.fn_flag else None
+        report = reduce_batch_norms_(network, match=rules.less_bn_match, example_inputs=example_inputs, head=head)
+        self.less_bn_report = report
+        if report.head_reason and rules.fn_scope != "classifier":  # somebody asked for it by name
+            warnings.warn(report.head_note, UserWarning, stacklevel=3)
+        elif report.head_note:
+            _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
         optimizer = follow_parameters(optimizer, before, dict(network.named_parameters()))
         if config.less_bn.gc_flag:
             process = OptimizerProcess(optimizer)
             process.add_grad_centralization(network, rule=rules.grad_centralization)
             optimizer = process.generate_new_optimizer()
         return network, optimizer
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What became of the network, one line each; empty before it was processed."""
+        report = self.less_bn_report
+        return (report.head_note,) if report is not None and report.head_note else ()
 
     def _common_seed(self) -> int | None:
         """Return the seed of the freezing schedule: without one of our own, several ranks must still agree."""

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.algorithms.grad_accumulation import AccumulationWindow
-from workbench.algorithms.grad_freeze import FreezeOpt, allow_one_graph_per_group
+from workbench.algorithms.grad_freeze import FreezeOpt, allow_one_graph_per_group, refuse_reentrant_checkpoints
 from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
 from workbench.records import EventSink
@@ -63,6 +63,7 @@ class Boosted:
         accumulation_steps: Micro-batches per update (>= 1).
         precision: Number formats; None means as built.
         plan: What is in effect, for display; None when assembled by hand.
+        notes: What became of the network, one line each, for display.
         update: What makes new weights of gradients; None for the optimizer's own step.
     """
 
@@ -75,11 +76,13 @@ class Boosted:
         accumulation_steps: int = 1,
         precision: Precision | None = None,
         plan: Plan | None = None,
+        notes: Sequence[str] = (),
         update: WeightUpdate | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.plan = plan
+        self.notes = tuple(notes)
         self.device = _device_of(model, optimizer)
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
@@ -91,6 +94,7 @@ class Boosted:
         self.step_index = 0
         self._freeze = optimizer if isinstance(optimizer, FreezeOpt) else None
         self._frozen_groups = self._freeze.begin_step() if self._freeze is not None else 0
+        self._unseen_groups = set() if self._freeze is None else set(range(self._freeze.n_groups))
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self._share = self._one / self.window.n_steps
@@ -127,12 +131,16 @@ class Boosted:
             loss: Unscaled loss, one element.
 
         Raises:
-            RuntimeError: If the previous ``backward`` was not followed by ``step``, or the loss has no gradient.
+            RuntimeError: If the previous ``backward`` was not followed by ``step``, the loss has no gradient, or
+                layers are frozen in a model with reentrant activation checkpoints.
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
         if self.graph_observer is not None:
             self.graph_observer(loss)
+        if self._frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
+            refuse_reentrant_checkpoints(loss)
+            self._unseen_groups.discard(self._frozen_groups)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
         seed: Tensor | None = None
@@ -389,7 +397,8 @@ class Boosted:
     def __repr__(self) -> str:
         """Name the model and what is in effect."""
         effect = self.plan.summary() if self.plan is not None else "no plan"
-        return f"Boosted({type(self.model).__name__}, {effect}, step {self.step_index})"
+        notes = "".join(f"{note}, " for note in self.notes)
+        return f"Boosted({type(self.model).__name__}, {effect}, {notes}step {self.step_index})"
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,6 @@ from workbench.config import BoostConfig
 from workbench.scaling import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, unscale_and_check_
 
 __all__ = ["LossScaling"]
-
-UNFLUSHED_ELEMENTS = 8  # the largest tensor that upstream multiplies with a denormal factor exactly
 
 
 class LossScaling:
@@ -26,9 +24,6 @@ class LossScaling:
         device: Device of the scale.
         collapse_after: Consecutive overflows at the floor after which training is given up; None never.
         minimum: The floor, for collapse detection.
-        reciprocal: ``"exact"``, or ``"flushed"`` for the reference's arithmetic (MindSpore 2.7 on a CPU), which treats
-            denormal factors as 0 for tensors of more than eight elements: beyond a scale of 2**126 their gradients
-            vanish.
 
     Attributes:
         agree: Takes the largest value over ranks of a float tensor, in place; None on a single rank.
@@ -43,7 +38,6 @@ class LossScaling:
         device: torch.device | None = None,
         collapse_after: int | None = None,
         minimum: float = 1.0,
-        reciprocal: Literal["exact", "flushed"] = "exact",
     ) -> None:
         self.scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
         self.update_cell = update_cell.to(device) if update_cell is not None and device is not None else update_cell
@@ -52,7 +46,6 @@ class LossScaling:
         self.minimum = minimum
         self.is_unit = not isinstance(scale, Tensor) and scale == 1.0 and update_cell is None
         self.unscales = not self.is_unit
-        self.reciprocal = reciprocal
         self.agree: Callable[[Tensor], None] | None = None
         self._finite = torch.zeros((), dtype=torch.bool, device=device)
 
@@ -73,7 +66,6 @@ class LossScaling:
                 device=device,
                 collapse_after=rule.collapse_after,
                 minimum=float(rule.init),
-                reciprocal=config.compatibility.loss_scale_reciprocal,
             )
         cell = DynamicLossScaleUpdateCell(
             nominal,
@@ -90,7 +82,6 @@ class LossScaling:
             device=device,
             collapse_after=rule.collapse_after,
             minimum=rule.minimum,
-            reciprocal=config.compatibility.loss_scale_reciprocal,
         )
 
     @classmethod
@@ -141,15 +132,9 @@ class LossScaling:
             found_inf: Float32, shape ``()``, 0 on entry.
         """
         gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
-        inverse = self.scale.reshape(()).reciprocal()
-        if self.reciprocal == "exact":
-            unscale_and_check_(gradients, inverse, found_inf)
-            return
-        # As upstream (measured in eager mode with 1 to 2560 elements and one or two axes): only the number of elements
-        # decides whether its CPU multiplication treats a denormal factor as 0.
-        flushed = torch.where(inverse < torch.finfo(torch.float32).tiny, torch.zeros_like(inverse), inverse)
-        unscale_and_check_([g for g in gradients if g.numel() <= UNFLUSHED_ELEMENTS], inverse, found_inf)
-        unscale_and_check_([g for g in gradients if g.numel() > UNFLUSHED_ELEMENTS], flushed, found_inf)
+        # Beyond a scale of 2**126 the reciprocal is denormal. The reference's CPU kernels then count it as 0 for
+        # tensors above a size that depends on the machine; here every gradient is kept.
+        unscale_and_check_(gradients, self.scale.reshape(()).reciprocal(), found_inf)
 
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale from a tensor with one element."""

@@ -427,7 +427,7 @@ class Model:
     ) -> Boosted | None:
         if optimizer is None:
             return None
-        boosted = apply(settings, self._network, optimizer, level=boost_level)
+        boosted = apply(settings, self._network, optimizer, level=boost_level, criterion=self._loss_fn)
         if manager is not None:
             scaling = _scaling_from(manager, settings, unwrapped(self._network), self._device)
             scaling.agree = boosted.loss_scaling.agree
@@ -498,7 +498,6 @@ def _scaling_from(manager: Any, settings: BoostConfig, network: nn.Module, devic
         drop_overflow_update=bool(manager.get_drop_overflow_update()),
         device=device,
         minimum=float(getattr(cell, "minimum", scale)),
-        reciprocal=settings.compatibility.loss_scale_reciprocal,
     )
 
 

@@ -7,7 +7,7 @@ The network they wrap returns the loss; ``WithLossCell`` makes one from a backbo
 from __future__ import annotations
 
 import numbers
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -226,7 +226,6 @@ class TrainOneStepWithLossScaleCell(_TrainCell):
         optimizer: Any torch optimizer; ``fused=True`` decides about the skip on the device.
         scale_sense: A loss-scale update cell, a ``GroupLossScaleManager`` with its groups, or a tensor of shape ``()``
             or ``(1,)`` for a scale that only ``set_sense_scale`` changes.
-        reciprocal: ``"exact"``, or ``"flushed"`` as the reference's CPU arithmetic; see ``LossScaling``.
 
     Raises:
         TypeError: If ``scale_sense`` is neither.
@@ -238,10 +237,8 @@ class TrainOneStepWithLossScaleCell(_TrainCell):
         network: nn.Module,
         optimizer: Optimizer,
         scale_sense: nn.Module | Tensor,
-        *,
-        reciprocal: Literal["exact", "flushed"] = "exact",
     ) -> None:
-        super().__init__(network, optimizer, _scaling_from(scale_sense, network, reciprocal))
+        super().__init__(network, optimizer, _scaling_from(scale_sense, network))
 
     def forward(self, *inputs: Any) -> BoostStep:
         """Train on one batch.
@@ -277,7 +274,6 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         network: Module that returns the loss, as ``AutoBoost.network_auto_process_train`` returned it.
         optimizer: Optimizer, as returned there.
         scale_sense: As in ``TrainOneStepWithLossScaleCell``.
-        reciprocal: As in ``TrainOneStepWithLossScaleCell``.
 
     Raises:
         TypeError: If ``scale_sense`` is neither an update cell nor a tensor.
@@ -289,10 +285,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         network: nn.Module,
         optimizer: Optimizer,
         scale_sense: nn.Module | Tensor,
-        *,
-        reciprocal: Literal["exact", "flushed"] = "exact",
     ) -> None:
-        self._init(network, optimizer, _scaling_from(scale_sense, network, reciprocal))
+        self._init(network, optimizer, _scaling_from(scale_sense, network))
 
     @property
     def scale_sense(self) -> Tensor:
@@ -315,20 +309,18 @@ def _checked_sens(sens: float | None) -> float:
     return value
 
 
-def _scaling_from(scale_sense: Any, network: nn.Module, reciprocal: Literal["exact", "flushed"]) -> LossScaling:
+def _scaling_from(scale_sense: Any, network: nn.Module) -> LossScaling:
     if isinstance(scale_sense, GroupLossScaleManager):
         return GroupLossScaling.from_manager(scale_sense, network)
     device = _device(network)
     if isinstance(scale_sense, Tensor):
         _check_shape(scale_sense)
-        return LossScaling(scale_sense, drop_overflow_update=True, device=device, reciprocal=reciprocal)
+        return LossScaling(scale_sense, drop_overflow_update=True, device=device)
     if isinstance(scale_sense, nn.Module) and hasattr(scale_sense, "get_loss_scale"):
         cell: Any = scale_sense  # the user's own cell may be any module with this method
         initial = float(cell.get_loss_scale())
         minimum = float(getattr(scale_sense, "minimum", initial))
-        return LossScaling(
-            initial, scale_sense, drop_overflow_update=True, device=device, minimum=minimum, reciprocal=reciprocal
-        )
+        return LossScaling(initial, scale_sense, drop_overflow_update=True, device=device, minimum=minimum)
     raise TypeError(
         "`scale_sense` must be a loss-scale update cell (for example DynamicLossScaleUpdateCell, or a manager's "
         f"get_update_cell()) or a tensor of shape () or (1,), got {type(scale_sense).__name__}"
