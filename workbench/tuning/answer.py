@@ -90,6 +90,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
         raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
+        file = kept.on_its_network(file, study)
         result = _result(study, file, directory, candidates_of(study))
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     report = directory / "result" / "report.html"
@@ -120,6 +121,7 @@ def export_study(
     with quiet_optuna():
         database = kept.open_storage(storage or kept.default_storage(result.directory))
         study = kept.find_study(database, file.study.name)
+        file = kept.on_its_network(file, study)
         if baseline_trial(study) is None:
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
@@ -265,7 +267,7 @@ def _result(
         freezing_limits=freezing_limits_of(study),
         importance=importance,
         environment=attributes.get("environment", {}),
-        messages=[one for one in (ended, *notes, note) if one],
+        messages=[one for one in (ended, *notes, *file.not_drawn(), note) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
     )
 

@@ -131,6 +131,7 @@ def tune(
             database = kept.open_storage(url)
             leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, experimenter)
+            file = kept.on_its_network(file, study)
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("n_trials", n_trials)  # for workers that join
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
