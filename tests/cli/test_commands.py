@@ -161,6 +161,16 @@ def test_validate_says_what_is_not_in_effect_and_why(workbench: Command, here: P
     assert "grad_freeze.freeze_p" in told["parameters"]
 
 
+def test_validate_names_the_switches_that_the_file_leaves_to_the_level(workbench: Command, here: Path) -> None:
+    (here / "one.json").write_text('{"boost": {"mode": "manual", "less_bn": true}}')
+    told = "switches that are not named take the default of level O1: grad_freeze on; adasum, grad_accumulation, "
+    assert told in workbench("validate", "one.json").out
+    left = json.loads(workbench("validate", "one.json", "--json").out)["level_defaults"]
+    assert left["grad_freeze"] is True
+    BoostConfig.from_json(here / "one.json").resolve("O1").explicit_config().save(here / "all.json")
+    assert "are not named" not in workbench("validate", "all.json").out
+
+
 def test_schema_is_the_schema_of_the_configuration(workbench: Command) -> None:
     assert json.loads(workbench("schema").out) == BoostConfig.json_schema()
 

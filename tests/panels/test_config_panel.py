@@ -11,7 +11,7 @@ import pytest
 
 from tests.panels.looking import everything, text_in
 from workbench.algorithms.catalog import METHODS
-from workbench.config import SWITCHES, BoostConfig, describe_parameters
+from workbench.config import SWITCHES, BoostConfig, NetworkFacts, describe_parameters
 from workbench.panels.config_panel import ConfigPanel, card_html
 from workbench.panels.shared_config import SharedConfig
 
@@ -76,6 +76,26 @@ def test_a_preset_sets_the_level_and_leaves_the_switches_to_it(panel: ConfigPane
     assert (panel.level, panel.config) == ("O0", BoostConfig())
     assert "nothing switched on" in text_in(panel)
     assert not any(switch.value for switch in panel.switches.values())
+
+
+def test_what_cannot_act_on_the_network_is_off_and_says_why(panel: ConfigPanel) -> None:
+    panel.shared.learn(NetworkFacts(0, 0, 3, 3, 0, 3))
+    assert "nothing switched on" in text_in(panel)
+    assert "level O1 is equal to O0 here" in text_in(panel)
+    assert (panel.switches["less_bn"].value, panel.switches["less_bn"].disabled) == (False, True)
+    assert "this network has no BatchNorm" in text_in(panel.controls)
+    groups = panel.control("grad_freeze.param_groups")
+    assert groups.reason == ""  # setting it is how freezing comes into effect
+    panel.shared.change({"grad_freeze.param_groups": 3})
+    assert panel.switches["grad_freeze"].value
+    assert "freezing (frozen steps: 30 %)" in text_in(panel)
+
+
+def test_switches_left_to_the_level_are_named(panel: ConfigPanel) -> None:
+    panel.shared.set(BoostConfig.from_dict({"boost": {"mode": "manual", "less_bn": True}}))
+    assert "switches that are not named take the default of level O1: grad_freeze on; adasum" in text_in(panel)
+    panel.switches["less_bn"].value = False  # by hand every switch is set
+    assert "are not named" not in text_in(panel)
 
 
 def test_a_switch_turned_by_hand_makes_the_mode_manual_and_a_preset_takes_it_back(panel: ConfigPanel) -> None:

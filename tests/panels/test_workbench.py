@@ -5,6 +5,7 @@ from pathlib import Path
 
 import ipywidgets as widgets
 import pytest
+from torch import nn
 
 import workbench
 import workbench.panels
@@ -48,9 +49,30 @@ def test_every_tab_is_made_when_it_is_opened_and_only_once(bench: Workbench, tit
 def test_all_tabs_look_at_one_configuration(bench: Workbench) -> None:
     config, train = bench.panel("Configure"), bench.panel("Train")
     config.preset.buttons.value = "O1"
-    assert "LessBN + freezing" in text_in(train)
+    bench.shared.change({"grad_freeze.param_groups": 2})  # as many as the network has layers
+    assert "freezing (frozen steps: 30 %)" in text_in(train)
     train.preset.buttons.value = "O0"
     assert config.preset.buttons.value == "O0"
+
+
+def test_the_first_tab_says_what_finds_nothing_to_do_in_the_task_s_network(tmp_path: Path) -> None:
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    with Workbench(small_task(model=plain), out=None, studies=tmp_path) as bench:
+        train = bench.panel("Train")  # by now the network has been looked at
+        assert "this network has no BatchNorm" in text_in(bench.panel("Configure"))
+        assert "level O1 is equal to O0 here" in text_in(bench.panel("Configure"))
+        assert "nothing switched on" in text_in(train)
+
+
+def test_a_task_whose_model_cannot_be_built_is_told_where_it_is_trained(tmp_path: Path) -> None:
+    def broken() -> nn.Module:
+        raise ValueError("no model today")
+
+    with Workbench(small_task(model=broken), out=None, studies=tmp_path) as bench:
+        bench.panel("Train")
+        assert "LessBN + freezing" in text_in(bench.panel("Configure"))
 
 
 def test_a_run_goes_on_while_another_tab_is_looked_at(bench: Workbench) -> None:

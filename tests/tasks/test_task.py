@@ -102,7 +102,7 @@ def test_a_function_that_returns_the_wrong_thing_is_named(changes: dict[str, Any
 @pytest.mark.parametrize(
     ("changes", "batch", "words"),
     [
-        ({}, {"x": X}, r"every batch must be a pair \(x, y\), got dict"),
+        ({}, {"x": X}, r"every batch must be a pair \(x, y\), got a dict of 'x'"),
         ({}, (X, Y, Y), "got a tuple of 3"),
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, (X, Y), r"got a tensor of shape \[6\]; average it"),
         ({"loss": lambda model, batch: 1.0}, (X, Y), "must be a scalar tensor, got float"),

@@ -15,6 +15,7 @@ from torch.optim import SGD, AdamW
 from tests.ranks import leave_together
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.algorithms.less_bn import LessBNReport
 from workbench.config import BoostConfig, ConfigError
 from workbench.records import EventKind
 from workbench.scaling import NonFusedOptimizerWarning
@@ -334,3 +335,47 @@ def test_two_ranks_with_freezing_train_like_one_on_both_their_data(tmp_path: Pat
     for first, second, expected in zip(*ranks, net.parameters(), strict=True):
         assert torch.equal(first, second)
         torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
+
+
+def perceptron() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+@pytest.mark.filterwarnings("ignore:less_bn had no effect")
+def test_what_finds_nothing_to_do_is_not_in_effect_and_changes_nothing() -> None:
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    layers = list(model)
+    with pytest.warns(UserWarning, match="grad_freeze is not in effect because this network has 2 layers"):
+        boosted = apply({}, model, optimizer)
+    assert boosted.plan is not None
+    assert boosted.plan.in_effect() == ()
+    assert "nothing switched on" in repr(boosted)
+    assert [entry.name for entry in boosted.plan.dropped] == ["less_bn", "grad_freeze"]
+    assert boosted.optimizer is optimizer  # neither freezing nor centralized gradients
+    assert list(model) == layers
+
+
+def test_a_network_reduced_before_is_still_in_effect() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    object.__setattr__(model, "less_bn_report", LessBNReport(("2",), ("1",), (), "graph"))
+    config = {"boost": {"mode": "manual", "grad_freeze": False}, "less_bn": {"fn_flag": False, "gc_flag": False}}
+    with pytest.warns(UserWarning, match="LessBN was already applied"):
+        boosted = apply(config, model, SGD(model.parameters(), lr=0.1))
+    assert boosted.plan is not None
+    assert boosted.plan.less_bn
+
+
+def test_switches_left_to_the_level_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    config = {"boost": {"mode": "manual", "less_bn": False, "adasum": False}, "grad_freeze": {"param_groups": 3}}
+    for _ in range(2):
+        model = network()
+        boosted = apply(config, model, SGD(model.parameters(), lr=0.1))
+    assert isinstance(boosted.optimizer, FreezeOpt)
+    told = "switches that are not named take the default of level O1: grad_freeze on; grad_accumulation, dim_reduce, "
+    assert [record.getMessage() for record in caplog.records] == [told + "loss_scale_group off"]
+    assert boosted.plan is not None
+    caplog.clear()
+    model = network()
+    apply(boosted.plan.explicit_config(), model, SGD(model.parameters(), lr=0.1))
+    assert not caplog.records

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from workbench.algorithms.pca_files import list_snapshots, save_pca_matrix
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, NetworkFacts
 from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
 from workbench.tuning.study_file import StudyFile
 
@@ -88,6 +88,9 @@ class FakeExperimenter:
 
     def environment(self) -> dict[str, Any]:
         return {"versions": {"fake": "1"}, "missing": None}
+
+    def network_facts(self) -> NetworkFacts | None:
+        return None
 
     def train(
         self,

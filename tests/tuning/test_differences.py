@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters
+from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, describe_parameters
 from workbench.tuning.differences import Differences
 from workbench.tuning.plans import StudyPlans
 from workbench.tuning.search_space import read_space
@@ -44,9 +44,17 @@ def _differ(config: BoostConfig, level: str, plans: StudyPlans, path: str, value
     return any(outcome != outcomes[0] for outcome in outcomes)
 
 
+NETWORKS = {
+    "unknown": None,
+    "without BatchNorm": NetworkFacts(0, 0, 3, 3, 0, 3),
+    "by one rule only": NetworkFacts(4, 2, 4, 2, 0, 4),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
 @pytest.mark.parametrize("ranks", [1, 4, 8])
-def test_values_differ_exactly_when_their_plans_do(ranks: int) -> None:
-    plans = StudyPlans(ranks)
+def test_values_differ_exactly_when_their_plans_do(ranks: int, network: NetworkFacts | None) -> None:
+    plans = StudyPlans(ranks, network)
     seen = {True: 0, False: 0}
     for seed in range(12):
         draw = random.Random(100 * ranks + seed)

@@ -40,6 +40,7 @@ def validate(
                 "level": level,
                 "in_effect": plan.summary(),
                 "not_in_effect": {dropped.name: dropped.reason for dropped in plan.dropped},
+                "level_defaults": plan.level_defaults(),
                 "parameters": plan.parameters_in_effect(),
             }
         )
@@ -47,6 +48,8 @@ def validate(
     say(f"{file}: valid; at level {level} it means: {plan.summary()}")
     for dropped in plan.dropped:
         say(f"  not in effect: {dropped.reason}")
+    if defaults := plan.level_default_sentence():
+        say(f"  {defaults}")
     for line in _provenance(config.provenance or {}):
         say(f"  {line}")
 

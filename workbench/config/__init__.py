@@ -18,6 +18,7 @@ from workbench.config.boost import (
 from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig
 from workbench.config.compatibility import CompatibilityConfig
 from workbench.config.errors import ConfigError
+from workbench.config.facts import NetworkFacts
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
 from workbench.config.parameters import ParameterInfo, describe_parameters
@@ -52,6 +53,7 @@ __all__ = [
     "GradFreezeConfig",
     "LessBNConfig",
     "LossScaleConfig",
+    "NetworkFacts",
     "OptimizerConfig",
     "Outline",
     "ParameterInfo",

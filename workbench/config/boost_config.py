@@ -37,6 +37,7 @@ from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
 
 if TYPE_CHECKING:
+    from workbench.config.facts import NetworkFacts
     from workbench.config.resolve import Plan
 
 __all__ = ["BOOST_SECTIONS", "BoostConfig"]
@@ -241,19 +242,20 @@ class BoostConfig(Section):
 
     # Meaning
 
-    def resolve(self, level: str = "O0", world_size: int = 1) -> Plan:
+    def resolve(self, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
         """Say what is in effect at a level on so many ranks, and why the rest is not; see ``workbench.config.resolve``.
 
         Args:
             level: ``"O0"``, ``"O1"`` or ``"O2"``.
             world_size: Number of ranks, at least 1.
+            network: What the network offers; None where it is not known, and every method is taken to find work.
 
         Raises:
             ConfigError: When the level is unknown, or dim_reduce is asked for without a source of its subspace.
         """
         from workbench.config.resolve import resolve
 
-        return resolve(self, level, world_size)
+        return resolve(self, level, world_size, network)
 
     def effective_amp_level(self, device_type: str) -> str:
         """Return the amp level on a device: ``"O0"``, ``"O2"`` or ``"O3"``.

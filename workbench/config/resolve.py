@@ -10,6 +10,8 @@ Order of decisions, as in MindSpore 2.7 (``mindspore/boost/boost.py``) unless sa
    ``compatibility.adasum_servers = "eight"``.
 5. grad_accumulation over 1 micro-batch and freezing with 1 group or over 0 steps change nothing and are not in effect.
 6. loss_scale_group needs a dynamic loss scale.
+7. Where the network is known (``NetworkFacts``), less_bn without a BatchNorm to spare and freezing with more groups
+   than layers change nothing and are not in effect.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from workbench.config.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
+    from workbench.config.facts import NetworkFacts
     from workbench.config.optimizer import OptimizerConfig
 
 __all__ = [
@@ -68,13 +71,14 @@ _SELECTORS = frozenset({"boost.mode", "amp.level", "loss_scale.kind", "optimizer
 _SECTIONS_DECIDING: dict[str, frozenset[str]] = {
     path: frozenset({*others, path.partition(".")[0], "boost", "dim_reduce"})  # which runs alone
     for path, others in {
-        "boost.less_bn": (),
-        "boost.grad_freeze": ("grad_freeze", "common", "compatibility"),  # it takes adasum's place
+        # Of a known network: whether BatchNorms go decides about its layers, and they about freezing.
+        "boost.less_bn": ("less_bn", "grad_freeze", "compatibility"),
+        "boost.grad_freeze": ("grad_freeze", "less_bn", "common", "compatibility"),  # it takes adasum's place
         "boost.adasum": ("common", "compatibility"),
         "boost.grad_accumulation": ("grad_accumulation",),
         "boost.loss_scale_group": ("loss_scale", "amp"),
-        "less_bn": (),
-        "grad_freeze": (),
+        "less_bn": ("grad_freeze", "compatibility"),
+        "grad_freeze": ("less_bn", "compatibility"),
         "grad_accumulation": (),
         "dim_reduce": ("compatibility",),
         "optimizer": (),
@@ -148,6 +152,32 @@ class Plan:
     def in_effect(self) -> tuple[str, ...]:
         """Return the names of the switches in effect, in the original's order."""
         return tuple(name for name in SWITCHES if getattr(self, name))
+
+    def level_defaults(self) -> dict[str, bool]:
+        """Return the switches that the configuration leaves to the level although its mode is manual, and how they are.
+
+        As in the original a switch that is not named follows the level: less_bn alone, at O1, freezes too.
+        """
+        if self.mode != "manual":
+            return {}
+        return {name: self.requested[name] for name in SWITCHES if getattr(self.config.boost, name) is None}
+
+    def level_default_sentence(self) -> str:
+        """Return a sentence about `level_defaults`; empty when every switch is named or the mode names none."""
+        defaults = self.level_defaults()
+        if not defaults:
+            return ""
+        on = [name for name, value in defaults.items() if value]
+        off = [name for name, value in defaults.items() if not value]
+        settings = [f"{', '.join(names)} {word}" for names, word in ((on, "on"), (off, "off")) if names]
+        return f"switches that are not named take the default of level {self.level}: {'; '.join(settings)}"
+
+    def remarks(self) -> list[str]:
+        """Return why things asked for are not in effect, and that nothing is where nothing is, in sentences."""
+        told = [entry.reason for entry in self.dropped]
+        if any(self.requested.values()) and not self.in_effect():
+            told.append(f"level {self.level} is equal to O0 here: none of the methods it asks for is in effect")
+        return told
 
     def parameters_in_effect(self) -> dict[str, Any]:
         """Return config path -> value of everything that matters under this plan, and nothing that does not.
@@ -305,7 +335,7 @@ def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
     return table
 
 
-def deciding(section: str, part: Any) -> tuple[Any, ...]:
+def deciding(section: str, part: Any, network: NetworkFacts | None = None) -> tuple[Any, ...]:
     """Return what of one section decides which parameters are in effect.
 
     Two configurations that agree in this, section by section, have the same outline at the same level on the same
@@ -314,6 +344,7 @@ def deciding(section: str, part: Any) -> tuple[Any, ...]:
     Args:
         section: Name of the section.
         part: The section itself; None for an optimizer that is the task's own.
+        network: What the network offers, where that is known.
     """
     match section:
         case "boost":
@@ -323,7 +354,9 @@ def deciding(section: str, part: Any) -> tuple[Any, ...]:
         case "less_bn":
             return (part.fn_flag, part.gc_flag)
         case "grad_freeze":
-            return (part.param_groups == 1, part.total_steps == 0)
+            layers = () if network is None else (network.layers, network.layers_left, network.layers_left_by_reference)
+            too_many = tuple(part.param_groups > count for count in layers)
+            return (part.param_groups == 1, part.total_steps == 0, *too_many)
         case "grad_accumulation":
             return (part.grad_accumulation_step == 1,)
         case "dim_reduce":
@@ -337,7 +370,7 @@ def deciding(section: str, part: Any) -> tuple[Any, ...]:
         case "snapshots":
             return (part.count > 0,)
         case "compatibility":
-            return (part.adasum_servers, part.dim_reduce)
+            return (part.adasum_servers, part.dim_reduce, part.less_bn_match, part.fn_scope)
     return ()  # provenance tells, it does not act
 
 
@@ -359,13 +392,14 @@ def line_search_trials(config: BoostConfig) -> int:
     return given or (2 if config.compatibility.dim_reduce == "reference" else 8)
 
 
-def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1) -> Plan:
+def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network: NetworkFacts | None = None) -> Plan:
     """Decide what is in effect.
 
     Args:
         config: The configuration.
         level: ``"O0"``, ``"O1"`` or ``"O2"``.
         world_size: Number of ranks, at least 1.
+        network: What the network offers; None where it is not known, and every method is taken to find work.
 
     Returns:
         The plan; ``dropped`` has a sentence for each thing asked for and not in effect.
@@ -382,7 +416,7 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1) -> Plan
     dropped = []
     for name in SWITCHES:
         if requested[name]:
-            reason = _why_not(name, config, requested, world_size)
+            reason = _why_not(name, config, requested, world_size, network)
             if reason:
                 dropped.append(Dropped(name, reason))
     refused = {entry.name for entry in dropped}
@@ -406,7 +440,9 @@ def _check_subspace_source(config: BoostConfig) -> None:
         )
 
 
-def _why_not(name: str, config: BoostConfig, requested: Mapping[str, bool], world_size: int) -> str:
+def _why_not(
+    name: str, config: BoostConfig, requested: Mapping[str, bool], world_size: int, network: NetworkFacts | None
+) -> str:
     """Return why a requested algorithm is not in effect, or an empty string when it is."""
     if name == "dim_reduce":
         return ""
@@ -422,6 +458,10 @@ def _why_not(name: str, config: BoostConfig, requested: Mapping[str, bool], worl
         )
     if name == "grad_freeze" and config.grad_freeze.total_steps == 0:
         return "grad_freeze is not in effect because `grad_freeze.total_steps` is 0: its schedule has no step"
+    if name == "less_bn" and network is not None:
+        return network.why_no_less_bn(config)
+    if name == "grad_freeze" and network is not None:
+        return network.why_no_freezing(config, less_bn=requested["less_bn"] and network.less_bn_acts(config))
     if name == "grad_accumulation" and config.grad_accumulation.grad_accumulation_step == 1:
         return "grad_accumulation is not in effect because `grad_accumulation.grad_accumulation_step` is 1"
     if name == "loss_scale_group" and _loss_scale_kind(config) not in {"dynamic", None}:

@@ -25,6 +25,7 @@ import torch
 from workbench import devices, ranks
 from workbench.config import BoostConfig, Plan
 from workbench.experiments.evaluation import evaluate
+from workbench.experiments.preflight import check_outputs
 from workbench.experiments.setup import Prepared, prepare
 from workbench.experiments.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.records import Event, EventKind, StepRecord
@@ -177,6 +178,7 @@ def run_task(
         The result, the same on every rank; a diverged run is a result, not an error.
 
     Raises:
+        TaskError: If the model returns something that the loss or the metric cannot take.
         ValueError: If ``steps`` or ``evaluate_every`` is not at least 1, or ``pause`` is given where ranks train
             together.
         RankFailure: If another rank has died or does not answer.
@@ -189,6 +191,7 @@ def run_task(
         raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
     device = device or devices.select_device("auto")
     prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
+    check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, seed)
     run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress, on_records, drain_seconds)
     if ranks.rank() == 0:
         run.recorder = _open_recorder(out, run_id, task, config, run, level)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +18,7 @@ from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
 from workbench.training import Boosted, apply
 
-__all__ = ["Prepared", "prepare", "seed_everything"]
+__all__ = ["Prepared", "kept_generators", "prepare", "seed_everything"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,18 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # models of the user's may draw from the global generator
     torch.manual_seed(seed)
+
+
+@contextmanager
+def kept_generators(device: torch.device) -> Iterator[None]:
+    """Put Python's, numpy's and torch's generators back afterwards, those of a device included."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  # as in seed_everything
+    try:
+        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:

@@ -273,7 +273,7 @@ class ConfigPanel(Panel):
             return
         with self._lock, self.showing():
             plan, problem = self._plan()
-            self._refusals = switch_refusals(config, level, self.ranks.value)
+            self._refusals = switch_refusals(config, level, self.ranks.value, self.shared.network)
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
@@ -354,10 +354,9 @@ def _as_shown(value: Any) -> Any:
 def _in_effect_html(plan: Plan | None, problem: str) -> str:
     if plan is None:
         return error_html(problem)
-    dropped = "".join(f"<li>{words(entry.reason)}</li>" for entry in plan.dropped)
-    return f'<div role="status">{words(plan.summary())}</div>' + (
-        f'<ul class="wb-faint">{dropped}</ul>' if dropped else ""
-    )
+    told = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
+    items = "".join(f"<li>{words(sentence)}</li>" for sentence in told)
+    return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")
 
 
 def _difference_html(config: BoostConfig) -> str:

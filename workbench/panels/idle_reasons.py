@@ -14,6 +14,7 @@ from workbench.config import (
     SWITCHES,
     BoostConfig,
     ConfigError,
+    NetworkFacts,
     Plan,
     describe_parameters,
     requested_switches,
@@ -38,18 +39,21 @@ def with_switch(config: BoostConfig, level: str, name: str, *, on: bool) -> Boos
     return config.with_values({"boost.mode": "manual", **{f"boost.{switch}": asked[switch] for switch in SWITCHES}})
 
 
-def switch_refusals(config: BoostConfig, level: str, world_size: int = 1) -> dict[str, str]:
+def switch_refusals(
+    config: BoostConfig, level: str, world_size: int = 1, network: NetworkFacts | None = None
+) -> dict[str, str]:
     """Say of every switch why it would not be in effect if it were on.
 
     Args:
         config: The configuration.
         level: Boost level.
         world_size: Number of ranks.
+        network: What the network offers; None where it is not known.
 
     Returns:
         Switch -> sentence; empty where it would be in effect.
     """
-    return {name: _refusal(config, level, name, world_size) for name in SWITCHES}
+    return {name: _refusal(config, level, name, world_size, network) for name in SWITCHES}
 
 
 def idle_reason(plan: Plan, path: str, refusals: Mapping[str, str]) -> str:
@@ -117,9 +121,9 @@ def _listed(owners: list[str]) -> str:
     return f"only {owners[0]} has it" if len(owners) == 1 else f"{', '.join(owners[:-1])} and {owners[-1]} have it"
 
 
-def _refusal(config: BoostConfig, level: str, name: str, world_size: int) -> str:
+def _refusal(config: BoostConfig, level: str, name: str, world_size: int, network: NetworkFacts | None) -> str:
     try:
-        plan = with_switch(config, level, name, on=True).resolve(level, world_size)
+        plan = with_switch(config, level, name, on=True).resolve(level, world_size, network)
     except ConfigError as error:
         # Another switch may be what cannot be resolved; then it is that one's sentence.
         return str(error) if name == "dim_reduce" else ""

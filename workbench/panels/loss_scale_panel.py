@@ -335,7 +335,9 @@ class LossScalePanel(Panel):
     def _idle_reason(self) -> str:
         config, level = self.shared.both()
         try:
-            return idle_reason(self.shared.plan(), "loss_scale.init", switch_refusals(config, level))
+            return idle_reason(
+                self.shared.plan(), "loss_scale.init", switch_refusals(config, level, network=self.shared.network)
+            )
         except ConfigError as error:
             return str(error)
 

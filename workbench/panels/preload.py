@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import threading
+from collections.abc import Callable
 from typing import Final
 
 __all__ = ["Preload"]
@@ -23,15 +24,23 @@ class Preload:
     """Imports the modules of all panels in a thread; ``wait`` before importing one, so that no two threads meet.
 
     No daemon: an interpreter that ends halfway through the import of a library written in C would crash.
+
+    Args:
+        afterwards: Called in the thread when everything is loaded; must raise nothing.
     """
 
-    def __init__(self) -> None:
-        self._thread = threading.Thread(target=_load, name="workbench preload")
+    def __init__(self, afterwards: Callable[[], None]) -> None:
+        self._afterwards = afterwards
+        self._thread = threading.Thread(target=self._run, name="workbench preload")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until everything is loaded; at once when it is."""
+        """Wait until everything is loaded, and what comes afterwards done; at once when it is."""
         self._thread.join()
+
+    def _run(self) -> None:
+        _load()
+        self._afterwards()
 
 
 @functools.cache  # modules stay, so once is enough; who asks meanwhile waits in the import system

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
+from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Plan
 
 __all__ = ["SharedConfig"]
 
@@ -28,7 +28,13 @@ class SharedConfig:
         self._lock = threading.RLock()
         self._config = config if config is not None else BoostConfig()
         self._level = _checked_level(level)
+        self._network: NetworkFacts | None = None
         self._observers: list[Observer] = []
+
+    @property
+    def network(self) -> NetworkFacts | None:
+        """What the network offers to the methods; None while nobody has looked at one."""
+        return self._network
 
     @property
     def config(self) -> BoostConfig:
@@ -55,7 +61,19 @@ class SharedConfig:
             ConfigError: When the configuration cannot be resolved (DimReduce without a source of its subspace).
         """
         config, level = self.both()
-        return config.resolve(level, world_size)
+        return config.resolve(level, world_size, self._network)
+
+    def learn(self, network: NetworkFacts) -> None:
+        """Take what is known of the network from now on and tell everybody.
+
+        Args:
+            network: What it offers to the methods.
+        """
+        with self._lock:
+            self._network = network
+            now, observers = (self._config, self._level), list(self._observers)
+        for observer in observers:
+            observer(*now)
 
     def set(self, config: BoostConfig, level: str | None = None) -> None:
         """Take another configuration and tell everybody, unless it is the one there is.

@@ -443,7 +443,7 @@ class TrainPanel(Panel):
             return
         self.preset.show(config, level)
         try:
-            plan = config.resolve(level)
+            plan = self.shared.plan()
         except ConfigError as error:
             self._in_effect.value = error_html(str(error))
         else:

@@ -84,7 +84,7 @@ class Workbench(Panel):
         close_recursively(body)
         self.on_change(self.tabs, self._open, "selected_index")
         self.panel("Configure")
-        self._preload = Preload()
+        self._preload = Preload(self._look_at_network)
         self.cleaned_up_by(self._preload.wait)
 
     def panel(self, title: str) -> Any:
@@ -119,6 +119,19 @@ class Workbench(Panel):
         panel = self.panel(title)
         if title == "Export" and "Tune" in self._panels:  # its study may have found something meanwhile
             panel.offer(self.panel("Tune").folder.value)
+
+    def _look_at_network(self) -> None:
+        """Let all tabs know what the methods would find in the task's network."""
+        from workbench.experiments.network_facts import network_facts
+        from workbench.tasks import load_task
+
+        try:
+            task = load_task(self._task) if isinstance(self._task, str) else self._task
+            self.shared.learn(network_facts(task, with_weights=False))
+        except (
+            Exception
+        ):  # a model that cannot be built like this; what is wrong with a task is told when it is trained
+            return
 
     def _configure(self) -> Panel:
         from workbench.panels.config_panel import ConfigPanel

@@ -35,6 +35,8 @@ _PREDICTION_NAMES = frozenset(
     {"input", "inputs", "output", "outputs", "logits", "pred", "preds", "prediction", "predictions", "y_hat", "y_pred"}
 )
 _DIGESTED_BATCHES = 8
+_USUAL_KEYS = ("logits", "out", "prediction", "predictions", "output")  # Hugging Face's, torchvision's, anybody's
+_SHOWN_KEYS = 6
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Task:
         direction: ``"maximize"`` or ``"minimize"``; None where the metric knows.
         data_hash: Version of the data; empty means that ``data_digest()`` derives one from the first batches.
         description: One line for lists.
+        outputs: Which part of what the model returns is the prediction, for a criterion as loss and for the metric: a
+            key or attribute (``"logits"``), an index, or a function of what it returns. A model that returns a tensor,
+            perhaps in evaluation only, needs none; a key or an index then changes nothing.
         spec: How ``load_task`` found it; a worker process loads the task again by this.
 
     Raises:
@@ -74,6 +79,7 @@ class Task:
     direction: Direction | None = None
     data_hash: str = ""
     description: str = ""
+    outputs: str | int | Callable[[Any], Any] | None = None
     spec: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +99,11 @@ class Task:
         for role, function in (("model", self.model), ("optimizer", self.optimizer), ("scheduler", self.scheduler)):
             if not callable(function) and not (role == "scheduler" and function is None):
                 raise TaskError(f"`{role}` must be a function, got {function!r}")
+        chosen = self.outputs
+        if isinstance(chosen, bool) or not (chosen is None or isinstance(chosen, (str, int)) or callable(chosen)):
+            raise TaskError(
+                f"`outputs` must be a key, an index or a function of what the model returns, got {chosen!r}"
+            )
         is_criterion(self.loss)
         _batches.check_source(self.train, "train")
         _batches.check_source(self.evaluate, "evaluate")
@@ -189,7 +200,8 @@ class Task:
             batch: What the data source yields.
 
         Raises:
-            TaskError: When the batch is no pair though the loss is a criterion, or the loss is no scalar tensor.
+            TaskError: When the batch is no pair though the loss is a criterion, the criterion cannot take what the
+                model returns, or the loss is no scalar tensor.
         """
         if is_criterion(self.loss):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
@@ -197,7 +209,13 @@ class Task:
                     f"task {self.name!r}: with a criterion as loss every batch must be a pair (x, y), "
                     f"got {_described(batch)}; write a function loss(model, batch) instead"
                 )
-            loss = self.loss(model(batch[0]), batch[1])
+            prediction = self._prediction(model(batch[0]))
+            try:
+                loss = self.loss(prediction, batch[1])
+            except (AttributeError, TypeError) as error:  # what torch's criteria raise for anything but a tensor
+                if isinstance(prediction, Tensor):
+                    raise
+                raise TaskError(self._not_a_tensor(prediction, "the loss")) from error
         else:
             loss = self.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.ndim != 0:
@@ -205,15 +223,18 @@ class Task:
         return loss
 
     def predict(self, model: Callable[..., Any], batch: Any) -> Any:
-        """Return the model's outputs for one batch.
+        """Return the model's prediction for one batch: what it returns, or the part of it that ``outputs`` names.
 
         Args:
             model: The model, or anything called like it.
             batch: A pair (``model(x)``), a mapping (``model(**batch)``), or anything else (``model(batch)``).
+
+        Raises:
+            TaskError: When what the model returns has no such part.
         """
         if isinstance(batch, Mapping):
-            return model(**batch)
-        return model(batch[0] if isinstance(batch, list | tuple) else batch)
+            return self._prediction(model(**batch))
+        return self._prediction(model(batch[0] if isinstance(batch, list | tuple) else batch))
 
     def batch_size_of(self, batch: Any) -> int:
         """Return the number of samples in a batch."""
@@ -230,11 +251,18 @@ class Task:
             metric: What :meth:`new_metric` returned.
             model: The model, or anything called like it.
             batch: What the evaluation data yields.
+
+        Raises:
+            TaskError: When the metric needs a tensor and the model returns something else.
         """
         if metric.needs == "loss":
             metric.update(self.compute_loss(model, batch), batch)
-        else:
-            metric.update(self.predict(model, batch), batch)
+            return
+        prediction = self.predict(model, batch)
+        # The outputs of Hugging Face's models say themselves where their logits are.
+        if not isinstance(prediction, Tensor) and not isinstance(getattr(prediction, "logits", None), Tensor):
+            raise TaskError(self._not_a_tensor(prediction, f"the metric {self.metric_name}"))
+        metric.update(prediction, batch)
 
     def data_digest(self) -> str:
         """Return ``data_hash``, or else a hash of the first batches of seed 0 (best effort for data of the user's)."""
@@ -243,6 +271,29 @@ class Task:
         evaluation = _batches.digest_of_batches(self.evaluation_batches(0), _DIGESTED_BATCHES)
         training = _batches.digest_of_batches(_batches.endless_batches(self.train, 0), _DIGESTED_BATCHES)
         return f"first {_DIGESTED_BATCHES} batches sha256:{evaluation[:32]}{training[:32]}"
+
+    def _prediction(self, returned: Any) -> Any:
+        chosen = self.outputs
+        if chosen is None or (isinstance(returned, Tensor) and not callable(chosen)):
+            return returned
+        if callable(chosen):
+            return chosen(returned)
+        by_name = isinstance(chosen, str) and not isinstance(returned, Mapping)
+        try:
+            return getattr(returned, str(chosen)) if by_name else returned[chosen]
+        except (AttributeError, IndexError, KeyError, TypeError):
+            raise TaskError(
+                f"task {self.name!r}: `outputs` is {chosen!r}, but the model returns {_described(returned)}"
+            ) from None
+
+    def _not_a_tensor(self, prediction: Any, who: str) -> str:
+        came = f"task {self.name!r}: {who} needs a tensor, but "
+        if self.outputs is not None:
+            return f"{came}`outputs` gives {_described(prediction)}; name the part that is the prediction"
+        return (
+            f"{came}the model returns {_described(prediction)}; say in the Task which part is the prediction, for "
+            f"example outputs={_likely_output(prediction)}"
+        )
 
     @property
     def _metric_rule(self) -> MetricRule:
@@ -302,6 +353,23 @@ def _checked_seed(seed: int) -> int:
 def _described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, Mapping):
+        keys = [repr(key) for key in list(value)[:_SHOWN_KEYS]] + ["..."] * (len(value) > _SHOWN_KEYS)
+        return f"{_article(type(value).__name__)} of {', '.join(keys) or 'nothing'}"
     if isinstance(value, list | tuple):
-        return f"a {type(value).__name__} of {len(value)}"
+        return f"{_article(type(value).__name__)} of {len(value)}"
     return type(value).__name__
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
+
+
+def _likely_output(value: Any) -> str:
+    """Return what to write as ``outputs`` for something that is no tensor: the best guess, as Python text."""
+    if isinstance(value, Mapping):
+        tensors = [key for key, part in value.items() if isinstance(part, Tensor)]
+        return repr(next((key for key in _USUAL_KEYS if key in tensors), tensors[0] if tensors else "logits"))
+    if isinstance(value, list | tuple):
+        return str(next((place for place, part in enumerate(value) if isinstance(part, Tensor)), 0))
+    return "lambda returned: returned.logits"

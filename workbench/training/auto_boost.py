@@ -19,16 +19,18 @@ from torch.optim import SGD, Optimizer
 from workbench import ranks
 from workbench.algorithms.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.algorithms.grad_freeze import GradientFreeze
-from workbench.algorithms.less_bn import LessBNReport, reduce_batch_norms_
+from workbench.algorithms.less_bn import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
 from workbench.algorithms.optimizer_process import OptimizerProcess
+from workbench.algorithms.parameter_groups import named_trainable_parameters, split_into_chunks
 from workbench.algorithms.parameter_process import ParameterProcess
 from workbench.algorithms.parameter_succession import follow_parameters
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig, NetworkFacts, Plan
 
 __all__ = ["AutoBoost", "boost_plan_of", "boosted_module_of", "read_config"]
 
 _MARK = "boost_plan"
 _log = logging.getLogger("workbench")
+_TOLD: set[str] = set()
 
 
 def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
@@ -103,6 +105,7 @@ class AutoBoost:
         self.less_bn_report: LessBNReport | None = None
         for dropped in self.plan.dropped:
             warnings.warn(dropped.reason, UserWarning, stacklevel=2)
+        _note_level_defaults(self.plan)
 
     def network_auto_process_train(
         self,
@@ -125,11 +128,13 @@ class AutoBoost:
                 scores.
 
         Returns:
-            The network, marked with the plan, and the optimizer to train with.
+            The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on
+            this network: a method that finds nothing to do is not in effect.
         """
-        plan, config = self.plan, self.config
-        if plan.less_bn:
+        config = self.config
+        if self.plan.less_bn:
             network, optimizer = self._less_bn(network, optimizer, criterion, example_inputs)
+        plan = self.plan = self._acting_plan(network, optimizer)
         split = plan.less_bn or plan.grad_freeze or plan.world_size > 1
         if config.common.gradient_split_groups is not None and split:
             trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -172,6 +177,8 @@ class AutoBoost:
             warnings.warn(report.head_note, UserWarning, stacklevel=3)
         elif report.head_note:
             _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
+        if not _facts_of(network, optimizer).less_bn_acts(config):
+            return network, optimizer
         optimizer = follow_parameters(optimizer, before, dict(network.named_parameters()))
         if config.less_bn.gc_flag:
             process = OptimizerProcess(optimizer)
@@ -185,6 +192,18 @@ class AutoBoost:
         report = self.less_bn_report
         return (report.head_note,) if report is not None and report.head_note else ()
 
+    def _acting_plan(self, network: nn.Module, optimizer: Optimizer) -> Plan:
+        """Return the plan with what this network offers, and warn of what it leaves without work."""
+        facts = _facts_of(network, optimizer)
+        if not facts.layers:  # an optimizer of another network, which freezing refuses in its own words
+            return self.plan
+        before = {dropped.name for dropped in self.plan.dropped}
+        plan = self.config.resolve(self.level, self.plan.world_size, facts)
+        for dropped in plan.dropped:
+            if dropped.name not in before and dropped.name != "less_bn":  # of which LessBN has warned itself
+                warnings.warn(dropped.reason, UserWarning, stacklevel=3)
+        return plan
+
     def _common_seed(self) -> int | None:
         """Return the seed of the freezing schedule: without one of our own, several ranks must still agree."""
         if self.seed is not None or ranks.world_size() == 1:
@@ -196,3 +215,21 @@ class AutoBoost:
     def __repr__(self) -> str:
         """Say what is in effect."""
         return f"AutoBoost({self.level!r}: {self.plan.summary()})"
+
+
+def _facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
+    """Return what a network offers as it stands, reduced already where LessBN is in effect."""
+    report: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
+    removed, kept = (0, 0) if report is None else (len(report.removed), len(report.kept))
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
+    layers = len(split_into_chunks(names))
+    return NetworkFacts(removed + kept, removed, layers, layers, removed, layers)
+
+
+def _note_level_defaults(plan: Plan) -> None:
+    """Say once per process what the level switches on beside the switches that are set by hand."""
+    told = plan.level_default_sentence() if any(plan.level_defaults().values()) else ""
+    if told and told not in _TOLD and ranks.rank() == 0:
+        _TOLD.add(told)
+        _log.warning("%s", told)

@@ -116,6 +116,7 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
         raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
+        file = kept.on_its_network(file, study)
         result = _result(study, file, directory, candidates_of(study))
         choices = _choices(study, file, result.candidates) if "candidates" in study.user_attrs else {}
         written = study.user_attrs.get("chosen", {})
@@ -148,6 +149,7 @@ def export_study(
     with quiet_optuna():
         database = kept.open_storage(storage or kept.default_storage(result.directory))
         study = kept.find_study(database, file.study.name)
+        file = kept.on_its_network(file, study)
         if baseline_trial(study) is None:
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
@@ -279,6 +281,6 @@ def _result(
         freezing_limits=freezing_limits_of(study),
         importance=importance,
         environment=attributes.get("environment", {}),
-        messages=[one for one in (ended, *notes, note) if one],
+        messages=[one for one in (ended, *notes, *file.not_drawn(), note) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.config import NetworkFacts
     from workbench.tuning.experimenter import Experimenter
 
 __all__ = ["AroundExperimenter"]
@@ -38,3 +39,7 @@ class AroundExperimenter:
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""
         return self._inner.environment()
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods."""
+        return self._inner.network_facts()

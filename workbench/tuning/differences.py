@@ -105,9 +105,9 @@ class Differences:
     def __init__(self, config: BoostConfig, level: str, plans: StudyPlans) -> None:
         self._config = config
         self._level = level
-        self._outlines = _outlines(plans)
+        self._outlines, self._network = _outlines(plans), plans.network
         self._sections = {name: getattr(config, name) for name in type(config).model_fields}
-        self._facts = {name: deciding(name, part) for name, part in self._sections.items()}
+        self._facts = {name: deciding(name, part, plans.network) for name, part in self._sections.items()}
         self._met: dict[tuple[str, Section | None], _Known] = {}
         self._known = {name: self._known_of(name, part) for name, part in self._sections.items()}
 
@@ -125,11 +125,11 @@ class Differences:
         """
         changed = Differences.__new__(Differences)
         changed._config = self._config.with_values({path: value})
-        changed._level, changed._outlines = self._level, self._outlines
+        changed._level, changed._outlines, changed._network = self._level, self._outlines, self._network
         section = path.partition(".")[0]
         part = getattr(changed._config, section)
         changed._sections = {**self._sections, section: part}
-        changed._facts = {**self._facts, section: deciding(section, part)}
+        changed._facts = {**self._facts, section: deciding(section, part, self._network)}
         changed._met = self._met
         changed._known = {**self._known, section: self._known_of(section, part)}
         return changed
@@ -233,7 +233,7 @@ class Differences:
         if known is None:
             try:
                 part = getattr(self._config.with_values(dict(changes)), section)
-                known = (part, deciding(section, part))
+                known = (part, deciding(section, part, self._network))
             except ConfigError as error:
                 known = error
             table[key] = known

@@ -36,7 +36,7 @@ class SearchEnd:
 
     def __init__(self, study: optuna.Study, file: StudyFile, n_trials: int) -> None:
         self._study = study
-        self._section = file.study
+        self._section, self._most_plans = file.study, file.most_plans()
         self._n_trials = n_trials
 
     def reason(self) -> str:
@@ -49,6 +49,8 @@ class SearchEnd:
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
         if len(begun) - len(counted) >= _REPEATS_PER_TRIAL * self._n_trials:
             return f"The search ended because nearly every draw repeated a plan; {finished}."
+        if self._most_plans is not None and len(counted) >= self._most_plans:
+            return f"The search ended because nothing else that it may draw acts on this network; {finished}."
         sampler = self._study.sampler
         if isinstance(sampler, PerTrialSampler) and sampler.is_exhausted(self._study):
             return f"The search ended because every point of the grid has been tried; {finished}."

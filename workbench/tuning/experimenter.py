@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, NetworkFacts
 from workbench.tuning.stopping import end_if_asked
 from workbench.tuning.study_file import StudyFile
 
@@ -126,6 +126,9 @@ class Experimenter(Protocol):
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods; None where nobody knows."""
 
     def train(
         self,
@@ -247,6 +250,12 @@ class TaskExperimenter:
         device = {**devices.hardware_summary(), "device": devices.device_name(self._device)}
         told = collect_environment(device=device, data_hash=self.data_hash, task=self._task.name)
         return {**told, "world_size": ranks.world_size()}
+
+    def network_facts(self) -> NetworkFacts:
+        """Measure on a fresh copy of the network what the methods will find there."""
+        from workbench.experiments.network_facts import network_facts
+
+        return network_facts(self._task)
 
     def train(
         self,

@@ -98,6 +98,7 @@ def join_study(
         allowed = file.allowed_drops(experimenter.metric_name)
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds, wait=True)
         study = kept.open_study(database, file, experimenter)
+        file = kept.on_its_network(file, study)
         if "allowed_drops" not in study.user_attrs:
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("target", file.allowed_drop.target)

@@ -1,4 +1,4 @@
-"""What a configuration means in a study: on its number of ranks, and with the study as the source of a subspace.
+"""What a configuration means in a study: on its ranks and network, and with the study as the source of a subspace.
 
 DimReduce needs weights that were recorded earlier. A candidate that names none is trained from those the study records
 itself (``warm_up.py``), so here it is resolved as if it named a folder, always the same one: plans that are equal stay
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.config import BoostConfig, Plan, requested_switches
+from workbench.config import BoostConfig, NetworkFacts, Plan, requested_switches
 
 __all__ = ["RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
 
@@ -24,6 +24,7 @@ class StudyPlans:
 
     Args:
         ranks: How many ranks train together.
+        network: What the task's network offers; None in a study that does not know, and in those begun before 0.7.
 
     Example:
         >>> config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": False}})
@@ -33,6 +34,7 @@ class StudyPlans:
     """
 
     ranks: int = 1
+    network: NetworkFacts | None = None
 
     def resolve(self, config: BoostConfig, level: str) -> Plan:
         """Return what is in effect.
@@ -47,7 +49,7 @@ class StudyPlans:
         named = config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None
         if not named and requested_switches(config, level)["dim_reduce"]:
             config = config.with_values({"dim_reduce.weight_load_dir": RECORDED_BY_STUDY})
-        return config.resolve(level, self.ranks)
+        return config.resolve(level, self.ranks, self.network)
 
 
 def needs_warm_up(plan: Plan) -> bool:

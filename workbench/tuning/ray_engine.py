@@ -223,9 +223,9 @@ class RayCrew:
         deadline: float | None,
         stop: Callable[[], bool],
     ) -> Search:
-        file = self._file
         trains = StoppableExperimenter(RayExperimenter(place, self._facts, self._directory, stop), stop, deadline)
-        study = kept.find_study(database, file.study.name)  # each its own: a study object has one sampler
+        study = kept.find_study(database, self._file.study.name)  # each its own: a study object has one sampler
+        file = kept.on_its_network(self._file, study)
         watch = StudyWatch(study, file, n_trials, None, None)
         warm_ups = WarmUps(file, self._directory, trains, watch.step)
         return Search(file, database, study, trains, warm_ups, allowed, n_trials, deadline, watch, stop)

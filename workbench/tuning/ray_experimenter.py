@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, NetworkFacts
 from workbench.tuning import ray_folders
 from workbench.tuning.experimenter import PolicyOutcome, RunStep, Side, SpeedMeasured, Trained
 from workbench.tuning.ray_place import LostWorkerError, Place
@@ -63,6 +63,10 @@ class RayExperimenter:
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data of the machine the first worker was on."""
         return dict(self._facts.environment)
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the first worker found of the task's network."""
+        return self._facts.network
 
     def train(
         self,

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.config import NetworkFacts
 from workbench.tuning import ray_folders
 from workbench.tuning.experimenter import Experimenter, MakeExperimenter, RunStep, Trained, experimenter_for
 from workbench.tuning.study_file import StudyFile
@@ -54,6 +55,7 @@ class TaskFacts:
     higher_is_better: bool
     data_hash: str
     environment: Mapping[str, Any]
+    network: NetworkFacts | None
 
 
 class RayWorker:
@@ -112,7 +114,7 @@ class RayWorker:
     def facts(self) -> TaskFacts:
         """Return what is known of the task and of this machine."""
         one = self._own()
-        return TaskFacts(one.metric_name, one.higher_is_better, one.data_hash, one.environment())
+        return TaskFacts(one.metric_name, one.higher_is_better, one.data_hash, one.environment(), one.network_facts())
 
     def sees_folder(self) -> bool:
         """Return whether the study's folder here is the driver's."""

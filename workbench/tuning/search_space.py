@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from workbench.config import LEVELS, BoostConfig, ConfigError, describe_parameters, sections_deciding
@@ -21,8 +21,10 @@ from workbench.tuning.differences import Differences
 from workbench.tuning.errors import StudyError
 from workbench.tuning.plans import StudyPlans
 
-__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "read_space", "suggest"]
+__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest", "within_layers"]
 
+_USUAL_LEVEL = "O1"
+_GROUPS = "grad_freeze.param_groups"
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
 
@@ -69,6 +71,17 @@ class Dimension:
         if self.kind == "choice":
             return self.choices
         return (int(self.low), int(self.high)) if self.kind == "int" else (self.low, self.high)
+
+    def up_to(self, most: int) -> Dimension | None:
+        """Return a dimension of whole numbers without those above a limit; None when nothing is left."""
+        if self.kind == "choice":
+            choices = tuple(choice for choice in self.choices if choice <= most)
+            return replace(self, choices=choices) if choices else None
+        low, step = int(self.low), int(self.step or 1)
+        high = low + (min(int(self.high), most) - low) // step * step
+        if high <= low:  # one value is a setting, and one is always taken
+            return Dimension(self.path, "choice", (low,)) if high == low else None
+        return replace(self, high=float(high))
 
     def describe(self) -> Any:
         """Return the dimension as plain TOML values, every rule spelled out."""
@@ -146,6 +159,33 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
     return tuple(sorted(dimensions, key=_rank))
 
 
+def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[Dimension, ...], str]:
+    """Leave out what asks for more freezing groups than the network has layers, which would freeze nothing.
+
+    Args:
+        dimensions: What is searched, from `read_space`.
+        layers: Layers of the network that can form groups.
+
+    Returns:
+        The dimensions with ``grad_freeze.param_groups`` within the layers, and a sentence about the values that are not
+        drawn; empty when all are.
+    """
+    asked = next((one for one in dimensions if one.path == _GROUPS), None)
+    if asked is None or max(asked.extremes) <= layers:
+        return tuple(dimensions), ""
+    kept = asked.up_to(layers)
+    replaced = (kept if one is asked else one for one in dimensions)
+    left = tuple(one for one in replaced if one is not None)
+    if asked.kind == "choice":
+        named = ", ".join(str(value) for value in asked.choices if value > layers)
+    else:
+        named = f"{max(layers + 1, asked.extremes[0])} to {asked.extremes[1]}"
+    return left, (
+        f"`{_GROUPS}` = {named} is not drawn: this network has {layers} {'layer' if layers == 1 else 'layers'} to form "
+        "groups of"
+    )
+
+
 def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
     """Draw one trial's configuration: only what is in effect, given what was drawn before it.
 
@@ -164,27 +204,12 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
     Raises:
         ConfigError: When drawn values contradict each other (for example ``init`` below ``minimum``).
     """
-    paths = {dimension.path for dimension in dimensions}
-    searches_switches = "boost.mode" not in paths and any(path.startswith("boost.") for path in paths)
     values: dict[str, Any] = {}
-    level = "O1"
+    level = _USUAL_LEVEL
     for dimension in dimensions:
         if dimension.path == "level":
             level = values["level"] = dimension.draw(trial)
-    config = base
-    if level == "O0":
-        config = all_off(base)
-    elif searches_switches:
-        config = base.with_values({"boost.mode": "manual"})
-    waiting = [
-        dimension
-        for dimension in dimensions
-        if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
-    ]
-    by_section: dict[str, list[tuple[str, Any]]] = {}
-    for dimension in waiting:
-        values_of = by_section.setdefault(_section_of(dimension.path), [])
-        values_of.extend((dimension.path, value) for value in dimension.extremes)
+    config, waiting, by_section = _beginning(level, dimensions, base)
     idle: list[Dimension] = []  # switches that had no effect when they were last looked at
     look = Differences.of(config, level, plans)
     while True:
@@ -200,6 +225,44 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         values[chosen.path] = value
         look = look.with_value(chosen.path, value)
         idle = [] if _rank(chosen) < _PLAIN else [one for one in waiting if _rank(one) < _PLAIN]
+
+
+def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> dict[str, str | None]:
+    """Return for each level the one plan that a trial can have there, by its key; None where several are drawn.
+
+    Args:
+        dimensions: What is searched, from `read_space`.
+        base: O0's configuration.
+        plans: How the study resolves configurations.
+    """
+    found: dict[str, str | None] = {}
+    for level in next((one.choices for one in dimensions if one.path == "level"), (_USUAL_LEVEL,)):
+        config, waiting, by_section = _beginning(level, dimensions, base)
+        chosen = _first_in_effect(waiting, Differences.of(config, level, plans), waiting, by_section)
+        found[level] = None if chosen is not None else plans.resolve(config, level).key()
+    return found
+
+
+def _beginning(
+    level: str, dimensions: Sequence[Dimension], base: BoostConfig
+) -> tuple[BoostConfig, list[Dimension], dict[str, list[tuple[str, Any]]]]:
+    """Return where a suggestion begins: its configuration, what may be drawn, and the values of that by section."""
+    paths = {dimension.path for dimension in dimensions}
+    config = base
+    if level == "O0":
+        config = all_off(base)
+    elif "boost.mode" not in paths and any(path.startswith("boost.") for path in paths):
+        config = base.with_values({"boost.mode": "manual"})
+    waiting = [
+        dimension
+        for dimension in dimensions
+        if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
+    ]
+    by_section: dict[str, list[tuple[str, Any]]] = {}
+    for dimension in waiting:
+        values_of = by_section.setdefault(_section_of(dimension.path), [])
+        values_of.extend((dimension.path, value) for value in dimension.extremes)
+    return config, waiting, by_section
 
 
 def _first_in_effect(

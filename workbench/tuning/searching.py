@@ -72,6 +72,7 @@ def search(
             experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = kept.open_storage(url, role="worker", wait=True)
         study = kept.find_study(database, file.study.name)
+        file = kept.on_its_network(file, study)
         total = n_trials or file.study.n_trials
         watch = StudyWatch(study, file, total, None, None)
         allowed = file.allowed_drops(experimenter.metric_name)

@@ -29,6 +29,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from workbench.atomic_file import DiskFullError
+from workbench.config import NetworkFacts
 from workbench.credentials import hide_passwords
 from workbench.tuning.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.tuning.experimenter import Experimenter
@@ -51,6 +52,7 @@ __all__ = [
     "default_storage",
     "find_study",
     "holding_study",
+    "on_its_network",
     "open_storage",
     "open_study",
     "plain_storage_errors",
@@ -64,6 +66,7 @@ TAKEN_ERRORS = (TrialTakenError, optuna.exceptions.UpdateFinishedTrialError)
 """What writing to a trial raises when another process has it by now, or has even finished it."""
 
 _BESIDE_STUDY = "study.db"
+_NETWORK = "network_facts"
 _GRACE_SECONDS = 180.0
 _PATIENCE_SECONDS = 300.0
 _TIMES_TO_MAKE_TABLES = 8
@@ -201,6 +204,8 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
         study.set_user_attr("metric_name", experimenter.metric_name)
         study.set_user_attr("higher_is_better", experimenter.higher_is_better)
         study.set_user_attr("environment", plain(experimenter.environment()))
+        network = experimenter.network_facts()
+        study.set_user_attr(_NETWORK, None if network is None else network.to_dict())
         study.set_user_attr("study_file", file.canonical())
     return study
 
@@ -228,6 +233,15 @@ def _stored_name(storage: StudyStorage, name: str) -> str | None:
     beside = storage.engine.name == "sqlite" and Path(storage.engine.url.database or "").name == _BESIDE_STUDY
     begun = [study.study_name for study in studies if "study_file" in study.user_attrs]
     return begun[0] if beside and len(begun) == len(studies) == 1 else None
+
+
+def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
+    """Return a study's file with what was known of its network when it began, so that everybody resolves plans alike.
+
+    A study that began without knowing (before 0.7) goes on without: other plans would be equal in its second half.
+    """
+    stored = study.user_attrs.get(_NETWORK)
+    return file.on_network(None if stored is None else NetworkFacts.from_dict(stored))
 
 
 def changed_values(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

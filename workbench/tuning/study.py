@@ -140,6 +140,7 @@ def tune(
             database = kept.open_storage(url)
             leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, experimenter)
+            file = kept.on_its_network(file, study)
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("target", file.allowed_drop.target)
             refuse_other_targets(study)

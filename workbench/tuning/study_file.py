@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, SnapshotConfig, requested_switches
+from workbench.config import BoostConfig, ConfigError, NetworkFacts, SnapshotConfig, requested_switches
 from workbench.config.errors import did_you_mean, sentence_of, shown
 from workbench.tuning.errors import StudyError
 from workbench.tuning.plans import StudyPlans
 from workbench.tuning.sampling import check_sampler, make_pruner
-from workbench.tuning.search_space import Dimension, read_space
+from workbench.tuning.search_space import Dimension, all_off, plans_by_level, read_space, within_layers
 from workbench.tuning.whole_space import SearchedSpace
 
 __all__ = [
@@ -264,16 +265,77 @@ class StudyFile(_Part):
     confirm: ConfirmSection = ConfirmSection()
     warm_start: WarmStartSection | None = None
     space: dict[str, Any] = Field(default_factory=dict)
+    _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
+
+    def on_network(self, network: NetworkFacts | None) -> StudyFile:
+        """Return the same question about a network of which so much is known; None for one of which nothing is."""
+        file = self.model_copy()
+        file._network = network
+        return file
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """What is searched, switches first."""
-        return read_space(self.space)
+        """What is searched, switches first; without what could never act on the network."""
+        return self._drawn()[0]
+
+    def not_drawn(self) -> list[str]:
+        """Return what the network makes pointless to search, in sentences; nothing where it is not known."""
+        if self._network is None:
+            return []
+        told = list(self._drawn()[1])
+        if _may_ask_for(self, "less_bn"):
+            told.append(self._network.why_no_less_bn(self.base_config()))
+        if _may_ask_for(self, "grad_freeze") and not self._may_freeze():
+            told.append(self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms()))
+        return [f"{one}." for one in told if one]
+
+    def most_plans(self) -> int | None:
+        """Return how many plans the study has, O0's among them; None for more than one per level."""
+        if self._network is None:
+            return None
+        base = self.base_config()
+        plans = plans_by_level(self.dimensions, base, self.plans).values()
+        return None if None in plans else len({*plans, self.plans.resolve(all_off(base), "O0").key()})
+
+    def _drawn(self) -> tuple[tuple[Dimension, ...], list[str]]:
+        """Return what is searched, and a sentence about whatever the network makes pointless of it."""
+        dimensions = read_space(self.space)
+        if self._network is None:
+            return dimensions, []
+        dimensions, sentence = within_layers(dimensions, self._fewest_layers(self._network))
+        told = [sentence] if sentence else []
+        levels = next((one for one in dimensions if one.path == "level"), None)
+        if levels is None:
+            return dimensions, told
+        by_level = plans_by_level(dimensions, self.base_config(), self.plans)
+        first: dict[str | None, str] = {}
+        for level, plan in sorted(by_level.items()):
+            if plan is not None and first.setdefault(plan, level) != level:
+                told.append(f"Level {level} is not drawn: on this network it is equal to {first[plan]}")
+        left = tuple(level for level, plan in by_level.items() if plan is None or first[plan] == level)
+        return tuple(replace(one, choices=left) if one is levels else one for one in dimensions), told
+
+    def _fewest_layers(self, network: NetworkFacts) -> int:
+        """Return the layers that any trial has: those that LessBN leaves, where it may be in effect."""
+        config = self.base_config()
+        return min(network.layers_of(config, less_bn=less_bn) for less_bn in {False, self._may_reduce_norms()})
+
+    def _may_reduce_norms(self) -> bool:
+        network = self._network
+        return network is not None and network.less_bn_acts(self.base_config()) and _may_ask_for(self, "less_bn")
+
+    def _may_freeze(self) -> bool:
+        """Return whether some number of groups that a trial may have fits the network."""
+        groups = [one for one in self.dimensions if one.path == "grad_freeze.param_groups"]
+        return bool(groups) or not (
+            self._network is not None
+            and self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms())
+        )
 
     @property
     def plans(self) -> StudyPlans:
         """How configurations are resolved here."""
-        return StudyPlans(self.study.ranks)
+        return StudyPlans(self.study.ranks, self._network)
 
     @property
     def searched(self) -> SearchedSpace:
@@ -346,7 +408,7 @@ class StudyFile(_Part):
                 if not content["loss_scale_replay"][name]:
                     del content["loss_scale_replay"][name]
         content["baseline"] = _flat(_nested(self.baseline))
-        content["space"] = {dimension.path: dimension.describe() for dimension in self.dimensions}
+        content["space"] = {dimension.path: dimension.describe() for dimension in read_space(self.space)}
         return asked(content)
 
 
@@ -467,7 +529,7 @@ def _check_warm_up(file: StudyFile) -> None:
                 f"[space] `{dimension.path}` cannot be searched: all trials share one warm-up; set it in [baseline]"
             )
     count, components = file.warm_up.count, _most_components(file)
-    if count <= components and _may_reduce(file):
+    if count <= components and _may_ask_for(file, "dim_reduce"):
         raise StudyError(
             f"[baseline] `snapshots.count` must exceed the largest `dim_reduce.n_components` of the study "
             f"({components}), got {count}; record more snapshots, or leave it out for as many as needed"
@@ -479,11 +541,20 @@ def _most_components(file: StudyFile) -> int:
     return int(max(searched or [file.base_config().dim_reduce.n_components]))
 
 
-def _may_reduce(file: StudyFile) -> bool:
-    """Return whether some candidate may have dim_reduce in effect."""
-    asking = {"boost.dim_reduce": True, "boost.mode": "enable_all"}
-    searched = any(asking[one.path] in one.choices for one in file.dimensions if one.path in asking)
-    return searched or any(requested_switches(file.base_config(), level)["dim_reduce"] for level in LEVELS)
+def _may_ask_for(file: StudyFile, switch: str) -> bool:
+    """Return whether some candidate may have a switch on."""
+    space = {one.path: one for one in read_space(file.space)}
+    asking = {f"boost.{switch}": True, "boost.mode": "enable_all"}
+    if any(value in space[path].choices for path, value in asking.items() if path in space):
+        return True
+    by_mode = "boost.mode" in space and "auto" in space["boost.mode"].choices
+    if f"boost.{switch}" in space and not by_mode:
+        return False
+    levels = space["level"].choices if "level" in space else ("O1",)
+    base = file.base_config().with_values(
+        {"boost.mode": "manual"} if any(p.startswith("boost.") for p in space) else {}
+    )
+    return any(requested_switches(base, level)[switch] for level in levels)
 
 
 def _sentence(error: ValidationError) -> str:

@@ -80,7 +80,7 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
         raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna(), kept.plain_storage_errors():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
-        return _table(study, trials_of(study), file.dimensions)
+        return _table(study, trials_of(study), kept.on_its_network(file, study).dimensions)
 
 
 def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:

@@ -180,7 +180,8 @@ def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:
 def _best_trials(name: str, folder: Path, best: int) -> Iterator[EarlierPlan]:
     earlier = read_study(folder)
     database = kept.open_storage(kept.default_storage(folder))
-    records = trials_of(kept.find_study(database, earlier.study.name))
+    study = kept.find_study(database, earlier.study.name)
+    earlier, records = kept.on_its_network(earlier, study), trials_of(study)
     seen: set[str] = set()
     for record in sorted((one for one in records if _is_useful(one)), key=lambda one: (one.value, one.number)):
         config = BoostConfig.from_dict(record.config)

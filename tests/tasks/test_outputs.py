@@ -1,0 +1,174 @@
+"""Models that return dictionaries, tuples or objects: which part is the prediction, and what is said without a word."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.tasks import Task, TaskError
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    aux: Tensor
+
+
+@dataclass
+class Answer:
+    scores: Tensor
+
+
+class ModelOutput(OrderedDict[str, Any]):
+    """Like Hugging Face's: a dictionary whose keys are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+SHAPES: dict[str, Any] = {
+    "dict": lambda logits: {"out": logits, "aux": logits.sum()},
+    "tuple": lambda logits: (logits, logits.sum()),
+    "list": lambda logits: [None, logits],
+    "named": lambda logits: Pair(logits, logits.sum()),
+    "object": Answer,
+    "hugging": lambda logits: ModelOutput(loss=None, logits=logits),
+    "nested": lambda logits: ({"deep": [logits]}, 1),
+    "tensor": lambda logits: logits,
+}
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+Y = (X.sum(dim=1) > 0).long()
+
+
+class Net(nn.Module):
+    """A dense layer whose logits are wrapped up."""
+
+    def __init__(self, shape: str) -> None:
+        super().__init__()
+        self.layer, self.shape = nn.Linear(3, 2), shape
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the logits in the shape asked for."""
+        return SHAPES[self.shape](self.layer(x))
+
+
+def task_of(shape: str, outputs: Any = None, **changes: Any) -> Task:
+    fields: dict[str, Any] = {
+        "name": "wrapped",
+        "model": lambda: Net(shape),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+        "train": [(X, Y)],
+        "evaluate": [(X, Y)],
+        "metric": "accuracy",
+        "outputs": outputs,
+    }
+    return Task(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs"),
+    [
+        ("dict", "out"),
+        ("tuple", 0),
+        ("list", -1),
+        ("named", "logits"),
+        ("named", 0),
+        ("object", "scores"),
+        ("hugging", "logits"),
+        ("nested", lambda returned: returned[0]["deep"][0]),
+        ("tensor", None),
+        ("tensor", 0),
+        ("tensor", "logits"),
+    ],
+)
+def test_loss_and_metric_see_the_part_that_outputs_names(shape: str, outputs: Any) -> None:
+    task, net = task_of(shape, outputs), Net(shape)
+    logits = net.layer(X)
+    assert torch.equal(task.compute_loss(net, (X, Y)), F.cross_entropy(logits, Y))
+    assert torch.equal(task.predict(net, (X, Y)), logits)
+    metric = task.new_metric()
+    task.update_metric(metric, net, (X, Y))
+    assert metric.compute() == pytest.approx(float((logits.argmax(dim=1) == Y).float().mean()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"),
+    [
+        (
+            "dict",
+            "the model returns a dict of 'out', 'aux'; say in the Task which part is the prediction, for example "
+            "outputs='out'",
+        ),
+        (
+            "tuple",
+            "the model returns a tuple of 2; say in the Task which part is the prediction, for example outputs=0",
+        ),
+        ("list", "the model returns a list of 2; say in the Task which part is the prediction, for example outputs=1"),
+        (
+            "hugging",
+            "the model returns a ModelOutput of 'loss', 'logits'; say in the Task which part is the prediction, "
+            "for example outputs='logits'",
+        ),
+        (
+            "object",
+            "the model returns Answer; say in the Task which part is the prediction, for example "
+            "outputs=lambda returned: returned.logits",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nn.MSELoss(), F.l1_loss, nn.NLLLoss()], ids=["ce", "mse", "l1", "nll"]
+)
+def test_without_it_a_sentence_names_what_came_and_how_to_mend_it(shape: str, told: str, loss: Any) -> None:
+    task = task_of(shape, loss=loss)
+    with pytest.raises(TaskError) as caught:
+        task.compute_loss(Net(shape), (X, Y))
+    assert str(caught.value) == f"task 'wrapped': the loss needs a tensor, but {told}"
+
+
+def test_the_metric_says_it_too_where_the_loss_is_a_function_of_the_model() -> None:
+    task = task_of("tuple", loss=lambda model, batch: F.cross_entropy(model(batch[0])[0], batch[1]))
+    with pytest.raises(TaskError, match="the metric accuracy needs a tensor, but the model returns a tuple of 2; say"):
+        task.update_metric(task.new_metric(), Net("tuple"), (X, Y))
+
+
+def test_a_criterion_may_take_what_the_model_returns_as_it_is() -> None:
+    class Both(nn.Module):
+        def forward(self, returned: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+            return F.cross_entropy(returned[0], target) + 0 * returned[1]
+
+    assert task_of("tuple", loss=Both()).compute_loss(Net("tuple"), (X, Y)).ndim == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "outputs", "told"),
+    [
+        ("dict", "logits", "`outputs` is 'logits', but the model returns a dict of 'out', 'aux'"),
+        ("tuple", 2, "`outputs` is 2, but the model returns a tuple of 2"),
+        ("object", 0, "`outputs` is 0, but the model returns Answer"),
+        ("object", "logits", "`outputs` is 'logits', but the model returns Answer"),
+    ],
+)
+def test_a_part_that_is_not_there_is_told(shape: str, outputs: Any, told: str) -> None:
+    with pytest.raises(TaskError, match=f"task 'wrapped': {told}"):
+        task_of(shape, outputs).compute_loss(Net(shape), (X, Y))
+
+
+def test_a_part_that_is_no_tensor_is_told() -> None:
+    with pytest.raises(TaskError, match="the loss needs a tensor, but `outputs` gives a dict of 'deep'; name the part"):
+        task_of("nested", 0).compute_loss(Net("nested"), (X, Y))
+
+
+@pytest.mark.parametrize("outputs", [True, 1.5, ["logits"]])
+def test_outputs_is_a_key_an_index_or_a_function(outputs: Any) -> None:
+    with pytest.raises(TaskError, match="`outputs` must be a key, an index or a function of what the model returns"):
+        task_of("dict", outputs)

@@ -1,0 +1,164 @@
+"""A study that knows its task's network: nothing is drawn that could change nothing there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, make_fake, write_study
+from workbench.config import BoostConfig, NetworkFacts
+from workbench.facade import tune as tune_task
+from workbench.tasks import Task
+from workbench.tuning import read_result, tune
+from workbench.tuning.objective import plain
+from workbench.tuning.search_space import Dimension, within_layers
+from workbench.tuning.storage import default_storage, on_its_network, open_storage
+from workbench.tuning.study_file import StudyFile, parse_study, read_study
+
+PLAIN = NetworkFacts(0, 0, 3, 3, 0, 3)
+RESIDUAL = NetworkFacts(9, 4, 12, 6, 0, 12)
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 6").replace("[confirm]", "[confirm]\nenabled = false")
+GROUPS = '"grad_freeze.param_groups" = '
+
+
+class Plain(FakeExperimenter):
+    """Trains a network without BatchNorm that has three layers."""
+
+    def network_facts(self) -> NetworkFacts:
+        return PLAIN
+
+
+def make_plain(file: StudyFile, directory: Path) -> Plain:
+    return Plain(directory)
+
+
+def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    result = tune(directory, make_experimenter=make_plain)
+    assert [(trial.number, trial.level, trial.summary) for trial in result.trials] == [(0, "O0", "nothing switched on")]
+    told = [
+        "The search ended because nothing else that it may draw acts on this network; 1 of 6 trials had finished.",
+        "Level O1 is not drawn: on this network it is equal to O0.",
+        "Level O2 is not drawn: on this network it is equal to O0.",
+        "less_bn is not in effect because this network has no BatchNorm.",
+        "grad_freeze is not in effect because this network has 3 layers, fewer than `grad_freeze.param_groups` = 10; "
+        "lower it.",
+    ]
+    for messages in (result.messages, read_result(directory).messages):
+        assert [message for message in messages if message in told] == told
+
+
+def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_another(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", f"{GROUPS}[2, 3, 4, 10]\n[confirm]"))
+    result = tune(directory, make_experimenter=make_plain)
+    drawn = {path for trial in result.trials for path in trial.parameters}
+    assert "boost.less_bn" not in drawn
+    assert "boost.grad_freeze" in drawn
+    groups = {trial.parameters[GROUPS[1:-4]] for trial in result.trials if GROUPS[1:-4] in trial.parameters}
+    assert groups <= {2, 3}
+    assert all("LessBN" not in trial.summary for trial in result.trials)
+    assert any(
+        "`grad_freeze.param_groups` = 4, 10 is not drawn: this network has 3 layers" in m for m in result.messages
+    )
+
+
+def test_exports_name_only_what_acts(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", f"{GROUPS}[2, 3]\n[confirm]"))
+    result = tune(directory, make_experimenter=make_plain)
+    for path in result.exported.values():
+        written = json.loads(path.read_text())
+        assert written["boost"]["less_bn"] is False
+        assert "LessBN" not in written["provenance"]["in_effect"]
+
+
+def test_a_study_that_began_without_facts_goes_on_without_them(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", SHORT)
+    tune(directory, trials=3, make_experimenter=make_fake)
+    tune(directory, make_experimenter=make_plain)
+    database = open_storage(default_storage(directory))
+    study = optuna.load_study(study_name=read_study(directory).study.name, storage=database)
+    assert on_its_network(read_study(directory), study).plans.network is None
+    assert len(read_result(directory).trials) >= 6
+
+
+def test_facts_are_no_part_of_the_question() -> None:
+    file = parse_study(SHORT.replace("[confirm]", f"{GROUPS}true\n[confirm]"))
+    known = file.on_network(RESIDUAL)
+    assert known.canonical() == file.canonical()
+    assert file.plans.network is None
+    assert known.plans.network == RESIDUAL
+
+
+@pytest.mark.parametrize(
+    ("space", "layers", "values"),
+    [
+        ("true", RESIDUAL, (2, 6)),  # LessBN may be on, and six layers are left then
+        ("{ low = 2, high = 20, step = 3 }", RESIDUAL, (2, 5)),
+        ("[2, 6, 8]", RESIDUAL, (2, 6)),
+        ("{ low = 2, high = 9 }", PLAIN, (2, 3)),
+        ("{ low = 3, high = 9 }", PLAIN, (3,)),
+        ("[4, 8]", PLAIN, None),
+        ("{ low = 4, high = 8 }", PLAIN, None),
+    ],
+)
+def test_freezing_groups_are_drawn_within_the_network_s_layers(
+    space: str, layers: NetworkFacts, values: tuple[int, ...] | None
+) -> None:
+    file = parse_study(SHORT.replace("[confirm]", f"{GROUPS}{space}\n[confirm]")).on_network(layers)
+    found = [one.extremes for one in file.dimensions if one.path == "grad_freeze.param_groups"]
+    assert found == ([] if values is None else [values])
+    assert any(sentence.startswith("`grad_freeze.param_groups` = ") for sentence in file.not_drawn())
+
+
+def test_groups_count_all_layers_where_less_bn_is_never_on() -> None:
+    text = SHORT.replace('"boost.less_bn" = [false, true]', '"boost.less_bn" = [false]')
+    file = parse_study(text.replace("[confirm]", f"{GROUPS}true\n[confirm]")).on_network(RESIDUAL)
+    assert next(one.extremes for one in file.dimensions if one.path == "grad_freeze.param_groups") == (2, 12)
+
+
+def test_a_space_within_the_layers_stays_as_it_is() -> None:
+    dimension = Dimension("grad_freeze.param_groups", "choice", (2, 3))
+    assert within_layers([dimension], 3) == ((dimension,), "")
+
+
+class Perceptron(nn.Sequential):
+    """Two dense layers, without BatchNorm: too few to freeze ten groups, nothing to remove."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def points() -> list[tuple[Tensor, Tensor]]:
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return [(x, (x.sum(dim=1) > 0).long())]
+
+
+def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path) -> None:
+    built = []
+
+    def model() -> nn.Module:
+        built.append(1)
+        return Perceptron()
+
+    task = Task(
+        name="points",
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+        train=points(),
+        evaluate=points(),
+        metric="accuracy",
+        data_hash="points",
+    )
+    text = '[study]\ntask = "points"\nbudget_steps = 3\nn_trials = 4\ndevice = "cpu"\n[space]\nlevel = ["O0", "O1"]\n'
+    directory = write_study(tmp_path / "s", text + '"boost.less_bn" = [false, true]\n')
+    result = tune_task(directory, task=task)
+    assert [trial.level for trial in result.trials] == ["O0"]
+    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
+    assert study.user_attrs["network_facts"] == plain(NetworkFacts(0, 0, 1, 1, 0, 1).to_dict())
+    assert BoostConfig.from_json(result.exported["o1"]).resolve("O1").in_effect() == ()

@@ -1,0 +1,106 @@
+"""What a network offers to the methods that change it, in a few counts: what a plan has to know to say what acts.
+
+The counts are taken from a fresh copy of the network (``workbench.experiments.network_facts``) or, when a network is
+boosted, from what was done to it (``AutoBoost``). They stand here, without torch, so that plans can be resolved with
+them where no network is at hand: in a study's storage, in a panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from workbench.config.compatibility import CompatibilityConfig
+
+if TYPE_CHECKING:
+    from workbench.config.boost_config import BoostConfig
+
+__all__ = ["NetworkFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkFacts:
+    """Counts that decide which methods find something to do.
+
+    A *layer* is a run of parameters that freezing keeps together, see
+    :func:`workbench.algorithms.parameter_groups.split_into_chunks`. Where BatchNorms are removed there are fewer.
+
+    Args:
+        batch_norms: BatchNorms of the network.
+        removable: Those of them that LessBN removes.
+        layers: Layers of the network as it is built.
+        layers_left: Layers once LessBN has removed its BatchNorms.
+        removable_by_reference: ``removable`` with ``compatibility.less_bn_match`` = reference.
+        layers_left_by_reference: ``layers_left`` with the same.
+    """
+
+    batch_norms: int
+    removable: int
+    layers: int
+    layers_left: int
+    removable_by_reference: int
+    layers_left_by_reference: int
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> NetworkFacts:
+        """Return what `to_dict` wrote."""
+        return cls(**{field.name: int(stored[field.name]) for field in fields(cls)})
+
+    def to_dict(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return asdict(self)
+
+    def less_bn_acts(self, config: BoostConfig) -> bool:
+        """Return whether LessBN changes anything: BatchNorms, or a head where ``compatibility.fn_scope`` asks for it.
+
+        The normalised head and gradient centralization go with removed BatchNorms; without any they would only slow
+        training down. The wider scopes, the reference's among them, replace a head all the same.
+        """
+        asks_for_a_head = config.less_bn.fn_flag and config.compatibility.fn_scope != _USUAL_SCOPE
+        return asks_for_a_head or self._removable(config) > 0
+
+    def layers_of(self, config: BoostConfig, *, less_bn: bool) -> int:
+        """Return how many layers freezing finds.
+
+        Args:
+            config: The configuration; says by which rule BatchNorms are chosen.
+            less_bn: Whether LessBN is in effect.
+        """
+        if not less_bn:
+            return self.layers
+        by_reference = config.compatibility.less_bn_match == "reference"
+        return self.layers_left_by_reference if by_reference else self.layers_left
+
+    def why_no_less_bn(self, config: BoostConfig) -> str:
+        """Return a sentence that says why LessBN is not in effect; empty when it acts."""
+        if self.less_bn_acts(config):
+            return ""
+        if self.batch_norms:
+            norms = "its only BatchNorm" if self.batch_norms == 1 else f"any of its {self.batch_norms} BatchNorms"
+            return f"less_bn is not in effect because this network cannot spare {norms}"
+        return "less_bn is not in effect because this network has no BatchNorm"
+
+    def why_no_freezing(self, config: BoostConfig, *, less_bn: bool) -> str:
+        """Return a sentence that says why freezing is not in effect; empty when it acts.
+
+        Args:
+            config: The configuration.
+            less_bn: Whether LessBN is in effect.
+        """
+        layers, groups = self.layers_of(config, less_bn=less_bn), config.grad_freeze.param_groups
+        if layers >= groups:
+            return ""
+        have = f"{layers} {'layer' if layers == 1 else 'layers'}{' without its BatchNorms' if less_bn else ''}"
+        mend = "; lower it" if layers > 1 else ""
+        return (
+            f"grad_freeze is not in effect because this network has {have}, fewer than `grad_freeze.param_groups` = "
+            f"{groups}{mend}"
+        )
+
+    def _removable(self, config: BoostConfig) -> int:
+        by_reference = config.compatibility.less_bn_match == "reference"
+        return self.removable_by_reference if by_reference else self.removable
+
+
+_USUAL_SCOPE = CompatibilityConfig.model_fields["fn_scope"].default
