@@ -235,6 +235,9 @@ def tune(
             "`ray` needs a task that can be named: the processes in the cluster load it by its name"
         )
 
+    if is_first_rank():
+        import workbench.reports  # noqa: F401  # now, and not when the time limit is nearly over
+
     def make_experimenter(file: StudyFile, folder: Path) -> TaskExperimenter:
         return tuning.TaskExperimenter(task or file.study.task, file.study.device, folder / "runs", file.study.threads)
 

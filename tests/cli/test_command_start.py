@@ -41,3 +41,15 @@ def test_a_rank_begins_when_the_command_did_that_started_it(monkeypatch: pytest.
     assert time.monotonic() - began() <= 60.1
     monkeypatch.setenv(name, repr(float(told[name]) + 86_400.0))
     assert time.monotonic() - began() == pytest.approx(0.0, abs=0.2)
+
+
+@pytest.mark.slow
+def test_a_limit_that_is_over_while_the_task_is_loaded_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("import time\ntime.sleep(30)\n")
+    (tmp_path / "study.toml").write_text('[study]\ntask = "late.py:task"\nbudget_steps = 10\nn_trials = 2\n[space]\n')
+    command = [sys.executable, "-m", "workbench", "tune", str(tmp_path), "--timeout", "1"]
+    before = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "the time limit of 1 s is over before the task was loaded" in done.stderr
+    assert time.monotonic() - before < 15.0

@@ -17,6 +17,7 @@ import typer
 
 from workbench.cli import (
     bench_command,
+    command_start,
     config_commands,
     lab_command,
     project_commands,
@@ -110,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = [argument for argument in given if argument != _TRACEBACK]
         traceback = True
     before, warnings.showwarning = warnings.showwarning, _each_note_once()
+    command_start.end_quickly()
     try:
         code = app(args=given, prog_name="workbench", standalone_mode=False, obj=tuple(given))
         if code == INTERRUPTED:  # typer's word for a Ctrl-C that no command had anything to say about

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from workbench.cli import command_start
+from workbench.cli.failures import WRONG_INPUT
 from workbench.cli.interrupts import saying_on_ctrl_c
 from workbench.cli.output import JsonOption, only_result_on_stdout, plain, print_json, print_table, quoted, say
 from workbench.cli.progress import Bar, clock, progress_bar
@@ -98,7 +102,8 @@ def tune(
     from workbench.tuning.study_file import read_study
 
     ray = _ray_engine(engine, address, resources_per_trial, jobs)
-    ranks = read_study(study).study.ranks
+    section = read_study(study).study
+    ranks = section.ranks
     if ranks > 1 and ray is None and rank_environment() is None:
         raise typer.Exit(run_as_ranks(ranks, context.obj))
     with (
@@ -106,22 +111,28 @@ def tune(
         progress_bar(1, "loading the study") as bar,
         saying_on_ctrl_c(f"interrupted; everything finished is saved, `workbench tune {quoted(study)}` continues"),
     ):
+        loaded = threading.Event()
+        if ray is None and ranks == 1:
+            _end_while_loading(section.timeout_seconds if timeout is None else timeout, began, loaded)
         from workbench import facade
 
-        result = facade.tune(
-            study,
-            trials=trials,
-            timeout=timeout,
-            fresh=fresh,
-            confirm_seeds=confirm_seeds,
-            require_confirmed=require_confirmed,
-            jobs=jobs or 1,
-            ray=ray,
-            storage=storage,
-            warm_start=warm_start or (),
-            on_progress=_show_on(bar),
-            began=began,
-        )
+        try:
+            result = facade.tune(
+                study,
+                trials=trials,
+                timeout=timeout,
+                fresh=fresh,
+                confirm_seeds=confirm_seeds,
+                require_confirmed=require_confirmed,
+                jobs=jobs or 1,
+                ray=ray,
+                storage=storage,
+                warm_start=warm_start or (),
+                on_progress=_show_on(bar, loaded),
+                began=began,
+            )
+        finally:
+            loaded.set()
     _print_result(result, json=json)
 
 
@@ -258,11 +269,26 @@ def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:
     return not trial.feasible, math.isnan(trial.value), trial.value if math.isfinite(trial.value) else math.inf
 
 
-def _show_on(bar: Bar) -> Any:
+def _end_while_loading(limit: float | None, began: float, loaded: threading.Event) -> None:
+    """End the command when its time is over before there is a study that could end itself; nothing is lost then."""
+    if limit is None:
+        return
+
+    def watch() -> None:
+        if not loaded.wait(max(began + limit - time.monotonic(), 0.0)):
+            told = f"the time limit of {limit:g} s is over before the task was loaded; give the command more time"
+            typer.echo(f"workbench: {told}", err=True)
+            os._exit(WRONG_INPUT)  # an exception would have to find its way through whatever is being imported
+
+    threading.Thread(target=watch, name="time limit while loading", daemon=True).start()
+
+
+def _show_on(bar: Bar, loaded: threading.Event) -> Any:
     told = ""
 
     def show(progress: TuneProgress) -> None:
         nonlocal told
+        loaded.set()
         leads = f"leading {progress.best}" if progress.best else ""
         if progress.note and progress.note != told:
             told = progress.note

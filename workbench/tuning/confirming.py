@@ -211,7 +211,7 @@ class Confirmation:
             if wanted == 0:
                 break
             begun.append(contender)
-            if not is_open and not self._out_of_time():
+            if not is_open:
                 self._speed(contender)
                 if self._may_be_faster(contender):
                     self._run_tests(target, contender)
@@ -301,7 +301,7 @@ class Confirmation:
         planned = self._runs_ended + len(missing)
         try:
             for seed, key in missing:
-                if self._out_of_time() or self._diverged(contender.key, seeds):
+                if self._diverged(contender.key, seeds):
                     return
                 self._tell(planned)
                 self._end_before(key)

@@ -18,6 +18,7 @@ started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -127,6 +128,9 @@ def tune(
                 crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
             # The task and its drops first: a study that cannot run must not archive one that did.
             leading = None
+            if limit is not None:
+                # What counts importances takes a second or more to load: now, where it is known how long.
+                importlib.import_module("optuna.importance")
             experimenter: Experimenter
             if crew is not None:
                 experimenter = crew.experimenter()
@@ -268,8 +272,8 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     """Return when the search has to end, to leave the confirmation its share, and when all runs have."""
     if limit is None:
         return None, None
-    # Writing the answer is mostly loading what draws and counts, as starting was: it will take about as long.
-    writing = min(max(time.monotonic() - began, _WRITING_SECONDS), _WRITING_SHARE * limit)
+    # How quick the machine is, starting has shown: writing the answer and ending take less than half of that.
+    writing = min(max(0.5 * (time.monotonic() - began), _WRITING_SECONDS), _WRITING_SHARE * limit)
     share = file.confirm.time_share if file.confirm.enabled else 0.0
     return began + (limit - writing) * (1.0 - share), began + limit - writing
 
