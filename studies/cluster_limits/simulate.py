@@ -78,6 +78,9 @@ class AtOnce:
         """Return nothing: there is no task."""
         return {}
 
+    def network_facts(self) -> None:
+        """Return nothing: there is no network."""
+
     def train(
         self,
         config: BoostConfig,

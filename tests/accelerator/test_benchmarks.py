@@ -38,7 +38,7 @@ from workbench.tasks import load_task
 
 pytestmark = [
     pytest.mark.accelerator,
-    pytest.mark.filterwarnings("ignore:gradient freezing has no effect"),
+    pytest.mark.filterwarnings("ignore:grad_freeze is not in effect"),
     pytest.mark.filterwarnings("ignore:less_bn had no effect"),
     pytest.mark.filterwarnings("ignore:An output with one or more elements was resized"),  # torch's, for its fallback
 ]

@@ -16,7 +16,7 @@ from workbench.cli import main
 pytestmark = [
     pytest.mark.accelerator,
     pytest.mark.filterwarnings("ignore:less_bn had no effect"),
-    pytest.mark.filterwarnings("ignore:gradient freezing has no effect"),
+    pytest.mark.filterwarnings("ignore:grad_freeze is not in effect"),
 ]
 Command = Callable[..., Any]
 

@@ -24,7 +24,7 @@ from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 pytestmark = [
     pytest.mark.accelerator,
     pytest.mark.filterwarnings("ignore:less_bn had no effect"),
-    pytest.mark.filterwarnings("ignore:gradient freezing has no effect"),
+    pytest.mark.filterwarnings("ignore:grad_freeze is not in effect"),
     pytest.mark.filterwarnings("ignore:SGD cannot skip"),  # on the CPU, whose fused kernel is broken for 16-bit weights
 ]
 CPU = torch.device("cpu")

@@ -37,7 +37,7 @@ def test_what_is_left_out(tmp_path: Path) -> None:
     assert exported_configs(tmp_path / "missing") == []
 
 
-@pytest.mark.filterwarnings("ignore:gradient freezing has no effect")
+@pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
 def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> None:
     export(tmp_path, "a", FREEZING)
     found = measure_levels(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
@@ -52,7 +52,7 @@ def test_the_level_and_the_exported_configuration_are_found(tmp_path: Path) -> N
     assert found[3].note.endswith("Confirmed.")
 
 
-@pytest.mark.filterwarnings("ignore:gradient freezing has no effect")
+@pytest.mark.filterwarnings("ignore:grad_freeze is not in effect")
 def test_without_studies_their_line_is_absent(tmp_path: Path) -> None:
     found = measure_levels(REQUEST, widths=(4,), n_blocks=1, batch=2, side=8, steps=1, studies=tmp_path)
     assert [one.verdict for one in found][-1] == "absent"

@@ -25,7 +25,7 @@ import optuna
 
 from workbench.bench.benchmark import Finding
 from workbench.bench.rounds import median_of
-from workbench.config import BoostConfig, describe_parameters
+from workbench.config import BoostConfig, NetworkFacts, describe_parameters
 from workbench.tuning import tune
 from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
 from workbench.tuning.progress import TuneProgress
@@ -183,6 +183,10 @@ class _Effortless:
     def environment(self) -> dict[str, Any]:
         """Return nothing; no machine is described by this."""
         return {}
+
+    def network_facts(self) -> NetworkFacts:
+        """Return a network large enough for everything, so that plans are resolved as in a study that knows its own."""
+        return NetworkFacts(50, 30, 50, 25, 30, 25)
 
     def train(
         self,
