@@ -142,6 +142,14 @@ def test_tune_status_export_and_validate_make_one_way(workbench: Command, study:
     assert json.loads(workbench("status", study, "--json").out)["trials"] == told["trials"]
 
 
+def test_train_and_compare_say_whose_head_was_normalised(workbench: Command, here: Path) -> None:
+    (here / "less_bn.json").write_text('{"boost": {"mode": "manual", "grad_freeze": false}}')
+    trained = workbench("train", "--task", "digits-resnet", "--config", "less_bn.json", "--steps", 1)
+    assert "in effect: LessBN\n  head `fc` normalised\n" in trained.out
+    compared = workbench("compare", "--task", "digits-resnet", "less_bn.json", "--seeds", 1, "--steps", 1)
+    assert "LessBN; head `fc` normalised" in compared.out
+
+
 def test_validate_says_what_is_not_in_effect_and_why(workbench: Command, here: Path) -> None:
     (here / "one.json").write_text('{"boost": {"mode": "manual", "adasum": true, "grad_freeze": true}}')
     outcome = workbench("validate", "one.json", "--level", "O1", "--world-size", 1)

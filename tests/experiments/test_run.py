@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -18,6 +19,7 @@ from workbench.experiments.run import RunProgress, RunResult, run_task
 from workbench.experiments.setup import prepare
 from workbench.records import Event, EventKind, StepRecord
 from workbench.tasks import Task
+from workbench.tasks.digits import digits_resnet
 from workbench.telemetry import RunRecorder, TelemetryError, read_run
 from workbench.training.precision import Precision
 from workbench.training.trace_buffer import TraceBuffer
@@ -482,3 +484,22 @@ def test_drain_seconds_says_how_late_records_may_come(monkeypatch: pytest.Monkey
     run(small_task(), steps=2, drain_seconds=0.2)
     run(small_task(), steps=1)
     assert ages == [0.2, 0.2, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "note"),
+    [
+        (nn.CrossEntropyLoss(), "accuracy", "head `fc` normalised"),
+        (nn.MultiMarginLoss(), "loss", "head not normalised: MultiMarginLoss is not known to be a classification"),
+    ],
+    ids=["cross_entropy", "another_criterion"],
+)
+def test_the_tasks_criterion_decides_about_the_head_and_the_run_says_so(
+    tmp_path: Path, loss: nn.Module, metric: str, note: str
+) -> None:
+    task = dataclasses.replace(digits_resnet(), loss=loss, metric=metric)
+    config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": False}})
+    result = run_task(task, config, level="O1", steps=1, out=tmp_path, device=torch.device("cpu"))
+    assert result.notes == (note,)
+    assert result.path is not None
+    assert json.loads((result.path / "summary.json").read_bytes())["notes"] == [note]
