@@ -104,10 +104,10 @@ class Gated(Net):
 
 
 class DataDependent(Net):
-    """A forward that torch.fx cannot trace; its parts can be."""
+    """A forward of two inputs that torch.fx cannot trace; its parts can be."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if x.sum() > 0 else super().forward(-x)
+    def forward(self, x: Tensor, sign: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) if sign.sum() > 0 else super().forward(-x)
 
 
 def boosted(net: nn.Module, criterion: Any = None, **options: Any) -> Boosted:
@@ -283,6 +283,7 @@ def test_without_example_inputs_a_trained_network_keeps_its_function() -> None:
     assert "the network is trained, and without `example_inputs`" in made.notes[0]
 
 
+@pytest.mark.filterwarnings("ignore:less_bn goes by")
 def test_example_inputs_that_do_not_run_leave_the_head_alone() -> None:
     net, _, _ = trained(3)
     made = boosted(net, nn.CrossEntropyLoss(), example_inputs=(torch.zeros(1, 2),))
