@@ -202,7 +202,8 @@ class Confirmation:
             Judged candidates, in the order of the exports and of their ranking. Those behind one whose verdict stays
             open, or for which there was no time, are not tested and stay undecided.
         """
-        return [self._record(one) for target, pool in pools.items() for one in self._tested(target, pool)]
+        tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
+        return [self._record(one) for one in tested]  # after all runs, so that a second call says the same
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[Contender]:
         begun: list[Contender] = []
