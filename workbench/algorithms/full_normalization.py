@@ -208,15 +208,15 @@ def normalize_heads_(
 ) -> tuple[tuple[str, ...], str]:
     """Replace as :func:`replace_heads_` does, and return names and reason instead of a warning.
 
-    The first factor is MindSpore's 1, and with scope ``"classifier"`` :func:`smallest_multiplier`. The head of a
-    trained network keeps the size of its scores: the factor is the mean length of its features times that of its class
-    vectors.
+    The first factor is MindSpore's 1; with scope ``"classifier"``, and for a trained network, it is
+    :func:`smallest_multiplier`. Where example inputs tell the length of a trained head's features, the factor is the
+    mean of it times that of the class vectors, and its scores keep their size. Of trained and fresh networks the same
+    layers are replaced, so that weights of the one load into the other.
 
     Args:
         model: Network to change in place.
         rule: Which layers are replaced.
-        trained: Whether the network has learned. With scope ``"classifier"`` such a head is replaced only where
-            ``example_inputs`` tell the length of its features.
+        trained: Whether the network has learned.
         example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments.
 
     Returns:
@@ -235,16 +235,11 @@ def normalize_heads_(
         return (), head
     if scope == "classifier" and (reason := _why_no_classifier(head, rule.criterion)):
         return (), reason
-    multiplier = smallest_multiplier(head.layer.out_features) if scope == "classifier" or trained else 1.0
+    multiplier = 1.0
+    if scope == "classifier" or trained:
+        multiplier = smallest_multiplier(max(2, head.layer.out_features))
     if trained and example_inputs is not None:
-        measured = _size_of_scores(model, head.layer, example_inputs)
-        if isinstance(measured, str):
-            return (), measured
-        multiplier = measured
-    elif trained and scope == "classifier":
-        return (), (
-            f"the network is trained, and without `example_inputs` the size of the scores of `{head.name}` is not known"
-        )
+        multiplier = _size_of_scores(model, head.layer, example_inputs) or multiplier
     replace_module_(model, head.layer, _from_linear(head.layer, keep_bias=keep_bias, multiplier=multiplier))
     return (head.name,), ""
 
@@ -351,8 +346,11 @@ def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
     return ""
 
 
-def _size_of_scores(model: nn.Module, layer: nn.Linear, example_inputs: Any) -> float | str:
-    """Run the model once in evaluation; return mean length of the layer's features times that of its class vectors."""
+def _size_of_scores(model: nn.Module, layer: nn.Linear, example_inputs: Any) -> float:
+    """Run the model once in evaluation; return mean length of the layer's features times that of its class vectors.
+
+    Where the model does not run, or the size is not finite, it is 0.
+    """
     features: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda module, inputs: features.append(inputs[0]))
     modes = {module: module.training for module in model.modules()}
@@ -367,13 +365,13 @@ def _size_of_scores(model: nn.Module, layer: nn.Linear, example_inputs: Any) -> 
                 model(*example_inputs)
             lengths = torch.cat([rows.reshape(-1, layer.in_features).double().norm(dim=-1) for rows in features])
             size = float(lengths.mean() * layer.weight.double().norm(dim=-1).mean())
-    except Exception as error:  # the user's model on the user's input: report it, then go on without
-        return f"the example inputs did not run: {' '.join(str(error).split())[:200] or type(error).__name__}"
+    except Exception:  # the user's model on the user's input: go on without
+        return 0.0
     finally:
         handle.remove()
         for module, training in modes.items():
             module.training = training
-    return size if 0 < size < math.inf else f"the scores of the example inputs have size {size:g}"
+    return size if math.isfinite(size) else 0.0
 
 
 def _parents(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
