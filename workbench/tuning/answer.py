@@ -252,7 +252,7 @@ def _choices(
         require_confirmed = bool(attributes.get("require_confirmed", False))
     metric, objective = str(attributes["metric_name"]), file.study.objective
     nothing = {
-        target: nothing_found(trials, float(drop), metric, objective=objective)
+        target: nothing_found(trials, float(drop), metric, objective=objective, why_not=file.not_drawn())
         for target, drop in attributes["allowed_drops"].items()
     }
     return {

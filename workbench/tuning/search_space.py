@@ -179,7 +179,8 @@ def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[D
     if asked.kind == "choice":
         named = ", ".join(str(value) for value in asked.choices if value > layers)
     else:
-        named = f"{max(layers + 1, asked.extremes[0])} to {asked.extremes[1]}"
+        first, last = max(layers + 1, asked.extremes[0]), asked.extremes[1]
+        named = f"{first}" if first == last else f"{first} to {last}"
     return left, (
         f"`{_GROUPS}` = {named} is not drawn: this network has {layers} {'layer' if layers == 1 else 'layers'} to form "
         "groups of"

@@ -148,7 +148,12 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
 
 
 def nothing_found(
-    trials: Sequence[TrialRecord], allowed_drop: float, metric_name: str, *, objective: str = "time_to_target"
+    trials: Sequence[TrialRecord],
+    allowed_drop: float,
+    metric_name: str,
+    *,
+    objective: str = "time_to_target",
+    why_not: Sequence[str] = (),
 ) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help.
 
@@ -157,13 +162,15 @@ def nothing_found(
         allowed_drop: Drop the export allows, in the metric's unit.
         metric_name: Name of the metric.
         objective: What the study minimises.
+        why_not: Why parts of what is searched cannot act on this network, a sentence each.
 
     Returns:
         A sentence without its full stop.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
-        return "no plan beside O0 has been tried"
+        reasons = [sentence.rstrip(".") for sentence in why_not]
+        return "; ".join(["no plan beside O0 has been tried", *reasons])
     count = f"{len(tried)} plans were tried" if len(tried) > 1 else "one plan was tried"
     told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
