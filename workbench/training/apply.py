@@ -33,7 +33,7 @@ def apply(
     level: str = "O1",
     world_size: int | None = None,
     seed: int = 0,
-    example_inputs: tuple[Any, ...] | None = None,
+    example_inputs: Any = None,
 ) -> Boosted:
     """Process a model and its optimizer by a configuration and return what a training loop calls.
 
@@ -50,7 +50,9 @@ def apply(
         level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
         world_size: Ranks that train together; None asks torch.distributed.
         seed: Seed of the freezing schedule.
-        example_inputs: Inputs for models that torch.fx cannot trace (LessBN).
+        example_inputs: A tensor, a sequence of arguments, a mapping of keyword arguments, or a function that calls the
+            model it is given. LessBN records from it what the model does; needed where torch.fx cannot trace the model
+            and no image of noise fits it.
 
     Returns:
         The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``.

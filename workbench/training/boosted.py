@@ -32,7 +32,7 @@ from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
 from workbench.records import EventSink
 from workbench.training.adasum_update import AdaSumUpdate
-from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
+from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
@@ -286,7 +286,7 @@ class Boosted:
             The model to call: ``model``, wrapped when ``ddp`` asks for it.
 
         Raises:
-            RuntimeError: If torch.distributed has not been initialised.
+            RuntimeError: If torch.distributed has not been initialised, or the ranks' models differ.
             ValueError: If ``ddp`` is asked for with AdaSum, which combines updates and not gradients; for gradients
                 there is ``workbench.algorithms.adasum.adasum_hook``.
         """
@@ -295,6 +295,9 @@ class Boosted:
         adasum = self.update if isinstance(self.update, AdaSumUpdate) else None
         if ddp and adasum is not None:
             raise ValueError("`ddp` must be False with AdaSum, which averages gradients inside a server only")
+        if options and not ddp:
+            raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
+        require_same_tensors(self.model)
         self._agree = self.loss_scaling.agree = _largest_over_ranks
         if ddp:
             unfrozen = self._freeze.unfreeze_all() if self._freeze is not None else contextlib.nullcontext()
@@ -302,8 +305,6 @@ class Boosted:
                 defaults = {"find_unused_parameters": True} if self._freeze is not None else {}
                 self.model = DistributedDataParallel(self.model, **{**defaults, **options})
             return self.model
-        if options:
-            raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         broadcast_from_first([*self.model.parameters(), *self.model.buffers()])
         if adasum is None:
             self._reduction = GradientReduction()
