@@ -108,9 +108,10 @@ def learned(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def change_of(model: nn.Module, *inputs: Any, **options: Any) -> tuple[float, LessBNReport]:
     """Reduce a model and return the largest change of its evaluation output, relative to the largest output."""
-    inputs = inputs or (X,)
+    inputs, training = inputs or (X,), model.training
     with torch.no_grad():
         before = model.eval()(*inputs)
+        model.train(training)
         report = reduce_batch_norms_(model, **options)
         after = model.eval()(*inputs)
     return float((after - before).abs().max() / before.abs().max()), report
@@ -208,9 +209,14 @@ class SlimmedInTraining(Block):
         return y + 1e-3 * self.bn1.weight.abs().sum() if self.training else y
 
 
-@pytest.mark.parametrize("block", [Slimmed, SlimmedInTraining])
+class ReadsStatistics(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.bn1.running_var.mean()
+
+
+@pytest.mark.parametrize("block", [Slimmed, SlimmedInTraining, ReadsStatistics])
 @pytest.mark.parametrize("example", [None, X], ids=["traced", "recorded"])
-def test_a_norm_whose_weight_is_penalised_is_left_alone(block: type[Block], example: Tensor | None) -> None:
+def test_a_norm_whose_tensors_are_read_elsewhere_is_left_alone(block: type[Block], example: Tensor | None) -> None:
     net = Net(block())
     with pytest.warns(UserWarning, match="reads its weight or statistics outside of its call"):
         report = reduce_batch_norms_(net, example_inputs=example)
@@ -227,6 +233,17 @@ def test_a_penalty_of_the_loss_function_counts_too() -> None:
     with pytest.warns(UserWarning, match="reads its weight"):
         reduce_batch_norms_(net, example_inputs=loss)
     loss(net.train()).backward()
+
+
+def test_a_loss_that_takes_gradients_on_the_way_can_be_recorded() -> None:
+    net = Net(Block())
+
+    def gradient_penalty(model: nn.Module) -> Tensor:
+        x = X.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return gradient.square().mean()
+
+    assert reduce_batch_norms_(net, example_inputs=gradient_penalty).reason == ""
 
 
 class OtherWayInEvaluation(Block):
@@ -253,16 +270,24 @@ def test_a_branch_of_one_mode_only_is_seen(block: type[Block], example: Tensor |
     assert report.affine == ("block.bn1",)  # another one reads the convolution, so nothing is folded into it
 
 
-class ReadsStatistics(Block):
-    """torch.fx does not show buffers that a forward reads."""
+class AsksTheNorm(Block):
+    """What a forward asks a module in Python no trace shows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.bn1.running_var.mean()
+        return super().forward(x) * self.bn1.num_features
 
 
-def test_what_no_trace_shows_is_found_by_comparing_outputs() -> None:
-    net = learned(Net(ReadsStatistics()))
-    with pytest.warns(UserWarning, match=r"left block\.bn1 alone: without it the model fails"):
+class KnowsTheNorm(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if isinstance(self.bn1, nn.BatchNorm2d) else 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "why"), [(AsksTheNorm, "the model fails"), (KnowsTheNorm, "the evaluation output changes by")]
+)
+def test_what_no_trace_shows_is_found_by_comparing_outputs(block: type[Block], why: str) -> None:
+    net = learned(Net(block()))
+    with pytest.warns(UserWarning, match=rf"left block\.bn1 alone: without it {why}"):
         change, _ = change_of(net)
     assert change == 0
 
@@ -270,7 +295,7 @@ def test_what_no_trace_shows_is_found_by_comparing_outputs() -> None:
 class TwoBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = Block(), ReadsStatistics()
+        self.one, self.two = Block(), KnowsTheNorm()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.two(self.one(x))
@@ -366,11 +391,11 @@ def test_weights_load_into_a_network_that_had_learned_otherwise(
     torch.save(source.model.state_dict(), file)
     file.seek(0)
     target = boosted(build, with_statistics=not saved_with_statistics)
-    target.model.load_state_dict(torch.load(file))
+    target.model.eval().load_state_dict(torch.load(file))
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(target.model.eval()(x), source.model.eval()(x), rtol=1e-5, atol=1e-6)
     twin = copy.deepcopy(boosted(build, with_statistics=not saved_with_statistics).model)  # copies load as well
-    twin.load_state_dict(source.model.state_dict())
+    twin.eval().load_state_dict(source.model.state_dict())
     torch.testing.assert_close(twin.eval()(x), source.model.eval()(x), rtol=1e-5, atol=1e-6)
 
 
@@ -378,8 +403,21 @@ def test_a_network_for_evaluation_takes_the_weights_of_a_trained_one() -> None:
     source = boosted(lambda: Net(Block()), with_statistics=True)
     train(source)
     target = AutoBoost("O1", ONLY_LESS_BN).network_auto_process_eval(Net(Block()))
-    target.load_state_dict(source.model.state_dict())
-    torch.testing.assert_close(target.eval()(X), source.model.eval()(X), rtol=1e-5, atol=1e-6)
+    target.eval().load_state_dict(source.model.state_dict())
+    torch.testing.assert_close(target(X), source.model.eval()(X), rtol=1e-5, atol=1e-6)
+
+
+def test_in_training_a_warning_tells_of_parameters_that_the_optimizer_does_not_know() -> None:
+    source, target = (boosted(lambda: Net(Block()), with_statistics=learned) for learned in (True, False))
+    with pytest.warns(UserWarning, match=r"the loaded weights add block\.conv1\.bias, which this network did not have"):
+        target.model.load_state_dict(source.model.state_dict())
+    train(target)
+
+
+def test_exact_resumption_between_them_is_refused_with_a_sentence() -> None:
+    source, target = (boosted(lambda: Net(Block()), with_statistics=learned) for learned in (True, False))
+    with pytest.raises(RuntimeError, match=r"needs the same weights.*block\.conv1\.bias exist on one side only"):
+        target.load_state_dict(source.state_dict())
 
 
 def test_a_file_without_a_bias_that_always_was_there_is_still_incomplete() -> None:

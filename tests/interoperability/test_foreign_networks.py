@@ -83,7 +83,12 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any], int, int]] = {
         27,
         0,
     ),
-    "MobileNetV1": ("MobileNetV1ForImageClassification", {"depth_multiplier": 0.25, "classifier_dropout_prob": 0.0}, 27, 0),
+    "MobileNetV1": (
+        "MobileNetV1ForImageClassification",
+        {"depth_multiplier": 0.25, "classifier_dropout_prob": 0.0},
+        27,
+        0,
+    ),
     "MobileNetV2": ("MobileNetV2ForImageClassification", {"depth_multiplier": 0.35}, 52, 10),
     "MobileViT": (
         "MobileViTForImageClassification",

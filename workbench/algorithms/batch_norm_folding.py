@@ -22,6 +22,7 @@ CVPR 2018, arXiv:1712.05877, section 3.2.
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import partial
 from typing import Any, cast
 
@@ -235,9 +236,9 @@ def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 def accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Module | None) -> None:
     """Let the weights of a network whose BatchNorm had learned load where it had not, and the other way round.
 
-    What a file has and the network lacks is added, as a parameter that trains if the layer's weight does: an optimizer
-    made before does not know it, so load first and build the optimizer then. What the network has and the file lacks
-    is set to where it changes nothing.
+    What a file has and the network lacks is added, as a parameter that trains if the layer's weight does. An optimizer
+    made before does not know it; in training mode a warning says so. What the network has and the file lacks is set to
+    where it changes nothing.
 
     Args:
         model: Network in which a BatchNorm was replaced.
@@ -264,6 +265,7 @@ def _load_affine(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_:
         like = next(module.parameters(), scale)
         affine = ChannelAffine(scale.to(like.device, like.dtype), shift.to(like.device, like.dtype))
         module.set_submodule(child, affine.train(present.training))
+        _tell_of_added(f"{prefix}{child}.scale and shift", affine)
 
 
 def _load_bias(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -275,4 +277,15 @@ def _load_bias(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: An
         target.bias = nn.Parameter(
             torch.zeros_like(state_dict[key], dtype=weight.dtype, device=weight.device),
             requires_grad=weight.requires_grad,
+        )
+        _tell_of_added(key, layer)
+
+
+def _tell_of_added(name: str, layer: nn.Module) -> None:
+    if layer.training:
+        warnings.warn(
+            f"the loaded weights add {name}, which this network did not have; an optimizer made before does not train "
+            "it. To go on training, give apply() a network whose BatchNorms have statistics, as the first time",
+            UserWarning,
+            stacklevel=2,
         )

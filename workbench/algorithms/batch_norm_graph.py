@@ -104,8 +104,7 @@ class NetworkGraph:
     Attributes:
         steps: In execution order, the output last.
         read_elsewhere: Dotted names of parameters and buffers whose values something other than the call of their own
-            module reads: ``F.conv2d(x, self.conv.weight)``, a penalty on ``bn.weight``. (torch.fx shows parameters
-            only.)
+            module reads: ``F.conv2d(x, self.conv.weight)``, a penalty on ``bn.weight``.
     """
 
     steps: list[Step]
@@ -196,10 +195,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @contextlib.contextmanager
 def called_apart(model: nn.Module, *, training: bool = False) -> Iterator[None]:
-    """Let a copy of a model be called without gradients, warnings, compiler or lasting effect on random generators."""
+    """Let a copy of a model be called without warnings, compiler or lasting effect on random generators.
+
+    With gradients: a loss may ask for some on the way.
+    """
     # A part that torch.compile has compiled would compile whoever watches, too.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-    with _in_mode(model, training), unchanged_randomness(model), torch.no_grad(), eager, warnings.catch_warnings():
+    with _in_mode(model, training), unchanged_randomness(model), torch.enable_grad(), eager, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -493,15 +495,20 @@ def _trace(model: nn.Module) -> fx.Graph:
         for name, parameter in inspect.signature(model.forward).parameters.items()
         if parameter.default is not inspect.Parameter.empty
     }
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the symbolic tensors of the trace, nothing the user can act on
-            return _LayerTracer().trace(model, concrete_args=optional or None)
-    except Exception as error:  # any error of the user's forward may come from a symbolic tensor
-        raise TraceError(f"torch.fx cannot trace {type(model).__name__}: {_one_line(error)}") from error
+    failure: Exception | None = None
+    for shows_buffers in (True, False):  # a buffer that control flow depends on must stay one
+        tracer = _LayerTracer()
+        tracer.proxy_buffer_attributes = shows_buffers
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about the symbolic tensors, nothing the user can act on
+                return tracer.trace(model, concrete_args=optional or None)
+        except Exception as error:  # any error of the user's forward may come from a symbolic tensor
+            failure = error
+    raise TraceError(f"torch.fx cannot trace {type(model).__name__}: {_one_line(failure)}") from failure
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: Exception | None) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 

@@ -256,7 +256,7 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
         if name in chosen and name not in left_alone
     ]
     if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
-        going, changed = _keeping_the_function(model, going, found.call or _noise_call(model))
+        going, changed = _keeping_the_function(model, going, found.call or _noise_call(model), found.twin)
         left_alone.update(changed)
     folded, affine = _take_out_(model, going)
     removed = tuple(removal.norm for removal in going)
@@ -402,11 +402,19 @@ _Call = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class _Found:
-    """What could be found out about a network: graphs of evaluation and training, how to call it, what failed."""
+    """What could be found out about a network.
 
-    graphs: tuple[NetworkGraph, ...]
-    call: _Call | None
-    reason: str
+    Attributes:
+        graphs: Of evaluation and, if possible, of training.
+        call: How to call it; None when it was traced.
+        twin: The copy that was called.
+        reason: What failed before.
+    """
+
+    graphs: tuple[NetworkGraph, ...] = ()
+    call: _Call | None = None
+    twin: nn.Module | None = None
+    reason: str = ""
 
 
 def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
@@ -419,23 +427,28 @@ def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example
         call = way()
         if call is None and way is ways[-1]:
             break
-
-        def graph(training: bool, call: _Call | None = call) -> NetworkGraph:
-            if call is None:
-                return read_graph(model, training=training, followed_by=rests)
-            return record_graph(_copy_of(model), call, training=training, followed_by=rests)
-
         try:
-            graphs = [graph(training=False)]
+            found = _graphs(model, rests, call)
         except TraceError as error:
             reasons.append(str(error))
-            continue
-        with contextlib.suppress(TraceError):  # without it nothing is folded
-            graphs.append(graph(training=True))
-        return _Found(tuple(graphs), call, reasons[0] if reasons and example_inputs is not None else "")
-    return _Found(
-        (), None, "; ".join(reasons) + "; registration order is used, example inputs that run would tell more"
-    )
+        else:
+            return replace(found, reason=reasons[0]) if reasons and example_inputs is not None else found
+    reasons.append("registration order is used, example inputs that run would tell more")
+    return _Found(reason="; ".join(reasons))
+
+
+def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: _Call | None) -> _Found:
+    twin = model if call is None else _copy_of(model)
+
+    def graph(*, training: bool) -> NetworkGraph:
+        if call is None:
+            return read_graph(model, training=training, followed_by=rests)
+        return record_graph(twin, call, training=training, followed_by=rests)
+
+    graphs = [graph(training=False)]
+    with contextlib.suppress(TraceError):  # without it nothing is folded
+        graphs.append(graph(training=True))
+    return _Found(tuple(graphs), call, None if call is None else twin)
 
 
 def _copy_of(model: nn.Module) -> nn.Module:
@@ -487,53 +500,51 @@ def _noise_call(model: nn.Module) -> _Call | None:
 
 
 def _keeping_the_function(
-    model: nn.Module, going: list[_Removal], call: _Call | None
+    model: nn.Module, going: list[_Removal], call: _Call | None, twin: nn.Module | None
 ) -> tuple[list[_Removal], dict[str, str]]:
     """Try the removals on copies and return those that leave the evaluation output as it is, and why others do not.
 
     Every BatchNorm is replaced by the fixed map that it is, also one that has learned nothing and will be dropped: what
     is tried here is whether it can be replaced at all.
     """
-    if call is None:
+    if call is None or not going:
         return going, {}
     exact = all(p.device.type == "cpu" and p.dtype in {torch.float32, torch.float64} for p in model.parameters())
     limit = LARGEST_CHANGE if exact else LARGEST_CHANGE_REDUCED
     tried = [removal for removal in going if model.get_submodule(removal.norm).running_mean is not None]
 
-    def outputs(removals: Sequence[_Removal]) -> list[Tensor]:
-        twin = _copy_of(model)
+    def outputs(twin: nn.Module, removals: Sequence[_Removal] = ()) -> list[Tensor]:
         _take_out_(twin, removals, keep_function=True)
         returned: list[Tensor] = []
         with called_apart(twin), twin.register_forward_hook(lambda module, args, out: returned.extend(tensors_in(out))):
             call(twin)
-        return [tensor.double().cpu() for tensor in returned if tensor.is_floating_point()]
+        return [tensor.detach().double().cpu() for tensor in returned if tensor.is_floating_point()]
 
-    try:
-        before = outputs([])
-        steady = _change(before, outputs([])) <= limit
-    except Exception:  # it ran when it was recorded; whatever this is, it is no verdict on the removals
-        steady = False
-    if not steady:  # or not finite: nothing to compare with
-        return going, {}
+    def change_by(removals: Sequence[_Removal], twin: nn.Module) -> tuple[float, str]:
+        before = outputs(twin)
+        try:
+            change = _change(before, outputs(twin, removals))
+        except Exception as error:  # of the user's forward on a network it does not expect
+            return float("inf"), f"without it the model fails: {' '.join(str(error).split())[:200]}"
+        return change, f"without it the evaluation output changes by {change:.1e} of its largest value"
+
     refused: dict[str, str] = {}
     accepted: list[_Removal] = []
 
-    def accept(part: list[_Removal]) -> None:
-        try:
-            change = _change(before, outputs([*accepted, *part]))
-            why = f"without it the evaluation output changes by {change:.1e} of its largest value"
-        except Exception as error:  # of the user's forward on a network it does not expect
-            change, why = float("inf"), f"without it the model fails: {' '.join(str(error).split())[:200]}"
-        if change <= limit:
+    def accept(part: list[_Removal], twin: nn.Module) -> None:
+        change, why = change_by([*accepted, *part], twin)
+        # A model that differs from itself (or is not finite) gives nothing to compare with.
+        if change <= limit or not change_by([], _copy_of(model))[0] <= limit:
             accepted.extend(part)
         elif len(part) == 1:
             refused[part[0].norm] = why
         else:
-            accept(part[: len(part) // 2])
-            accept(part[len(part) // 2 :])
+            accept(part[: len(part) // 2], _copy_of(model))
+            accept(part[len(part) // 2 :], _copy_of(model))
 
-    if tried:
-        accept(tried)
+    # It ran before; an error of the unchanged model now is no verdict on the removals.
+    with contextlib.suppress(Exception):
+        accept(tried, twin or _copy_of(model))
     return [removal for removal in going if removal.norm not in refused], refused
 
 

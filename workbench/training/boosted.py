@@ -354,7 +354,21 @@ class Boosted:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU."""
+        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
+
+        Args:
+            state: From ``state_dict`` of the same set-up.
+
+        Raises:
+            RuntimeError: When LessBN had folded statistics there that this model did not have, or the other way round:
+                the weights would load, but the optimizer's state belongs to other parameters.
+        """
+        if other := sorted(self.model.state_dict().keys() ^ state["model"].keys()):
+            raise RuntimeError(
+                "exact resumption needs the same weights, but the BatchNorms had learned something else before "
+                f"apply(), or the model differs: {', '.join(other[:3])}{', ...' if len(other) > 3 else ''} "
+                "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
+            )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loss_scaling.load_state_dict(state["loss_scaling"])
