@@ -72,7 +72,7 @@ class Step:
 
     Attributes:
         kind: ``input``, ``constant``, ``output``, ``conv``, ``linear``, ``bn``, ``relu``, ``relu6``, ``maxpool``,
-            ``mean``, ``add`` (of two signals), ``cat`` (of two or more signals) or ``other``.
+            ``mean``, ``pad``, ``add`` (of two signals), ``cat`` (of two or more signals) or ``other``.
         inputs: Steps it reads, in the order of the arguments.
         name: Dotted name of the module, empty for an operation.
         module: The module, if it is a layer.
@@ -360,12 +360,17 @@ def _expansion_norms(flow: _Flow) -> Iterator[Step]:
         expansion = norm.inputs[0]
         if expansion.kind != "conv" or expansion.depthwise or flow.only_user(expansion) is not norm:
             continue
-        if expansion.inputs[0].kind not in {"bn", "add"}:
+        source = expansion.inputs[0]
+        while source.kind == "pad":  # TensorFlow's padding, an operation of its own
+            source = source.inputs[0]
+        if source.kind not in {"bn", "add"}:
             continue
         activation = flow.only_user(norm)
         if activation is None or activation.kind not in {"relu", "relu6", "other"}:
             continue
         depthwise = flow.only_user(activation)
+        while depthwise is not None and depthwise.kind == "pad":
+            depthwise = flow.only_user(depthwise)
         if depthwise is None or not depthwise.depthwise:
             continue
         after = flow.only_user(depthwise)
@@ -387,6 +392,7 @@ FUNCTION_KINDS = {
     "relu_": "relu",
     "relu6": "relu6",
     "mean": "mean",
+    "pad": "pad",
     "max_pool1d": "maxpool",
     "max_pool2d": "maxpool",
     "max_pool3d": "maxpool",
