@@ -78,8 +78,8 @@ from workbench.algorithms.full_normalization import replace_heads_
 __all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
 
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
-LARGEST_CHANGE = 1e-5  # of the largest output in evaluation: float32 rounding; foreign networks stay within 1e-6
-LARGEST_CHANGE_REDUCED = 2e-2  # float16, bfloat16, or an accelerator, whose convolutions round to TensorFloat-32
+LARGEST_CHANGE = 1e-5  # of the largest output in evaluation, compared in float64
+LARGEST_CHANGE_ROUNDED = 2e-2  # where it cannot be: an accelerator's convolutions round to TensorFloat-32
 NOISE_SIZES = (64, 224, 32, 28, 8)  # pixels along each axis of the invented image; the first that the model takes
 
 
@@ -509,21 +509,24 @@ def _keeping_the_function(
     """
     if call is None or not going:
         return going, {}
-    exact = all(p.device.type == "cpu" and p.dtype in {torch.float32, torch.float64} for p in model.parameters())
-    limit = LARGEST_CHANGE if exact else LARGEST_CHANGE_REDUCED
     tried = [removal for removal in going if model.get_submodule(removal.norm).running_mean is not None]
+    wide = all(parameter.device.type == "cpu" for parameter in model.parameters())
+    first = twin or _copy_of(model)
+    if wide:
+        try:
+            _outputs(first.double(), call)
+        except Exception:  # a type that the model itself chose
+            wide, first = False, _copy_of(model)
+    limit = LARGEST_CHANGE if wide else LARGEST_CHANGE_ROUNDED
 
-    def outputs(twin: nn.Module, removals: Sequence[_Removal] = ()) -> list[Tensor]:
-        _take_out_(twin, removals, keep_function=True)
-        returned: list[Tensor] = []
-        with called_apart(twin), twin.register_forward_hook(lambda module, args, out: returned.extend(tensors_in(out))):
-            call(twin)
-        return [tensor.detach().double().cpu() for tensor in returned if tensor.is_floating_point()]
+    def another() -> nn.Module:
+        return _copy_of(model).double() if wide else _copy_of(model)
 
     def change_by(removals: Sequence[_Removal], twin: nn.Module) -> tuple[float, str]:
-        before = outputs(twin)
+        before = _outputs(twin, call)
         try:
-            change = _change(before, outputs(twin, removals))
+            _take_out_(twin, removals, keep_function=True)
+            change = _change(before, _outputs(twin, call))
         except Exception as error:  # of the user's forward on a network it does not expect
             return float("inf"), f"without it the model fails: {' '.join(str(error).split())[:200]}"
         return change, f"without it the evaluation output changes by {change:.1e} of its largest value"
@@ -534,18 +537,48 @@ def _keeping_the_function(
     def accept(part: list[_Removal], twin: nn.Module) -> None:
         change, why = change_by([*accepted, *part], twin)
         # A model that differs from itself (or is not finite) gives nothing to compare with.
-        if change <= limit or not change_by([], _copy_of(model))[0] <= limit:
+        if change <= limit or not change_by([], another())[0] <= limit:
             accepted.extend(part)
         elif len(part) == 1:
             refused[part[0].norm] = why
         else:
-            accept(part[: len(part) // 2], _copy_of(model))
-            accept(part[len(part) // 2 :], _copy_of(model))
+            accept(part[: len(part) // 2], another())
+            accept(part[len(part) // 2 :], another())
 
     # It ran before; an error of the unchanged model now is no verdict on the removals.
     with contextlib.suppress(Exception):
-        accept(tried, twin or _copy_of(model))
+        accept(tried, first)
     return [removal for removal in going if removal.norm not in refused], refused
+
+
+class _Answered(Exception):  # noqa: N818  # no error: it ends a call whose rest is of no interest
+    """The model has returned."""
+
+
+def _outputs(twin: nn.Module, call: _Call) -> list[Tensor]:
+    """Return the floating-point tensors that a model returns in evaluation; its inputs get its own type."""
+    dtype = next((parameter.dtype for parameter in twin.parameters() if parameter.is_floating_point()), torch.float32)
+    returned: list[Tensor] = []
+
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(dtype) if value.is_floating_point() else value
+        if isinstance(value, Mapping):
+            return {key: cast(part) for key, part in value.items()}
+        return type(value)(cast(part) for part in value) if type(value) in {list, tuple} else value
+
+    def answered(module: nn.Module, args: Any, output: Any) -> None:
+        returned.extend(tensors_in(output))
+        raise _Answered
+
+    with (
+        called_apart(twin),
+        twin.register_forward_pre_hook(lambda module, args, kwargs: (cast(args), cast(kwargs)), with_kwargs=True),
+        twin.register_forward_hook(answered),
+        contextlib.suppress(_Answered),
+    ):
+        call(twin)
+    return [tensor.detach().double().cpu() for tensor in returned if tensor.is_floating_point()]
 
 
 def _change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
