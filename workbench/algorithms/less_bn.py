@@ -511,44 +511,54 @@ def _keeping_the_function(
         return going, {}
     tried = [removal for removal in going if model.get_submodule(removal.norm).running_mean is not None]
     wide = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    first = twin or _copy_of(model)
-    if wide:
-        try:
-            _outputs(first.double(), call)
-        except Exception:  # a type that the model itself chose
-            wide, first = False, _copy_of(model)
+    twin = twin or _copy_of(model)
+    try:
+        if wide:
+            try:
+                before = _outputs(twin.double(), call)
+            except Exception:  # a type that the model itself chose
+                wide, twin = False, _copy_of(model)
+        if not wide:
+            before = _outputs(twin, call)
+    except Exception:  # it ran when it was recorded; whatever this is, it is no verdict on the removals
+        return going, {}
     limit = LARGEST_CHANGE if wide else LARGEST_CHANGE_ROUNDED
+    change, _ = _change_by(tried, twin, before, call)
+    if change <= limit:
+        return going, {}
 
-    def another() -> nn.Module:
-        return _copy_of(model).double() if wide else _copy_of(model)
-
-    def change_by(removals: Sequence[_Removal], twin: nn.Module) -> tuple[float, str]:
-        before = _outputs(twin, call)
-        try:
-            _take_out_(twin, removals, keep_function=True)
-            change = _change(before, _outputs(twin, call))
-        except Exception as error:  # of the user's forward on a network it does not expect
-            return float("inf"), f"without it the model fails: {' '.join(str(error).split())[:200]}"
-        return change, f"without it the evaluation output changes by {change:.1e} of its largest value"
+    def change_by(removals: Sequence[_Removal]) -> tuple[float, str]:
+        fresh = _copy_of(model).double() if wide else _copy_of(model)
+        return _change_by(removals, fresh, _outputs(fresh, call), call)
 
     refused: dict[str, str] = {}
     accepted: list[_Removal] = []
 
-    def accept(part: list[_Removal], twin: nn.Module) -> None:
-        change, why = change_by([*accepted, *part], twin)
-        # A model that differs from itself (or is not finite) gives nothing to compare with.
-        if change <= limit or not change_by([], another())[0] <= limit:
+    def accept(part: list[_Removal]) -> None:
+        change, why = change_by([*accepted, *part])
+        if change <= limit:
             accepted.extend(part)
         elif len(part) == 1:
             refused[part[0].norm] = why
         else:
-            accept(part[: len(part) // 2], another())
-            accept(part[len(part) // 2 :], another())
+            accept(part[: len(part) // 2])
+            accept(part[len(part) // 2 :])
 
-    # It ran before; an error of the unchanged model now is no verdict on the removals.
-    with contextlib.suppress(Exception):
-        accept(tried, first)
+    if change_by([])[0] <= limit:  # else it differs from itself, or is not finite: nothing to compare with
+        accept(tried)
     return [removal for removal in going if removal.norm not in refused], refused
+
+
+def _change_by(
+    removals: Sequence[_Removal], twin: nn.Module, before: Sequence[Tensor], call: _Call
+) -> tuple[float, str]:
+    """Reduce a copy that gave some outputs before; return by how much they change, and the sentence that says so."""
+    try:
+        _take_out_(twin, removals, keep_function=True)
+        change = _change(before, _outputs(twin, call))
+    except Exception as error:  # of the user's forward on a network it does not expect
+        return float("inf"), f"without it the model fails: {' '.join(str(error).split())[:200]}"
+    return change, f"without it the evaluation output changes by {change:.1e} of its largest value"
 
 
 class _Answered(Exception):  # noqa: N818  # no error: it ends a call whose rest is of no interest
