@@ -37,50 +37,43 @@ theirs, as does the first BatchNorm of the model, and never more than two in a r
 from __future__ import annotations
 
 import contextlib
-import copy
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from workbench.algorithms.batch_norm_folding import (
-    ChannelAffine,
-    accept_either_form_,
-    affine_of,
-    can_fold_into,
-    fold_into_,
-    has_learned_statistics,
-    parts_after,
-    replace_module_,
-)
+from workbench.algorithms.batch_norm_folding import can_fold_into, has_learned_statistics, parts_after
 from workbench.algorithms.batch_norm_graph import (
     LONGEST_RUN,
     NetworkGraph,
     Step,
     TraceError,
-    called_apart,
     read_graph,
     record_graph,
     removable_by_structure,
-    tensors_in,
 )
 from workbench.algorithms.batch_norm_patterns import removable_by_reference
+from workbench.algorithms.batch_norm_removal import (
+    Call,
+    Removal,
+    caller,
+    copy_of,
+    keeping_the_function,
+    noise_call,
+    take_out_,
+)
 from workbench.algorithms.full_normalization import FNScope, HeadRule, normalize_heads_
 
 __all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
 
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
-LARGEST_CHANGE = 1e-5  # of the largest output in evaluation, compared in float64
-LARGEST_CHANGE_ROUNDED = 2e-2  # where it cannot be: an accelerator's convolutions round to TensorFloat-32
-NOISE_SIZES = (64, 224, 32, 28, 8)  # pixels along each axis of the invented image; the first that the model takes
 
 
 @dataclass(frozen=True)
@@ -219,21 +212,6 @@ class LessBN(nn.Module):
         return self.network(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class _Removal:
-    """One BatchNorm that goes.
-
-    Attributes:
-        norm: Dotted name.
-        layer: Dotted name of the layer that can take up its statistics, or None.
-        rest: Children of a subclass that run after the norm and stay.
-    """
-
-    norm: str
-    layer: str | None
-    rest: tuple[str, ...]
-
-
 def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     if match not in {"structure", "reference"}:
         raise ValueError(f'`less_bn_match` must be "structure" or "reference", got {match!r}')
@@ -266,14 +244,14 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
         if why := _reader_of(name, model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
             left_alone[name] = why
     going = [
-        _Removal(name, before.get(name), rests.get(name) or ())
+        Removal(name, before.get(name), rests.get(name) or ())
         for name in norms
         if name in chosen and name not in left_alone
     ]
     if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
-        going, changed = _keeping_the_function(model, going, found.call or _noise_call(model), found.twin)
+        going, changed = keeping_the_function(model, going, found.call or noise_call(model), found.twin)
         left_alone.update(changed)
-    folded, affine = _take_out_(model, going)
+    folded, affine = take_out_(model, going)
     removed = tuple(removal.norm for removal in going)
     kept = tuple(name for name in norms if name not in removed)
     method: Literal["graph", "module order"] = "graph" if found.graphs else "module order"
@@ -298,7 +276,7 @@ def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_i
     trained = bool(report.folded or report.affine)
     call = None
     if trained:
-        call = _noise_call(network, n_samples=32) if example_inputs is None else _caller(example_inputs)
+        call = noise_call(network, n_samples=32) if example_inputs is None else caller(example_inputs)
     heads, reason = normalize_heads_(
         network, rule, graphs=found.graphs, trained=trained, call=call, invented=example_inputs is None
     )
@@ -308,44 +286,6 @@ def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_i
     _mark(network, report)
     object.__setattr__(model, REPORT_ATTRIBUTE, report)
     return report
-
-
-def _take_out_(
-    model: nn.Module, removals: Sequence[_Removal], *, keep_function: bool = False
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Remove BatchNorms, in place, and return which were folded and which became a ChannelAffine.
-
-    Args:
-        model: Network.
-        removals: What goes.
-        keep_function: Also write down the map of BatchNorms that have learned nothing.
-    """
-    folded: list[str] = []
-    affine: list[str] = []
-    for removal in removals:
-        norm = model.get_submodule(removal.norm)
-        assert isinstance(norm, _BatchNorm)
-        layer = None if removal.layer is None else model.get_submodule(removal.layer)
-        substitute: nn.Module = nn.Identity()
-        fold = False
-        if has_learned_statistics(norm) or keep_function:
-            fold = layer is not None
-            (folded if fold else affine).append(removal.norm)
-            if not fold:
-                scale, shift = affine_of(norm)
-                dtype = norm.weight.dtype if norm.affine else torch.get_default_dtype()
-                substitute = ChannelAffine(scale.to(dtype), shift.to(dtype))
-                substitute.requires_grad_(not norm.affine or norm.weight.requires_grad)  # frozen stays frozen
-        substitute.train(norm.training)
-        if removal.rest:
-            parts = [("norm", substitute), *((name, norm.get_submodule(name)) for name in removal.rest)]
-            substitute = nn.Sequential(OrderedDict(parts))
-            substitute.training = norm.training  # not train(): the children stay in the mode they are in
-        replace_module_(model, norm, substitute)
-        accept_either_form_(model, substitute, layer)
-        if fold and layer is not None:
-            fold_into_(layer, norm)
-    return tuple(folded), tuple(affine)
 
 
 def _mark(model: nn.Module, report: LessBNReport) -> None:
@@ -433,8 +373,6 @@ def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
 
 # The graph, and calls of the network.
 
-_Call = Callable[[nn.Module], Any]
-
 
 @dataclass(frozen=True)
 class _Found:
@@ -448,7 +386,7 @@ class _Found:
     """
 
     graphs: tuple[NetworkGraph, ...] = ()
-    call: _Call | None = None
+    call: Call | None = None
     twin: nn.Module | None = None
     reason: str = ""
 
@@ -456,9 +394,9 @@ class _Found:
 def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
     """Record the model on its example inputs, else trace it, else record it on noise."""
     reasons: list[str] = []
-    ways: list[Callable[[], _Call | None]] = [lambda: None, lambda: _noise_call(model)]
+    ways: list[Callable[[], Call | None]] = [lambda: None, lambda: noise_call(model)]
     if example_inputs is not None:
-        ways.insert(0, lambda: _caller(example_inputs))
+        ways.insert(0, lambda: caller(example_inputs))
     for way in ways:
         call = way()
         if call is None and way is ways[-1]:
@@ -473,8 +411,8 @@ def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example
     return _Found(reason="; ".join(reasons))
 
 
-def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: _Call | None) -> _Found:
-    twin = model if call is None else _copy_of(model)
+def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> _Found:
+    twin = model if call is None else copy_of(model)
 
     def graph(*, training: bool) -> NetworkGraph:
         if call is None:
@@ -485,146 +423,6 @@ def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: _Call 
     with contextlib.suppress(TraceError):  # without it nothing is folded
         graphs.append(graph(training=True))
     return _Found(tuple(graphs), call, None if call is None else twin)
-
-
-def _copy_of(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:  # tensors in mid-graph, handles of the operating system
-        raise TraceError(f"{type(model).__name__} cannot be copied: {' '.join(str(error).split())[:200]}") from error
-
-
-def _caller(example_inputs: Any) -> _Call:
-    if callable(example_inputs):
-        given: _Call = example_inputs
-        return given
-
-    def call(model: nn.Module) -> Any:
-        inputs = _fresh(example_inputs)  # the model may change its input
-        if isinstance(inputs, Tensor):
-            return model(inputs)
-        return model(**inputs) if isinstance(inputs, Mapping) else model(*inputs)
-
-    return call
-
-
-def _fresh(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, Mapping):
-        return {key: _fresh(part) for key, part in value.items()}
-    return [_fresh(part) for part in value] if type(value) in {list, tuple} else value
-
-
-def _noise_call(model: nn.Module, n_samples: int = 2) -> _Call | None:
-    """Return a call with a random image (signal, volume, row) that fits the model's first layer; None if none runs."""
-    first = next((layer for layer in model.modules() if isinstance(layer, (_ConvNd, nn.Linear))), None)
-    if first is None or is_lazy(first.weight):
-        return None
-    shapes: list[tuple[int, ...]] = [(n_samples, first.in_features)] if isinstance(first, nn.Linear) else []
-    if isinstance(first, _ConvNd):
-        shapes = [(n_samples, first.in_channels, *(size,) * len(first.kernel_size)) for size in NOISE_SIZES]
-    for shape in shapes:
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        call = _caller(noise.to(first.weight.device, first.weight.dtype))
-        with contextlib.suppress(Exception):  # of the user's forward on an input that does not fit
-            model_copy = _copy_of(model)
-            with called_apart(model_copy):
-                call(model_copy)
-            return call
-    return None
-
-
-def _keeping_the_function(
-    model: nn.Module, going: list[_Removal], call: _Call | None, twin: nn.Module | None
-) -> tuple[list[_Removal], dict[str, str]]:
-    """Try the removals on copies and return those that leave the evaluation output as it is, and why others do not.
-
-    Every BatchNorm is replaced by the fixed map that it is, also one that has learned nothing and will be dropped: what
-    is tried here is whether it can be replaced at all.
-    """
-    if call is None or not going:
-        return going, {}
-    tried = [removal for removal in going if model.get_submodule(removal.norm).running_mean is not None]
-    wide = all(parameter.device.type == "cpu" for parameter in model.parameters())
-    first = twin or _copy_of(model)
-    if wide:
-        try:
-            _outputs(first.double(), call)
-        except Exception:  # a type that the model itself chose
-            wide, first = False, _copy_of(model)
-    limit = LARGEST_CHANGE if wide else LARGEST_CHANGE_ROUNDED
-
-    def another() -> nn.Module:
-        return _copy_of(model).double() if wide else _copy_of(model)
-
-    def change_by(removals: Sequence[_Removal], twin: nn.Module) -> tuple[float, str]:
-        before = _outputs(twin, call)
-        try:
-            _take_out_(twin, removals, keep_function=True)
-            change = _change(before, _outputs(twin, call))
-        except Exception as error:  # of the user's forward on a network it does not expect
-            return float("inf"), f"without it the model fails: {' '.join(str(error).split())[:200]}"
-        return change, f"without it the evaluation output changes by {change:.1e} of its largest value"
-
-    refused: dict[str, str] = {}
-    accepted: list[_Removal] = []
-
-    def accept(part: list[_Removal], twin: nn.Module) -> None:
-        change, why = change_by([*accepted, *part], twin)
-        # A model that differs from itself (or is not finite) gives nothing to compare with.
-        if change <= limit or not change_by([], another())[0] <= limit:
-            accepted.extend(part)
-        elif len(part) == 1:
-            refused[part[0].norm] = why
-        else:
-            accept(part[: len(part) // 2], another())
-            accept(part[len(part) // 2 :], another())
-
-    # It ran before; an error of the unchanged model now is no verdict on the removals.
-    with contextlib.suppress(Exception):
-        accept(tried, first)
-    return [removal for removal in going if removal.norm not in refused], refused
-
-
-class _Answered(Exception):  # noqa: N818  # no error: it ends a call whose rest is of no interest
-    """The model has returned."""
-
-
-def _outputs(twin: nn.Module, call: _Call) -> list[Tensor]:
-    """Return the floating-point tensors that a model returns in evaluation; its inputs get its own type."""
-    dtype = next((parameter.dtype for parameter in twin.parameters() if parameter.is_floating_point()), torch.float32)
-    returned: list[Tensor] = []
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(dtype) if value.is_floating_point() else value
-        if isinstance(value, Mapping):
-            return {key: cast(part) for key, part in value.items()}
-        return type(value)(cast(part) for part in value) if type(value) in {list, tuple} else value
-
-    def answered(module: nn.Module, args: Any, output: Any) -> None:
-        returned.extend(tensors_in(output))
-        raise _Answered
-
-    with (
-        called_apart(twin),
-        twin.register_forward_pre_hook(lambda module, args, kwargs: (cast(args), cast(kwargs)), with_kwargs=True),
-        twin.register_forward_hook(answered),
-        contextlib.suppress(_Answered),
-    ):
-        call(twin)
-    return [tensor.detach().double().cpu() for tensor in returned if tensor.is_floating_point()]
-
-
-def _change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Return the largest change of an output in units of the largest output; NaN or inf where they do not compare."""
-    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
-        return float("inf")
-    largest = max((float(tensor.abs().max()) for tensor in before if tensor.numel()), default=0.0)
-    pairs = [(one, other) for one, other in zip(before, after, strict=True) if one.numel()]
-    changes = torch.tensor([float((one - other).abs().max()) for one, other in pairs] or [0.0])
-    return float(changes.max()) / (largest or 1.0)
 
 
 # Module order: what is left when the graph is out of reach.
