@@ -459,14 +459,14 @@ def test_subclasses_and_optional_arguments_are_understood() -> None:
 
 
 class Branching(nn.Module):
-    """A traceable body under a forward whose control flow depends on data."""
+    """A body under a forward whose control flow depends on data, and which no single image of noise fits."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
         self.body = body
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.mean() > 0:
+    def forward(self, x: Tensor, sign: Tensor) -> Tensor:
+        if sign.mean() > 0:
             return self.body(x)
         return self.body(-x)
 
@@ -508,44 +508,77 @@ def test_parts_of_an_untraceable_model_are_traced_in_module_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "example", [torch.ones(2, 3, 8, 8), (torch.ones(2, 3, 8, 8),), {"input": torch.ones(2, 3, 8, 8)}]
+    "example",
+    [
+        torch.ones(2, 3, 8, 8),
+        (torch.ones(2, 3, 8, 8),),
+        {"input": torch.ones(2, 3, 8, 8)},
+        lambda net: net(torch.ones(2, 3, 8, 8)).sum(),
+        None,
+    ],
+    ids=["tensor", "tuple", "mapping", "function", "noise"],
 )
-def test_execution_order_finds_residual_blocks_that_cannot_be_traced(example: Any) -> None:
+def test_a_recorded_call_shows_the_graph_of_a_model_that_cannot_be_traced(example: Any) -> None:
     model = untraceable_net()
     model[1].bn2.eval()
-    with pytest.warns(UserWarning, match="execution order of the example inputs"):
-        report = reduce_batch_norms_(model, example_inputs=example)
+    report = reduce_batch_norms_(model, example_inputs=example)
     assert report.removed == ("1.bn1", "2.shortcut.1", "2.bn1")
+    assert report.method == "graph"
     assert [model.training, model[1].bn2.training, model[2].bn2.training] == [True, False, True]
-    assert int(model[1].bn2.num_batches_tracked) == 0  # the run left no trace in the statistics
+    assert int(model[1].bn2.num_batches_tracked) == 0  # the calls left no trace in the statistics
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: ResNet("basic", (2, 2), (4, 6)),
+        lambda: ResNet("bottleneck", (2, 2), (4, 6), addition=add_in_place),
+        lambda: MobileNetV2(SMALL_MOBILENET, stem=8, last=16),
+        lambda: DenseNet((3, 2), 4, 8, concat="pairwise"),
+        PreActivationNet,
+    ],
+    ids=["basic", "bottleneck", "mobilenet", "densenet", "pre-activation"],
+)
+@pytest.mark.parametrize("match", ["structure", "reference"])
+def test_recording_and_tracing_agree(build: Callable[[], nn.Module], match: str) -> None:
+    x = torch.randn(2, 3, 32, 32)
+    traced, recorded = learn_statistics(build(), 32), learn_statistics(build(), 32)
+    assert quietly(recorded, match=match, example_inputs=x) == quietly(traced, match=match)
 
 
 def test_registration_order_is_used_without_example_inputs() -> None:
     with pytest.warns(UserWarning, match="registration order is used"):
-        report = reduce_batch_norms_(untraceable_net())
-    assert report.removed == ("1.bn1", "2.shortcut.1", "2.bn1")
+        report = reduce_batch_norms_(Branching(untraceable_net()))
+    assert report.removed == ("body.1.bn1", "body.2.shortcut.1", "body.2.bn1")
+    assert report.method == "module order"
 
 
 def test_a_lazy_norm_stays() -> None:
     model = ResNet("basic", (1, 2), (4, 6))
     model.get_submodule("layer2.1").bn1 = nn.LazyBatchNorm2d()
-    assert "layer2.1.bn1" in reduce_batch_norms_(model).kept
+    with pytest.warns(UserWarning, match=r"left layer2\.1\.bn1 alone: it has no parameters before the first batch"):
+        report = reduce_batch_norms_(model)
+    assert "layer2.1.bn1" in report.kept
 
 
 def test_example_inputs_that_do_not_run_are_reported() -> None:
     with pytest.warns(UserWarning, match="example inputs did not run"):
-        reduce_batch_norms_(untraceable_net(), example_inputs=torch.ones(2, 5, 8, 8))
+        report = reduce_batch_norms_(ResNet("basic", (1, 2), (4, 6)), example_inputs=torch.ones(2, 5, 8, 8))
+    assert "layer2.1.bn1" in report.removed  # the trace does without them
 
 
-@pytest.mark.parametrize("build", [untraceable_net, lambda: Branching(ResNet("bottleneck", (1, 2), (4, 6)))])
-def test_untraceable_trained_networks_keep_their_evaluation_output(build: Callable[[], nn.Module]) -> None:
-    model = learn_statistics(build(), 32)
-    x = torch.randn(3, 3, 32, 32)
-    before = model.eval()(x)
-    with pytest.warns(UserWarning, match="module order"):
-        report = reduce_batch_norms_(model, example_inputs=x)
-    assert report.removed
-    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+def test_untraceable_trained_networks_keep_their_evaluation_output() -> None:
+    for model in (untraceable_net(), Branching(ResNet("bottleneck", (1, 2), (4, 6))), Branching(untraceable_net())):
+        body = model.body if isinstance(model, Branching) else model
+        learn_statistics(body, 32)
+        x = (torch.randn(3, 3, 32, 32), torch.ones(1))[: 2 if isinstance(model, Branching) else 1]
+        for example in (None, x):
+            reduced = copy.deepcopy(model).eval()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "less_bn goes by module order")
+                report = reduce_batch_norms_(reduced, example_inputs=example)
+            assert report.removed
+            torch.testing.assert_close(reduced(*x), model.eval()(*x), rtol=1e-4, atol=1e-4)
 
 
 def test_an_untraceable_model_without_blocks_warns_once_and_stays() -> None:
@@ -563,7 +596,9 @@ def test_norms_without_running_statistics_go_only_while_unlearned() -> None:
         return model
 
     assert "layer2.1.bn1" in reduce_batch_norms_(build()).removed
-    assert "layer2.1.bn1" in reduce_batch_norms_(learn_statistics(build(), 32)).kept
+    with pytest.warns(UserWarning, match=r"left layer2\.1\.bn1 alone: it keeps no running statistics"):
+        report = reduce_batch_norms_(learn_statistics(build(), 32))
+    assert "layer2.1.bn1" in report.kept
 
 
 def test_unknown_match_word_is_an_error() -> None:

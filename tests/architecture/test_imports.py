@@ -92,6 +92,7 @@ PART_OF = {
     "batch_norm_folding": "less_bn",
     "batch_norm_graph": "less_bn",
     "batch_norm_patterns": "less_bn",
+    "batch_norm_removal": "less_bn",
     "full_normalization": "less_bn",
     "freeze_optimizer": "grad_freeze",
     "freeze_cell": "grad_freeze",

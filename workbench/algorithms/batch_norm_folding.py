@@ -7,21 +7,53 @@ In evaluation a BatchNorm is a fixed affine map of each channel c,
 so behind a convolution it can be multiplied into the weight (``W_c <- s_c W_c``, ``b_c <- s_c b_c + t_c``). A BatchNorm
 that has seen no data has nothing to keep and is simply dropped.
 
+All of this holds for torch's own layers: a subclass may do more. One of BatchNorm that runs its children after the norm
+(timm's BatchNorm with activation) is recognised by :func:`parts_after` and split; into one of a convolution that
+changes its weight on the way (weight standardisation) nothing is folded.
+
+Which parameters a reduced network has depends on what its BatchNorms had learned (a bias that a layer did not have, a
+:class:`ChannelAffine`). So that the weights of one also load into another, :func:`accept_either_form_` lets
+``load_state_dict`` add what the file has and fill in what it lacks.
+
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 CVPR 2018, arXiv:1712.05877, section 3.2.
 """
 
 from __future__ import annotations
 
-from typing import cast
+import copy
+import warnings
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.parameter import UninitializedParameter
 
-__all__ = ["ChannelAffine", "affine_of", "can_fold_into", "fold_into_", "has_learned_statistics", "replace_module_"]
+__all__ = [
+    "ChannelAffine",
+    "accept_either_form_",
+    "affine_of",
+    "can_fold_into",
+    "fold_into_",
+    "has_learned_statistics",
+    "parts_after",
+    "replace_module_",
+]
+
+_PLAIN_LAYERS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Linear,
+)
+_PLAIN_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)  # the other dimensions share the forward of the first
 
 
 class ChannelAffine(nn.Module):
@@ -86,14 +118,80 @@ def affine_of(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 def can_fold_into(layer: nn.Module, norm: _BatchNorm) -> bool:
-    """Whether the layer's weight and bias are plain tensors of the BatchNorm's width that may be changed."""
-    if not isinstance(layer, (_ConvNd, nn.Linear)):
+    """Whether the layer computes as torch's own and its weight, of the BatchNorm's width, is a plain parameter."""
+    if not isinstance(layer, _PLAIN_LAYERS) or not _computes_as(layer, _PLAIN_LAYERS):
         return False
     weight = layer._parameters.get("weight")  # a parametrized or weight-normed layer has no such entry
     if weight is None or isinstance(weight, UninitializedParameter):
         return False
     channels = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     return bool(channels == norm.num_features)
+
+
+def parts_after(norm: _BatchNorm) -> tuple[str, ...] | None:
+    """Return the names of the children that a BatchNorm runs after the norm; None when it is not that simple.
+
+    Empty for torch's own BatchNorm. A subclass is tried on random input, in evaluation and in training: its children
+    in order, behind the plain norm, must give the same.
+
+    Args:
+        norm: BatchNorm with its parameters in place (no lazy one); only a copy is called.
+    """
+    if _computes_as(norm, _PLAIN_NORMS):
+        return ()
+    if _is_altered(norm):
+        return None
+    try:
+        own = copy.deepcopy(norm).cpu().float()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            for tensor in (own.weight, own.bias, own.running_mean, own.running_var):
+                if tensor is not None:
+                    tensor.copy_(torch.rand_like(tensor) + 0.5)
+            axes = next((n for n, cls in ((3, nn.BatchNorm1d), (5, nn.BatchNorm3d)) if isinstance(norm, cls)), 4)
+            x = 2 * torch.randn(3, norm.num_features, *(4,) * (axes - 2))
+            alike = all(_is_norm_then_children(own, x, training) for training in (False, True))
+    except Exception:  # whatever a stranger's forward makes of the input
+        return None
+    # An Identity (dropout of rate 0, no activation) need not be kept.
+    names = tuple(name for name, child in norm.named_children() if not isinstance(child, nn.Identity))
+    return names if alike else None
+
+
+def _is_norm_then_children(norm: _BatchNorm, x: Tensor, training: bool) -> bool:
+    for module in norm.modules():
+        module.training = training
+    plain = copy.deepcopy(norm)
+    torch.default_generator.manual_seed(1)  # dropout draws the same mask twice
+    result = norm(x.clone())
+    torch.default_generator.manual_seed(1)
+    by_batch = training or plain.running_mean is None
+    expected = F.batch_norm(
+        x, plain.running_mean, plain.running_var, plain.weight, plain.bias, by_batch, plain.momentum or 0.0, plain.eps
+    )
+    for child in plain.children():
+        expected = child(expected)
+    return (
+        isinstance(result, Tensor) and result.shape == expected.shape and torch.allclose(result, expected, 1e-4, 1e-5)
+    )
+
+
+def _computes_as(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a call of the module does what one of torch's classes does, and nothing else."""
+    kind = type(module)
+    plain = any(
+        kind.forward is cls.forward
+        and getattr(kind, "_conv_forward", None) is getattr(cls, "_conv_forward", None)
+        and kind.__call__ is nn.Module.__call__
+        for cls in classes
+    )
+    return plain and not _is_altered(module)
+
+
+def _is_altered(module: nn.Module) -> bool:
+    """Whether hooks, a parametrization or a forward of the instance's own take part in a call of the module."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or hasattr(module, "parametrizations") or "forward" in module.__dict__
 
 
 def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
@@ -133,3 +231,61 @@ def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):
             if child is old:
                 setattr(parent, name, new)
+
+
+def accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Module | None) -> None:
+    """Let the weights of a network whose BatchNorm had learned load where it had not, and the other way round.
+
+    What a file has and the network lacks is added, as a parameter that trains if the layer's weight does. An optimizer
+    made before does not know it; in training mode a warning says so. What the network has and the file lacks is set to
+    where it changes nothing.
+
+    Args:
+        model: Network in which a BatchNorm was replaced.
+        substitute: What stands in its place: Identity, ChannelAffine, or a Sequential that begins with one of them.
+        layer: Layer into which the statistics are, or would be, folded; None when there is none.
+    """
+    inside = ".norm" if isinstance(substitute, nn.Sequential) else ""
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if child is substitute:
+                # torch leaves this public method untyped
+                parent.register_load_state_dict_pre_hook(partial(_load_affine, child=name + inside))  # type: ignore[no-untyped-call]
+    if layer is not None and layer.bias is None:
+        layer.register_load_state_dict_pre_hook(_load_bias)
+
+
+def _load_affine(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any, child: str) -> None:
+    scale, shift = (state_dict.get(f"{prefix}{child}.{name}") for name in ("scale", "shift"))
+    present = module.get_submodule(child)
+    if isinstance(present, ChannelAffine) and scale is None and shift is None:
+        state_dict[f"{prefix}{child}.scale"] = torch.ones_like(present.scale)
+        state_dict[f"{prefix}{child}.shift"] = torch.zeros_like(present.shift)
+    elif type(present) is nn.Identity and scale is not None and shift is not None:
+        like = next(module.parameters(), scale)
+        affine = ChannelAffine(scale.to(like.device, like.dtype), shift.to(like.device, like.dtype))
+        module.set_submodule(child, affine.train(present.training))
+        _tell_of_added(f"{prefix}{child}.scale and shift", affine)
+
+
+def _load_bias(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    target = cast("nn.Conv2d", layer)
+    key, weight = f"{prefix}bias", target.weight
+    if target.bias is not None and f"{prefix}weight" in state_dict:
+        state_dict.setdefault(key, torch.zeros_like(target.bias))
+    elif target.bias is None and key in state_dict:
+        target.bias = nn.Parameter(
+            torch.zeros_like(state_dict[key], dtype=weight.dtype, device=weight.device),
+            requires_grad=weight.requires_grad,
+        )
+        _tell_of_added(key, layer)
+
+
+def _tell_of_added(name: str, layer: nn.Module) -> None:
+    if layer.training:
+        warnings.warn(
+            f"the loaded weights add {name}, which this network did not have; an optimizer made before does not train "
+            "it. To go on training, give apply() a network whose BatchNorms have statistics, as the first time",
+            UserWarning,
+            stacklevel=2,
+        )

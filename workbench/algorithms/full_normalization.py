@@ -12,22 +12,24 @@ arXiv:1804.09458, section 3.2.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.loss import _Loss
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.algorithms.batch_norm_folding import replace_module_
-from workbench.algorithms.batch_norm_graph import Step, TraceError, read_graph
+from workbench.algorithms.batch_norm_graph import NetworkGraph, Step, TraceError, called_apart, read_graph
 
 __all__ = [
     "MINIMAL_SQUARED_NORM",
@@ -197,14 +199,26 @@ def replace_heads_(
     Raises:
         ValueError: When ``scope`` or ``bias`` is an unknown word.
     """
-    heads, reason = normalize_heads_(model, HeadRule(scope, bias, criterion))
+    rule = HeadRule(scope, bias, criterion)
+    why = ""
+    try:
+        graphs = [read_graph(model)]
+    except TraceError as error:
+        graphs, why = [], f": {error}"
+    heads, reason = normalize_heads_(model, rule, graphs=graphs)
     if reason:
-        warnings.warn(f"full normalization had no effect: {reason}", UserWarning, stacklevel=2)
+        warnings.warn(f"full normalization had no effect: {reason}{why}", UserWarning, stacklevel=2)
     return heads
 
 
 def normalize_heads_(
-    model: nn.Module, rule: HeadRule, *, trained: bool = False, example_inputs: Any = None
+    model: nn.Module,
+    rule: HeadRule,
+    *,
+    graphs: Sequence[NetworkGraph],
+    trained: bool = False,
+    call: Callable[[nn.Module], Any] | None = None,
+    invented: bool = False,
 ) -> tuple[tuple[str, ...], str]:
     """Replace as :func:`replace_heads_` does, and return names and reason instead of a warning.
 
@@ -216,8 +230,11 @@ def normalize_heads_(
     Args:
         model: Network to change in place.
         rule: Which layers are replaced.
+        graphs: What the network does, in evaluation and in training; a head has to be one in all of them.
         trained: Whether the network has learned.
-        example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments.
+        call: Calls the model on inputs like those it was trained on, or on noise.
+        invented: Whether the inputs are noise; BatchNorms then work with its statistics, which gives their outputs the
+            size that they have on data.
 
     Returns:
         Names of the replaced layers, and why there are none; both are empty for a model that holds such a layer.
@@ -230,7 +247,7 @@ def normalize_heads_(
         for linear in heads.values():
             replace_module_(model, linear, _from_linear(linear, keep_bias=keep_bias))
         return tuple(heads), "" if heads else "the model has no Linear below it"
-    head = _output_layer(model)
+    head = _output_layer(model, graphs)
     if isinstance(head, str):
         return (), head
     if scope == "classifier" and (reason := _why_no_classifier(head, rule.criterion)):
@@ -238,8 +255,8 @@ def normalize_heads_(
     multiplier = 1.0
     if scope == "classifier" or trained:
         multiplier = smallest_multiplier(max(2, head.layer.out_features))
-    if trained and example_inputs is not None:
-        multiplier = _size_of_scores(model, head.layer, example_inputs) or multiplier
+    if trained and call is not None:
+        multiplier = _size_of_scores(model, head.name, call, invented=invented) or multiplier
     replace_module_(model, head.layer, _from_linear(head.layer, keep_bias=keep_bias, multiplier=multiplier))
     return (head.name,), ""
 
@@ -296,32 +313,41 @@ class _OutputLayer:
     criterion: nn.Module | None
 
 
-def _output_layer(model: nn.Module) -> _OutputLayer | str:
-    """Return the Linear that alone feeds the output, or why there is none that may be replaced."""
-    try:
-        steps = read_graph(model)
-    except TraceError as error:
-        return f"what feeds the output is not known: {error}"
-    feeding = steps[-1].inputs
+def _output_layer(model: nn.Module, graphs: Sequence[NetworkGraph]) -> _OutputLayer | str:
+    """Return the Linear that alone feeds the output in all graphs, or why there is none that may be replaced."""
+    found: _OutputLayer | str = "what feeds the output is not known"
+    for graph in graphs:
+        found = _output_layer_in(model, graph)
+        if isinstance(found, str):
+            return found
+    return found
+
+
+def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | str:
+    feeding = graph.steps[-1].inputs
     criterion = feeding[0].module if len(feeding) == 1 and isinstance(feeding[0].module, _Loss) else None
     if criterion is not None:
         feeding = feeding[0].inputs[:1]
     if len(feeding) != 1:
         return f"{len(feeding)} layers feed the output" if feeding else "no layer feeds the output"
     (last,) = feeding
-    layer = last.module
-    if not isinstance(layer, nn.Linear):
+    if not isinstance(last.module, nn.Linear):
         return f"the output comes from {_called(last)}, not from a Linear"
     if not last.name:
         return "the model has no Linear below it"
-    hooks = layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer)
-    if type(layer).forward is not nn.Linear.forward or hooks or is_lazy(layer.weight):
+    layer = model.get_submodule(last.name)  # the graph may be that of a copy
+    if not isinstance(layer, nn.Linear) or not _is_plain(layer):
         return f"`{last.name}` is not a plain Linear"
-    if sum(step.module is layer for step in steps) > 1:
+    if sum(step.name == last.name for step in graph.steps) > 1:
         return f"`{last.name}` is called more than once"
-    if _is_shared(model, layer):
+    if _is_shared(model, layer) or f"{last.name}.weight" in graph.read_elsewhere:
         return f"`{last.name}` shares its weight with another layer"
     return _OutputLayer(last.name, layer, criterion)
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    hooks = layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer)
+    return type(layer).forward is nn.Linear.forward and not hooks and not is_lazy(layer.weight)
 
 
 def _called(step: Step) -> str:
@@ -346,31 +372,27 @@ def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
     return ""
 
 
-def _size_of_scores(model: nn.Module, layer: nn.Linear, example_inputs: Any) -> float:
-    """Run the model once in evaluation; return mean length of the layer's features times that of its class vectors.
+def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any], *, invented: bool) -> float:
+    """Call a copy once in evaluation; return mean length of the layer's features times that of its class vectors.
 
     Where the model does not run, or the size is not finite, it is 0.
     """
-    features: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda module, inputs: features.append(inputs[0]))
-    modes = {module: module.training for module in model.modules()}
+    lengths: list[Tensor] = []
+
+    def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        lengths.append(inputs[0].flatten(0, -2).double().norm(dim=-1))
+
     try:
-        model.eval()
-        with torch.no_grad():
-            if isinstance(example_inputs, Tensor):
-                model(example_inputs)
-            elif isinstance(example_inputs, Mapping):
-                model(**example_inputs)
-            else:
-                model(*example_inputs)
-            lengths = torch.cat([rows.reshape(-1, layer.in_features).double().norm(dim=-1) for rows in features])
-            size = float(lengths.mean() * layer.weight.double().norm(dim=-1).mean())
+        twin = copy.deepcopy(model)
+        layer = twin.get_submodule(name)
+        layer.register_forward_pre_hook(measure)
+        with called_apart(twin):
+            for module in twin.modules():
+                module.training = invented and isinstance(module, _BatchNorm)
+            call(twin)
+        size = float(torch.cat(lengths).mean() * layer.get_parameter("weight").double().norm(dim=-1).mean())
     except Exception:  # the user's model on the user's input: go on without
         return 0.0
-    finally:
-        handle.remove()
-        for module, training in modes.items():
-            module.training = training
     return size if math.isfinite(size) else 0.0
 
 

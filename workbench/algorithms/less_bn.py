@@ -15,41 +15,60 @@ stay in the parameter list and never change again; here they are gone. There lea
 folded into the convolution before, so a pretrained network keeps the function it has in evaluation. There nothing
 happens in eager mode; here it always works.
 
+What is promised
+----------------
+The function in evaluation stays the same but for rounding wherever a network has learned statistics. A BatchNorm is
+left alone, with a sentence in the report, where that cannot be promised: its class does more than torch's own (one that
+runs its children after the norm is *split*: only the norm goes), hooks or a parametrization take part in it, or its
+weight is read by something else. Where the graph is known and the network can be called (``example_inputs``, or an
+image of noise that fits the first layer), the reduced network is compared with the original before anything is changed.
+
 Models that torch.fx cannot trace
 ---------------------------------
-Their parts are traced one by one, in module order, and the structural rule is applied to each. A part that cannot be
-traced either is judged by the order of its layers (execution order if example inputs are given, else registration
-order): a module with at least two convolution-BatchNorm pairs in a row that ends with as many channels as it began, or
-that has a separate pair from its first to its last width (the shortcut), is taken for a residual block; all pairs but
-the last lose their BatchNorm, and so does the shortcut. Depthwise convolutions keep theirs, as does the first
-BatchNorm of the model, and never more than two in a row go.
+With ``example_inputs`` the graph is recorded from a real call, in evaluation and in training, on a copy; without them
+that is tried with an image of noise when torch.fx fails. If neither works, the model's parts are traced one by one, in
+module order, and the structural rule is applied to each. A part that cannot be traced either is judged by the order in
+which its layers are registered: a module with at least two convolution-BatchNorm pairs in a row that ends with as many
+channels as it began, or that has a separate pair from its first to its last width (the shortcut), is taken for a
+residual block; all pairs but the last lose their BatchNorm, and so does the shortcut. Depthwise convolutions keep
+theirs, as does the first BatchNorm of the model, and never more than two in a row go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from workbench.algorithms.batch_norm_folding import (
-    ChannelAffine,
-    affine_of,
-    can_fold_into,
-    fold_into_,
-    has_learned_statistics,
-    replace_module_,
+from workbench.algorithms.batch_norm_folding import can_fold_into, has_learned_statistics, parts_after
+from workbench.algorithms.batch_norm_graph import (
+    LONGEST_RUN,
+    NetworkGraph,
+    Step,
+    TraceError,
+    read_graph,
+    record_graph,
+    removable_by_structure,
 )
-from workbench.algorithms.batch_norm_graph import LONGEST_RUN, Step, TraceError, read_graph, removable_by_structure
 from workbench.algorithms.batch_norm_patterns import removable_by_reference
+from workbench.algorithms.batch_norm_removal import (
+    Call,
+    Removal,
+    caller,
+    copy_of,
+    keeping_the_function,
+    noise_call,
+    take_out_,
+)
 from workbench.algorithms.full_normalization import FNScope, HeadRule, normalize_heads_
 
 __all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
@@ -65,12 +84,14 @@ class LessBNReport:
         removed: Dotted names of the BatchNorms that are gone, in registration order.
         kept: Those that stay.
         folded: Removed ones whose learned statistics were multiplied into the layer before.
-        method: ``"graph"``, or ``"module order"`` if torch.fx could not trace the model.
+        method: ``"graph"``, traced or recorded, or ``"module order"`` if neither was possible.
         reason: Why the method is not the graph, or why nothing was removed; empty otherwise.
         affine: Removed ones that had learned statistics and no layer to fold them into; a trained scale and shift per
             channel (``ChannelAffine``) stands in their place.
         heads: Linear layers replaced by full normalization.
         head_reason: Why full normalization, where it was asked for, replaced none.
+        split: Removed ones that belonged to a subclass with children of its own (an activation), which stay.
+        left_alone: Those that the rule would remove and that stay, with the sentence that says why.
     """
 
     removed: tuple[str, ...]
@@ -81,6 +102,8 @@ class LessBNReport:
     affine: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     head_reason: str = ""
+    split: tuple[str, ...] = ()
+    left_alone: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def head_note(self) -> str:
@@ -89,6 +112,21 @@ class LessBNReport:
             names = ", ".join(f"`{name}`" for name in self.heads)
             return f"{'head' if len(self.heads) == 1 else 'heads'} {names} normalised"
         return f"head not normalised: {self.head_reason}" if self.head_reason else ""
+
+    def notice(self) -> str:
+        """Return what the user should know, in one paragraph; empty when everything went as usual."""
+        parts = []
+        if not self.removed and not self.heads:
+            parts.append(f"less_bn had no effect: {self.reason}")
+        elif self.removed and self.reason:
+            parts.append(f"less_bn goes by {'the trace' if self.method == 'graph' else self.method}: {self.reason}")
+        why: dict[str, list[str]] = {}
+        for name, sentence in self.left_alone.items():
+            why.setdefault(sentence, []).append(name)
+        for sentence, names in why.items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"less_bn left {', '.join(names[:3])}{more} alone: {sentence}")
+        return "; ".join(parts)
 
 
 def reduce_batch_norms_(
@@ -106,9 +144,9 @@ def reduce_batch_norms_(
     Args:
         model: Network to change. Its training mode and its devices do not matter.
         match: ``"structure"`` or ``"reference"`` (the choice of MindSpore 2.7), see the module docstring.
-        example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments. Only used,
-            for the order of the layers, if torch.fx cannot trace the model, and for the size of a trained head's
-            scores.
+        example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments, on the model's
+            device; two samples suffice. Or a function that calls the model it is given, and may compute a loss. The
+            graph is then recorded from calls of a copy, and the reduced network is compared with the original in them.
         head: Which Linear becomes a full-normalization layer; None leaves all as they are.
 
     Returns:
@@ -120,7 +158,7 @@ def reduce_batch_norms_(
     report = _reduce(model, match, example_inputs)
     if head is not None:
         report = _with_head(model, report, head, example_inputs)
-    if message := _complaint(report):
+    if message := report.notice():
         warnings.warn(message, UserWarning, stacklevel=2)
     return report
 
@@ -128,7 +166,8 @@ def reduce_batch_norms_(
 class LessBN(nn.Module):
     """Wrap a network whose BatchNorms are reduced and whose head may be normalized.
 
-    The network is changed in place. Wrapping the same network twice does nothing the second time, and says nothing.
+    The network is changed in place, also one inside ``torch.compile``, which stays compiled. Wrapping the same network
+    twice does nothing the second time, and says nothing.
 
     Args:
         network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
@@ -163,7 +202,7 @@ class LessBN(nn.Module):
             report = _with_head(network, report, HeadRule(fn_scope, fn_bias, criterion), example_inputs)
             if report.head_reason:
                 warnings.warn(report.head_note, UserWarning, stacklevel=2)
-        if earlier is None and (message := _complaint(report)):
+        if earlier is None and (message := report.notice()):
             warnings.warn(message, UserWarning, stacklevel=2)
         self.report = report
         object.__setattr__(self, REPORT_ATTRIBUTE, report)
@@ -176,6 +215,11 @@ class LessBN(nn.Module):
 def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     if match not in {"structure", "reference"}:
         raise ValueError(f'`less_bn_match` must be "structure" or "reference", got {match!r}')
+    compiled = getattr(model, "_orig_mod", None)  # torch.compile's wrapper calls the module inside
+    if isinstance(compiled, nn.Module):
+        report = _reduce(compiled, match, example_inputs)
+        object.__setattr__(model, REPORT_ATTRIBUTE, report)
+        return report
     norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm) and name}
     if getattr(model, REPORT_ATTRIBUTE, None) is not None:
         earlier: LessBNReport = getattr(model, REPORT_ATTRIBUTE)
@@ -184,42 +228,41 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
         report = LessBNReport((), (), (), "graph", "the model has no BatchNorm")
         _mark(model, report)
         return report
-    method: Literal["graph", "module order"] = "graph"
-    reason = ""
-    before: dict[str, nn.Module]
-    try:
-        steps = read_graph(model)
-    except TraceError as error:
-        method, reason = "module order", str(error)
-        chosen, before, order_note = _by_module_order(model, example_inputs)
-        reason += order_note
-    else:
+    rests = {name: parts_after(norm) for name, norm in norms.items() if not _is_lazy(norm)}
+    found = _find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
+    before: Mapping[str, str] = {}
+    if found.graphs:
+        steps = found.graphs[0].steps
         chosen = removable_by_structure(steps) if match == "structure" else removable_by_reference(steps)
-        before = _layers_before(steps)
-    removed: list[str] = []
-    folded: list[str] = []
-    affine: list[str] = []
-    for name, norm in norms.items():
-        if name not in chosen or not _may_go(norm):
-            continue
-        removed.append(name)
-        substitute: nn.Module = nn.Identity()
-        if has_learned_statistics(norm):
-            layer = before.get(name)
-            if layer is not None and can_fold_into(layer, norm):
-                fold_into_(layer, norm)
-                folded.append(name)
-            else:
-                scale, shift = affine_of(norm)
-                dtype = norm.weight.dtype if norm.affine else torch.get_default_dtype()
-                substitute = ChannelAffine(scale.to(dtype), shift.to(dtype))
-                substitute.requires_grad_(not norm.affine or norm.weight.requires_grad)  # frozen stays frozen
-                affine.append(name)
-        replace_module_(model, norm, substitute.train(norm.training))
+        before = _layers_before(model, found.graphs)
+        read_elsewhere = frozenset[str]().union(*(graph.read_elsewhere for graph in found.graphs))
+    else:
+        # No folding here: nothing proves that the BatchNorm is the only reader of the layer before.
+        chosen, read_elsewhere = _by_module_order(model)
+    left_alone: dict[str, str] = {}
+    for name in chosen:
+        if why := _reader_of(name, model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
+            left_alone[name] = why
+    going = [
+        Removal(name, before.get(name), rests.get(name) or ())
+        for name in norms
+        if name in chosen and name not in left_alone
+    ]
+    if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
+        going, changed = keeping_the_function(model, going, found.call or noise_call(model), found.twin)
+        left_alone.update(changed)
+    folded, affine = take_out_(model, going)
+    removed = tuple(removal.norm for removal in going)
     kept = tuple(name for name in norms if name not in removed)
+    method: Literal["graph", "module order"] = "graph" if found.graphs else "module order"
+    reason = found.reason
     if not removed and not reason:
         reason = "no BatchNorm has a role in which it can be spared"
-    report = LessBNReport(tuple(removed), kept, tuple(folded), method, reason, tuple(affine))
+        if left_alone:
+            reason = "none of the BatchNorms that could be spared can go without changing what the network computes"
+    split = tuple(removal.norm for removal in going if removal.rest)
+    left_alone = {name: left_alone[name] for name in norms if name in left_alone}
+    report = LessBNReport(removed, kept, folded, method, reason, affine, split=split, left_alone=left_alone)
     _mark(model, report)
     return report
 
@@ -227,21 +270,22 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
 def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_inputs: Any) -> LessBNReport:
     if rule.scope == "classifier" and not report.removed:
         return report  # the size of the features is as it was, and that nothing was removed is said already
+    compiled = getattr(model, "_orig_mod", None)
+    network = compiled if isinstance(compiled, nn.Module) else model
+    found = _find_graphs(network, {}, example_inputs)
     trained = bool(report.folded or report.affine)
-    heads, reason = normalize_heads_(model, rule, trained=trained, example_inputs=example_inputs)
+    call = None
+    if trained:
+        call = noise_call(network, n_samples=32) if example_inputs is None else caller(example_inputs)
+    heads, reason = normalize_heads_(
+        network, rule, graphs=found.graphs, trained=trained, call=call, invented=example_inputs is None
+    )
+    if reason and not found.graphs:
+        reason = f"{reason}: {found.reason}"
     report = replace(report, heads=heads or report.heads, head_reason=reason)
-    _mark(model, report)
+    _mark(network, report)
+    object.__setattr__(model, REPORT_ATTRIBUTE, report)
     return report
-
-
-def _complaint(report: LessBNReport) -> str:
-    if not report.removed and report.heads:
-        return ""  # it had an effect, and the report says which
-    if not report.removed:
-        return f"less_bn had no effect: {report.reason}"
-    if report.method != "graph":
-        return f"less_bn goes by module order: {report.reason}"
-    return ""
 
 
 def _mark(model: nn.Module, report: LessBNReport) -> None:
@@ -249,59 +293,148 @@ def _mark(model: nn.Module, report: LessBNReport) -> None:
         object.__setattr__(module, REPORT_ATTRIBUTE, report)
 
 
-def _may_go(norm: _BatchNorm) -> bool:
-    if any(is_lazy(tensor) for tensor in (norm.weight, norm.running_mean) if tensor is not None):
-        return False
-    if norm.running_mean is not None or not norm.affine:
-        return True
-    # Without running statistics it normalizes by the batch in evaluation too: learned scales would be lost.
-    return bool((norm.weight == 1).all() and (norm.bias == 0).all())
+def _is_lazy(norm: _BatchNorm) -> bool:
+    return any(is_lazy(tensor) for tensor in (norm.weight, norm.running_mean) if tensor is not None)
 
 
-def _layers_before(steps: Sequence[Step]) -> dict[str, nn.Module]:
-    """For each BatchNorm, the layer whose output it alone reads, where both are called exactly once."""
-    users: dict[int, int] = {}
-    module_calls: dict[int, int] = {}
-    tensors: dict[int, set[int]] = {}
-    for step in steps:
-        for source in step.inputs:
-            users[id(source)] = users.get(id(source), 0) + 1
-        if step.module is not None:
-            module_calls[id(step.module)] = module_calls.get(id(step.module), 0) + 1
-            for parameter in step.module.parameters(recurse=False):
-                tensors.setdefault(id(parameter), set()).add(id(step.module))
-    before: dict[str, nn.Module] = {}
-    for step in steps:
-        if step.kind != "bn" or step.module is None:
+def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
+    """Return why a BatchNorm cannot be replaced by a fixed map; empty when it can."""
+    if _is_lazy(norm):
+        return "it has no parameters before the first batch"
+    if rest is None:
+        return f"a call of this {type(norm).__name__} does something other than normalise and run its children"
+    if norm.running_mean is None and norm.affine and not bool((norm.weight == 1).all() and (norm.bias == 0).all()):
+        return "it keeps no running statistics and normalises by the batch in evaluation, too"
+    return ""
+
+
+def _reader_of(name: str, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
+    """Return who besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nobody does."""
+    norm = model.get_submodule(name)
+    own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = [tensor_name for tensor_name, tensor in named if id(tensor) in own]
+    if not read_elsewhere.isdisjoint(names):
+        return "the model reads its weight or statistics outside of its call"
+    parts = {id(part) for part in norm.modules()}
+    if any(id(model.get_submodule(tensor_name.rpartition(".")[0])) not in parts for tensor_name in names):
+        return "another module shares its parameters"
+    return ""
+
+
+def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str, str]:
+    """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight.
+
+    Args:
+        model: The network.
+        graphs: What it does in evaluation and in training. Without the latter nothing is promised: no layer qualifies.
+    """
+    if len(graphs) < 2:
+        return {}
+    holders: dict[int, set[int]] = {}
+    modules = dict(model.named_modules())
+    for module in modules.values():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), set()).add(id(module))
+    read_elsewhere = frozenset[str]().union(*(graph.read_elsewhere for graph in graphs))
+    read = {id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False) if name in read_elsewhere}
+    before: dict[str, str] = {}
+    found = [_pairs_of(graph.steps) for graph in graphs]
+    for norm, layer in found[0].items():
+        # A layer may be out of use in training (a dropped block), but must not be used otherwise.
+        if any(layer in pairs.values() and pairs.get(norm) != layer for pairs in found[1:]):
             continue
-        source = step.inputs[0]
-        layer = source.module
-        if layer is None or users[id(source)] != 1 or module_calls[id(step.module)] != 1:
+        if any(_n_calls(graph.steps, layer) > (norm in pairs) for graph, pairs in zip(graphs, found, strict=True)):
             continue
-        shared = any(len(tensors[id(parameter)]) > 1 for parameter in layer.parameters(recurse=False))
-        if module_calls[id(layer)] == 1 and not shared:
-            before[step.name] = layer
+        parameters = list(modules[layer].parameters(recurse=False))
+        shared = any(len(holders[id(parameter)]) > 1 or id(parameter) in read for parameter in parameters)
+        target = modules[norm]
+        if not shared and isinstance(target, _BatchNorm) and can_fold_into(modules[layer], target):
+            before[norm] = layer
     return before
+
+
+def _n_calls(steps: Sequence[Step], name: str) -> int:
+    return sum(step.module is not None and step.name == name for step in steps)
+
+
+def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
+    """BatchNorm -> the layer whose output it alone reads, where both are called exactly once."""
+    readers = Counter(id(source) for step in steps for source in step.inputs)
+    calls = Counter(step.name for step in steps if step.module is not None)
+    return {
+        step.name: source.name
+        for step in steps
+        if step.kind == "bn" and step.inputs and calls[step.name] == 1
+        for source in step.inputs[:1]
+        if source.module is not None and readers[id(source)] == 1 and calls[source.name] == 1
+    }
+
+
+# The graph, and calls of the network.
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What could be found out about a network.
+
+    Attributes:
+        graphs: Of evaluation and, if possible, of training.
+        call: How to call it; None when it was traced.
+        twin: The copy that was called.
+        reason: What failed before.
+    """
+
+    graphs: tuple[NetworkGraph, ...] = ()
+    call: Call | None = None
+    twin: nn.Module | None = None
+    reason: str = ""
+
+
+def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
+    """Record the model on its example inputs, else trace it, else record it on noise."""
+    reasons: list[str] = []
+    ways: list[Callable[[], Call | None]] = [lambda: None, lambda: noise_call(model)]
+    if example_inputs is not None:
+        ways.insert(0, lambda: caller(example_inputs))
+    for way in ways:
+        call = way()
+        if call is None and way is ways[-1]:
+            break
+        try:
+            found = _graphs(model, rests, call)
+        except TraceError as error:
+            reasons.append(str(error))
+        else:
+            return replace(found, reason=reasons[0]) if reasons and example_inputs is not None else found
+    reasons.append("registration order is used, example inputs that run would tell more")
+    return _Found(reason="; ".join(reasons))
+
+
+def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> _Found:
+    twin = model if call is None else copy_of(model)
+
+    def graph(*, training: bool) -> NetworkGraph:
+        if call is None:
+            return read_graph(model, training=training, followed_by=rests)
+        return record_graph(twin, call, training=training, followed_by=rests)
+
+    graphs = [graph(training=False)]
+    with contextlib.suppress(TraceError):  # without it nothing is folded
+        graphs.append(graph(training=True))
+    return _Found(tuple(graphs), call, None if call is None else twin)
 
 
 # Module order: what is left when the graph is out of reach.
 
 
-def _by_module_order(model: nn.Module, example_inputs: Any) -> tuple[tuple[str, ...], dict[str, nn.Module], str]:
-    """Return removable names, the layer to fold each into, and a remark on the order used."""
+def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return removable names, and the parameters that traced parts read outside of their module's call."""
     leaves = {
         name: module for name, module in model.named_modules() if isinstance(module, (_BatchNorm, _ConvNd, nn.Linear))
     }
-    note = "; registration order is used"
-    if example_inputs is not None:
-        executed, failure = _execution_order(model, leaves, example_inputs)
-        if executed is None:
-            note = f"; registration order is used, as the example inputs did not run: {failure}"
-        else:
-            leaves = {name: leaves[name] for name in executed}
-            note = "; execution order of the example inputs is used"
     chosen: list[str] = []
-    before: dict[str, nn.Module] = {}
+    read_elsewhere: set[str] = set()
     first_norm = next((name for name, module in leaves.items() if isinstance(module, _BatchNorm)), None)
 
     def visit(prefix: str, part: nn.Module) -> None:
@@ -309,28 +442,25 @@ def _by_module_order(model: nn.Module, example_inputs: Any) -> tuple[tuple[str, 
         if not any(isinstance(leaves[name], _BatchNorm) for name in inside) or prefix in leaves:
             return
         later = first_norm not in inside
-        try:
-            steps = read_graph(part) if prefix else None
-        except TraceError:
-            steps = None
-        if steps is not None:
-            found = [f"{prefix}.{name}" for name in removable_by_structure(steps, input_is_normalized=later)]
-            chosen.extend(name for name in found if name in leaves)
-            before.update({f"{prefix}.{name}": layer for name, layer in _layers_before(steps).items()})
-            return
+        if prefix:
+            with contextlib.suppress(TraceError):
+                graph = read_graph(part)
+                found = [f"{prefix}.{name}" for name in removable_by_structure(graph.steps, input_is_normalized=later)]
+                chosen.extend(name for name in found if name in leaves)
+                read_elsewhere.update(f"{prefix}.{name}" for name in graph.read_elsewhere)
+                return
         children = [(f"{prefix}.{name}" if prefix else name, child) for name, child in part.named_children()]
         if prefix and not isinstance(part, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
             pairs = _pairs(inside, leaves)
             own = [pair for pair in pairs if _owner(part, prefix, pair.norm) in {"", "Sequential"}]
             if len(own) == len(pairs) and len(pairs) >= 2:
-                # No folding here: nothing proves that the BatchNorm is the only reader of the convolution.
                 chosen.extend(pair.norm for pair in _block_norms(pairs, first_norm))
                 return
         for name, child in children:
             visit(name, child)
 
     visit("", model)
-    return tuple(chosen), before, note
+    return tuple(chosen), frozenset(read_elsewhere)
 
 
 @dataclass(frozen=True)
@@ -397,34 +527,3 @@ def _block_norms(pairs: Sequence[_Pair], first_norm: str | None) -> list[_Pair]:
         run += 1
         chosen.insert(0, pair)
     return chosen + (shortcuts if len(shortcuts) == 1 else [])
-
-
-def _execution_order(
-    model: nn.Module, leaves: Mapping[str, nn.Module], example_inputs: Any
-) -> tuple[list[str] | None, str]:
-    """Run the model once in evaluation and note which leaf is called when; every module is left as it was."""
-    names = {id(module): name for name, module in leaves.items()}
-    order: list[str] = []
-
-    def note(module: nn.Module, inputs: Any, output: Any) -> None:
-        order.append(names[id(module)])
-
-    handles = [module.register_forward_hook(note) for module in leaves.values()]
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            if isinstance(example_inputs, Tensor):
-                model(example_inputs)
-            elif isinstance(example_inputs, Mapping):
-                model(**example_inputs)
-            else:
-                model(*example_inputs)
-    except Exception as error:  # the user's model on the user's input: report it, then go on without
-        return None, " ".join(str(error).split())[:200] or type(error).__name__
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes.items():
-            module.training = training
-    return list(dict.fromkeys(order)), ""

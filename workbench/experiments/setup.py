@@ -6,12 +6,16 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from workbench import ranks
+from workbench.batch import move_batch
 from workbench.config import BoostConfig, Plan
 from workbench.optimizers import build_optimizer, change_optimizer_
 from workbench.tasks import Task
@@ -72,7 +76,23 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         optimizer = task.new_optimizer(model)
         if config.optimizer is not None:
             change_optimizer_(optimizer, config.optimizer)
-    boosted = apply(config, model, optimizer, level=level, seed=seed, criterion=task.loss)
+
+    @cache
+    def first_batch() -> Any:
+        return move_batch(next(task.batches(seed)), device)
+
+    def loss_of_first_batch(network: nn.Module) -> None:
+        task.compute_loss(network, first_batch())
+
+    boosted = apply(
+        config,
+        model,
+        optimizer,
+        level=level,
+        seed=seed,
+        criterion=task.loss,
+        example_inputs=loss_of_first_batch,
+    )
     plan = boosted.plan
     if plan is None:
         raise RuntimeError("apply() returned no plan")

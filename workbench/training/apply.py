@@ -34,7 +34,7 @@ def apply(
     world_size: int | None = None,
     seed: int = 0,
     criterion: Any = None,
-    example_inputs: tuple[Any, ...] | None = None,
+    example_inputs: Any = None,
 ) -> Boosted:
     """Process a model and its optimizer by a configuration and return what a training loop calls.
 
@@ -53,8 +53,9 @@ def apply(
         seed: Seed of the freezing schedule.
         criterion: What judges the model's output, for example ``nn.CrossEntropyLoss()``; LessBN normalises the head
             of classifiers only.
-        example_inputs: Inputs for models that torch.fx cannot trace (LessBN); they also tell the size of a trained
-            head's scores.
+        example_inputs: A tensor, a sequence of arguments, a mapping of keyword arguments, or a function that calls the
+            model it is given. LessBN records from it what the model does; needed where torch.fx cannot trace the model
+            and no image of noise fits it, and for the size of a trained head's scores.
 
     Returns:
         The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``; ``notes`` says what became of the

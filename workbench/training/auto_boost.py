@@ -108,12 +108,7 @@ class AutoBoost:
         _note_level_defaults(self.plan)
 
     def network_auto_process_train(
-        self,
-        network: nn.Module,
-        optimizer: Optimizer,
-        *,
-        criterion: Any = None,
-        example_inputs: tuple[Any, ...] | None = None,
+        self, network: nn.Module, optimizer: Optimizer, *, criterion: Any = None, example_inputs: Any = None
     ) -> tuple[nn.Module, Optimizer]:
         """Process a network and its optimizer for training, in the order of ``order.PROCESSING_ORDER``.
 
@@ -124,8 +119,8 @@ class AutoBoost:
                 on the returned optimizer; DimReduce bears none.
             criterion: What judges the network's output; a head is normalised only where this is known to be a
                 classification. A network that ends in torch's criterion says so itself.
-            example_inputs: Inputs for the module-order fallback of LessBN; they also tell the size of a trained head's
-                scores.
+            example_inputs: What LessBN may call the network with, see
+                :func:`workbench.algorithms.less_bn.reduce_batch_norms_`.
 
         Returns:
             The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on
@@ -158,15 +153,22 @@ class AutoBoost:
         setattr(network, _MARK, plan)
         return network, optimizer
 
-    def network_auto_process_eval(self, network: nn.Module) -> nn.Module:
-        """Process a network for evaluation: BatchNorms are reduced as in training, the head stays as it is."""
+    def network_auto_process_eval(self, network: nn.Module, *, example_inputs: Any = None) -> nn.Module:
+        """Process a network for evaluation: BatchNorms are reduced as in training, the head stays as it is.
+
+        Args:
+            network: Changed in place and returned.
+            example_inputs: As for training.
+        """
         if self.plan.less_bn and getattr(network, "less_bn_report", None) is None:  # not processed for training
-            self.less_bn_report = reduce_batch_norms_(network, match=self.config.compatibility.less_bn_match)
+            self.less_bn_report = reduce_batch_norms_(
+                network, match=self.config.compatibility.less_bn_match, example_inputs=example_inputs
+            )
         setattr(network, _MARK, self.plan)
         return network
 
     def _less_bn(
-        self, network: nn.Module, optimizer: Optimizer, criterion: Any, example_inputs: tuple[Any, ...] | None
+        self, network: nn.Module, optimizer: Optimizer, criterion: Any, example_inputs: Any
     ) -> tuple[nn.Module, Optimizer]:
         config, rules = self.config, self.config.compatibility
         before = dict(network.named_parameters())

@@ -32,7 +32,7 @@ from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
 from workbench.records import EventSink
 from workbench.training.adasum_update import AdaSumUpdate
-from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
+from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
 from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
@@ -294,7 +294,7 @@ class Boosted:
             The model to call: ``model``, wrapped when ``ddp`` asks for it.
 
         Raises:
-            RuntimeError: If torch.distributed has not been initialised.
+            RuntimeError: If torch.distributed has not been initialised, or the ranks' models differ.
             ValueError: If ``ddp`` is asked for with AdaSum, which combines updates and not gradients; for gradients
                 there is ``workbench.algorithms.adasum.adasum_hook``.
         """
@@ -303,6 +303,9 @@ class Boosted:
         adasum = self.update if isinstance(self.update, AdaSumUpdate) else None
         if ddp and adasum is not None:
             raise ValueError("`ddp` must be False with AdaSum, which averages gradients inside a server only")
+        if options and not ddp:
+            raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
+        require_same_tensors(self.model)
         self._agree = self.loss_scaling.agree = _largest_over_ranks
         if ddp:
             unfrozen = self._freeze.unfreeze_all() if self._freeze is not None else contextlib.nullcontext()
@@ -310,8 +313,6 @@ class Boosted:
                 defaults = {"find_unused_parameters": True} if self._freeze is not None else {}
                 self.model = DistributedDataParallel(self.model, **{**defaults, **options})
             return self.model
-        if options:
-            raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         broadcast_from_first([*self.model.parameters(), *self.model.buffers()])
         if adasum is None:
             self._reduction = GradientReduction()
@@ -361,7 +362,21 @@ class Boosted:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU."""
+        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
+
+        Args:
+            state: From ``state_dict`` of the same set-up.
+
+        Raises:
+            RuntimeError: When LessBN had folded statistics there that this model did not have, or the other way round:
+                the weights would load, but the optimizer's state belongs to other parameters.
+        """
+        if other := sorted(self.model.state_dict().keys() ^ state["model"].keys()):
+            raise RuntimeError(
+                "exact resumption needs the same weights, but the BatchNorms had learned something else before "
+                f"apply(), or the model differs: {', '.join(other[:3])}{', ...' if len(other) > 3 else ''} "
+                "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
+            )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.loss_scaling.load_state_dict(state["loss_scaling"])

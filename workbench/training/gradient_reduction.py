@@ -7,11 +7,13 @@ accumulation window, and the model stays as it is. In return nothing is hidden b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
-__all__ = ["GradientReduction", "broadcast_from_first"]
+__all__ = ["GradientReduction", "broadcast_from_first", "require_same_tensors"]
 
 _BUCKET_BYTES = 25 * 2**20  # DistributedDataParallel's size: large enough for bandwidth, small enough to overlap copies
 
@@ -28,6 +30,35 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGr
             dense = own.contiguous()
             distributed.broadcast(dense, source, group=group)
             own.copy_(dense)
+
+
+def require_same_tensors(model: nn.Module) -> None:
+    """Refuse a model that is not the same on all ranks, before a tensor of another shape is received.
+
+    Args:
+        model: Its parameters and buffers are compared by name, shape and dtype.
+
+    Raises:
+        RuntimeError: On every rank, when they differ; the message names the first difference.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+    gathered: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(gathered, own)
+    for rank, other in enumerate(gathered):
+        if other == gathered[0]:
+            continue
+        one, two = next((a, b) for a, b in zip_longest(gathered[0], other, fillvalue=None) if a != b)
+        raise RuntimeError(
+            "distribute() needs the same model on every rank, but "
+            f"rank 0 has {len(gathered[0])} parameters and buffers, rank {rank} has {len(other)}, and the first that "
+            f"differ are {_described(one)} and {_described(two)}. Build the model and call apply() in the same way on "
+            "every rank"
+        )
+
+
+def _described(tensor: tuple[str, tuple[int, ...], str] | None) -> str:
+    return "nothing" if tensor is None else f"{tensor[0]} {list(tensor[1])} ({tensor[2]})"
 
 
 class GradientReduction:
