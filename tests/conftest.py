@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 import shutil
-import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,22 +16,6 @@ from tests.golden_files import GOLDEN_DIR
 # Before torch is imported, and inherited by the commands that tests start: on tensors this small a second thread has
 # nothing to do but to wait, and on a busy machine everybody waits for it (a test of 3 s took 87 s).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def _let_torchvision_load() -> None:
-    """Let torchvision be imported beside torch's CPU build; timm, transformers and torchmetrics import it.
-
-    The wheels on PyPI are built for CUDA. Beside torch's CPU build their operators do not load, and the import fails in
-    the module that registers shapes for them ("operator torchvision::nms does not exist"); no test of ours needs it.
-    """
-    found = importlib.util.find_spec("torchvision")
-    if found is None or found.origin is None or "+cpu" not in importlib.metadata.version("torch"):
-        return
-    if "+cu" in Path(found.origin).with_name("version.py").read_text(encoding="utf-8"):
-        sys.modules["torchvision._meta_registrations"] = types.ModuleType("torchvision._meta_registrations")
-
-
-_let_torchvision_load()
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

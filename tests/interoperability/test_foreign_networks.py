@@ -158,7 +158,7 @@ def keep_function_and_train(model: nn.Module, inputs: dict[str, Tensor] | Tensor
 
 @pytest.mark.parametrize("name", TIMM)
 def test_a_network_of_timm_keeps_its_function_and_trains(name: str) -> None:
-    timm = pytest.importorskip("timm", reason="pip install boost-workbench[test] brings timm")
+    timm = pytest.importorskip("timm", reason="pip install boost-workbench[networks] brings timm")
     report = keep_function_and_train(timm.create_model(name, num_classes=10), torch.randn(2, 3, 64, 64))
     assert (len(report.removed + report.kept), len(report.removed), len(report.split)) == TIMM[name]
 

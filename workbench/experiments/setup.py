@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -53,6 +53,25 @@ def kept_generators(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
+def loss_of_first_batch(task: Task, seed: int, device: torch.device) -> Callable[[nn.Module], None]:
+    """Return a call of a network as the task makes it, with its loss: what LessBN may record.
+
+    Args:
+        task: The task; its data are opened at the first call.
+        seed: Seed of the data's order.
+        device: Where the network is.
+    """
+
+    @cache
+    def batch() -> Any:
+        return move_batch(next(task.batches(seed)), device)
+
+    def call(network: nn.Module) -> None:
+        task.compute_loss(network, batch())
+
+    return call
+
+
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
@@ -77,13 +96,6 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         if config.optimizer is not None:
             change_optimizer_(optimizer, config.optimizer)
 
-    @cache
-    def first_batch() -> Any:
-        return move_batch(next(task.batches(seed)), device)
-
-    def loss_of_first_batch(network: nn.Module) -> None:
-        task.compute_loss(network, first_batch())
-
     boosted = apply(
         config,
         model,
@@ -91,7 +103,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         level=level,
         seed=seed,
         criterion=task.loss,
-        example_inputs=loss_of_first_batch,
+        example_inputs=loss_of_first_batch(task, seed, device),
     )
     plan = boosted.plan
     if plan is None:
