@@ -231,6 +231,9 @@ class Confirmation:
             return
         end = last.first + last.n_pairs
         if len(self._pairs(contender)) == last.n_pairs and self._asked >= end + 2:
+            if self._out_of_time():
+                self.cut_short = True
+                return
             self._keep_test(target, contender.key, further_test(end, self._asked - end, self._n_further(target)))
             self._train_test(contender)
 
