@@ -24,7 +24,7 @@ from tests.config.config_strategies import configs, repeatable
 from workbench.algorithms.grad_freeze import freeze_index_sequence
 from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import SWITCHES, BoostConfig, ConfigError, Plan, requested_switches
-from workbench.records import CandidateRecord, Verdict
+from workbench.records import CandidateRecord, Choice, Verdict
 from workbench.tuning.export import ExportContext, export_configs
 from workbench.tuning.plans import StudyPlans
 
@@ -257,13 +257,11 @@ def test_what_a_study_exports_means_the_same_to_mindspore(
 ) -> None:
     source = {"dim_reduce.pca_mat_path": str(components(tmp_path))}
     chosen = {
-        target: None if switches is None else candidate(target, plan_of(switches, **source).config)
+        target: Choice(target, None if switches is None else candidate(target, plan_of(switches, **source).config), "")
         for target, switches in (("o1", o1), ("o2", o2))
     }
     context = ExportContext("study", "digits-lenet", 0, "accuracy", "time", "abc", {"torch": "2", "rho": 0.9}, "chosen")
-    files = export_configs(
-        tmp_path / "out", chosen, BoostConfig(), {"o2": "nothing was faster"}, context, StudyPlans(N_RANKS)
-    )
+    files = export_configs(tmp_path / "out", chosen, BoostConfig(), context, StudyPlans(N_RANKS))
     for target, level, switches in (("o1", "O1", o1), ("o2", "O2", o2)):
         config = BoostConfig.from_json(files[target])
         assert config.provenance

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import BoostConfig
-from workbench.records import CandidateRecord, Verdict
+from workbench.records import CandidateRecord, Choice, Verdict
 from workbench.tuning import StudyError
 from workbench.tuning.export import ExportContext, export_configs
 from workbench.tuning.plans import StudyPlans
@@ -25,7 +25,8 @@ def exported(folder: Path, values: dict[str, Any], ranks: int = 1, snapshots: Pa
         "trial 1", 1, "o2", "", config.with_values(values).to_dict(), 1.2, 1.1, 1.3, 0.0, 0.0, 0.1, 5,
         Verdict.CONFIRMED, "",
     )  # fmt: skip
-    files = export_configs(folder, {"o2": candidate}, O0, {"o1": "none"}, CONTEXT, StudyPlans(ranks), snapshots)
+    choices = {"o1": Choice("o1", None, "none"), "o2": Choice("o2", candidate, "it is")}
+    files = export_configs(folder, choices, O0, CONTEXT, StudyPlans(ranks), snapshots)
     return BoostConfig.from_json(files["o2"])
 
 

@@ -193,7 +193,6 @@ def write_answer(
     """
     trials = trials_of(study)
     choices = _choices(study, file, candidates, trials, require_confirmed=require_confirmed)
-    chosen = {target: choice.candidate for target, choice in choices.items()}
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
     environment = study.user_attrs.get("environment", {})
     context = ExportContext(
@@ -207,10 +206,8 @@ def write_answer(
         loss_scale=policy_told,
     )
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
-    reasons = {target: choice.sentence for target, choice in choices.items() if choice.candidate is None}
-    exported = export_configs(folder, chosen, off, reasons, context, file.plans, _snapshots(file, directory))
-    numbers = {target: None if one is None else one.trial_number for target, one in chosen.items()}
-    write_tables(folder, candidates, numbers, environment)
+    exported = export_configs(folder, choices, off, context, file.plans, _snapshots(file, directory))
+    write_tables(folder, candidates, choices, environment)
     if folder == directory / "result":
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
         study.set_user_attr("require_confirmed", require_confirmed)

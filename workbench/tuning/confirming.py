@@ -290,12 +290,6 @@ class Confirmation:
             self._train_pairs(contender, replace(test, looks=((n_pairs, 0.25),)))
             if self._verdict(contender) is not Verdict.UNDECIDED:
                 return
-        n_trained = len(self._pairs(contender))
-        if 2 <= n_trained < test.n_pairs and self._out_of_time():
-            # The clock ended it, not the data: it is judged where it stands.
-            error = test.looks[-1][1]
-            looks = [look for look in test.looks if look[0] < n_trained]
-            self._keep_test(contender.target, contender.key, replace(test, looks=(*looks, (n_trained, error))))
 
     def _train_pairs(self, contender: Contender, test: PlannedTest) -> None:
         """Train what is missing of a test's pairs: O0 and the contender, seed by seed, as far as the time goes."""

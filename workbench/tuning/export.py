@@ -21,7 +21,7 @@ import pandas as pd
 from workbench.algorithms.pca_files import load_explained_variance, load_pca_matrix, save_pca_matrix
 from workbench.atomic_file import write_text_atomically
 from workbench.config import BoostConfig, Plan
-from workbench.records import CandidateRecord
+from workbench.records import CandidateRecord, Choice
 from workbench.tuning.errors import StudyError
 from workbench.tuning.objective import plain
 from workbench.tuning.plans import StudyPlans, explicit_config, needs_warm_up
@@ -59,9 +59,8 @@ class ExportContext:
 
 def export_configs(
     directory: Path,
-    chosen: Mapping[str, CandidateRecord | None],
+    choices: Mapping[str, Choice],
     baseline: BoostConfig,
-    reasons: Mapping[str, str],
     context: ExportContext,
     plans: StudyPlans,
     snapshots: Path | None = None,
@@ -70,9 +69,8 @@ def export_configs(
 
     Args:
         directory: Folder of the files; it is made when missing.
-        chosen: Export -> candidate, or None when O0 is exported.
+        choices: Export -> what it takes and why.
         baseline: O0's configuration, everything off.
-        reasons: Export -> why O0 is exported, where it is.
         context: Origin.
         plans: How the study resolves configurations.
         snapshots: Folder of the search's own weight snapshots and the subspaces computed from them; None when there is
@@ -89,13 +87,13 @@ def export_configs(
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, Path] = {}
     for target, level in TARGETS.items():
-        candidate = chosen.get(target)
+        candidate = choices[target].candidate
         config = baseline if candidate is None else BoostConfig.from_dict(candidate.config)
         plan = plans.resolve(config, "O0" if candidate is None else level)
         matrix = directory / f"pca_mat.{target}.npy"
         if plan.dim_reduce:  # before the file that names it
             plan = _with_matrix(plan, plans, snapshots, matrix)
-        provenance = _provenance(target, candidate, reasons.get(target, ""), plan, context)
+        provenance = _provenance(choices[target], plan, context)
         path = directory / f"boost_config.{target}.json"
         explicit_config(plan).with_values({"provenance": provenance}).save(path)
         if not plan.dim_reduce:  # what an earlier choice left
@@ -109,8 +107,9 @@ def export_configs(
     return files
 
 
-def candidates_table(candidates: Sequence[CandidateRecord], exported: Mapping[str, int | None]) -> pd.DataFrame:
-    """Return one row per candidate; ``exported`` marks the one each export took."""
+def candidates_table(candidates: Sequence[CandidateRecord], choices: Mapping[str, Choice]) -> pd.DataFrame:
+    """Return one row per candidate; column ``exported`` marks the one each export takes."""
+    taken = {(choice.target, choice.label) for choice in choices.values()}
     rows = [
         {
             "export": one.target,
@@ -125,7 +124,7 @@ def candidates_table(candidates: Sequence[CandidateRecord], exported: Mapping[st
             "allowed_drop": one.allowed_drop,
             "seeds": one.n_seeds,
             "verdict": str(one.verdict),
-            "exported": exported.get(one.target) == one.trial_number,
+            "exported": (one.target, one.label) in taken,
             "sentence": one.sentence,
         }
         for one in candidates
@@ -140,7 +139,7 @@ def candidates_table(candidates: Sequence[CandidateRecord], exported: Mapping[st
 def write_tables(
     directory: Path,
     candidates: Sequence[CandidateRecord],
-    exported: Mapping[str, int | None],
+    choices: Mapping[str, Choice],
     environment: Mapping[str, Any],
 ) -> list[Path]:
     """Write ``candidates.csv`` and ``environment.json``.
@@ -148,7 +147,7 @@ def write_tables(
     Args:
         directory: Folder of the files; it is made when missing.
         candidates: Judged candidates.
-        exported: Export -> number of the trial it took, None for O0.
+        choices: Export -> what it takes.
         environment: Versions and hardware.
 
     Returns:
@@ -156,7 +155,7 @@ def write_tables(
     """
     directory.mkdir(parents=True, exist_ok=True)
     table, hardware = directory / "candidates.csv", directory / "environment.json"
-    write_text_atomically(table, candidates_table(candidates, exported).to_csv(index=False, lineterminator="\n"))
+    write_text_atomically(table, candidates_table(candidates, choices).to_csv(index=False, lineterminator="\n"))
     write_text_atomically(hardware, json.dumps(plain(dict(environment)), indent=2, ensure_ascii=False) + "\n")
     return [table, hardware]
 
@@ -195,9 +194,8 @@ def _subspace(plan: Plan, snapshots: Path | None) -> Path:
     return max(fitting, key=lambda path: path.stat().st_mtime_ns)
 
 
-def _provenance(
-    target: str, candidate: CandidateRecord | None, reason: str, plan: Plan, context: ExportContext
-) -> dict[str, Any]:
+def _provenance(choice: Choice, plan: Plan, context: ExportContext) -> dict[str, Any]:
+    target, candidate = choice.target, choice.candidate
     level = TARGETS[target]
     told: dict[str, Any] = {
         "schema_version": EXPORT_SCHEMA_VERSION,
@@ -210,9 +208,9 @@ def _provenance(
         "data_hash": context.data_hash,
         "ranks": plan.world_size,
         "in_effect": plan.summary(),
-        "candidate": "O0" if candidate is None else candidate.label,
-        "verdict": "O0" if candidate is None else str(candidate.verdict),
-        "sentence": reason if candidate is None else candidate.sentence,
+        "candidate": choice.label,
+        "verdict": choice.verdict,
+        "sentence": choice.sentence,
         "mindspore": (
             f'Pass boost_level="{level}" so that mindspore.train.Model reads this file as boost_config_dict; sections '
             "MindSpore does not know are ignored there."
