@@ -40,8 +40,8 @@ level = ["O0", "O1", "O2"]
 "grad_freeze.freeze_type" = [0, 1]
 
 [confirm]
-seeds_min = 3
-seeds_max = 6
+seeds_min = 6
+seeds_max = 8
 candidates = 2
 """
 

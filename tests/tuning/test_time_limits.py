@@ -32,7 +32,7 @@ from workbench.tuning.objective import Baseline, prospect
 from workbench.tuning.stopping import StoppableExperimenter
 from workbench.tuning.storage import default_storage
 
-SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 6", "seeds_max = 3")
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"
 LIMITS = "\n[freezing_limit]\nrounds = 5\n"
 DIM_REDUCE = """

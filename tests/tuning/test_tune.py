@@ -41,7 +41,7 @@ from workbench.tuning.storage import default_storage, holding_study, open_storag
 from workbench.tuning.stored_records import keep_candidates
 from workbench.tuning.study_file import StudyFile, read_study
 
-SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
+SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -520,7 +520,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     ],
 )
 def test_kill_minus_nine_at_any_moment_loses_nothing_finished(tmp_path: Path, n_kills: int) -> None:
-    directory = write_study(tmp_path / "s", STUDY.replace("seeds_max = 6", "seeds_max = 3"))
+    directory = write_study(tmp_path / "s", STUDY.replace("seeds_max = 8", "seeds_max = 6"))
     moments = random.Random(n_kills)
     finished: dict[int, Any] = {}
     for _ in range(n_kills):

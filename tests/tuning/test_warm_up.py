@@ -21,7 +21,8 @@ from workbench.algorithms.pca_files import load_pca_matrix
 from workbench.config import BoostConfig
 from workbench.records import TrialRecord, Verdict
 from workbench.tuning import StudyError, export_study, tune
-from workbench.tuning.confirming import Confirmation, Contender
+from workbench.tuning.confirming import Confirmation
+from workbench.tuning.contenders import Contender
 from workbench.tuning.experimenter import SpeedMeasured, Trained
 from workbench.tuning.study_file import StudyFile, parse_study
 from workbench.tuning.warm_up import WarmUpError, WarmUps, find_warm_up
@@ -173,7 +174,7 @@ def test_the_warm_up_counts_into_the_time_to_target(finished: Path) -> None:
 def test_a_candidate_tells_its_warm_up(finished: Path) -> None:
     result = tune(finished, make_experimenter=make_fake)
     assert result.chosen["o1"] != "O0"
-    assert all("It begins with a warm-up of 24 micro-batches of O0." in one.sentence for one in result.candidates)
+    assert all("After a warm-up of 24 micro-batches of O0." in one.sentence for one in result.candidates)
 
 
 def test_an_export_carries_the_matrix_of_the_search_s_seed_and_says_how_to_move_it(

@@ -1,21 +1,13 @@
-"""Is a candidate faster than O0, and as good? Paired bounds, verdicts and what it would take to decide.
+"""Is a candidate as good as O0, and is it faster? Paired bounds of both, and what it would take to decide.
 
 A *pair* is one seed: O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how
 far the candidate's metric lies on the wrong side of O0's (positive = worse), so subtracting within the pair removes
-what the seed does to both. The mean drop is bounded by Student's t, as for any paired comparison; so is the mean
-logarithm of the ratio of the two times, which gives the speed-up and its interval (`time_ratio`).
+what the seed does to both. The mean drop is bounded by Student's t, as for any paired comparison (`decide`). The ratio
+of the two times is bounded by order statistics of its logarithm (`time_ratio`): a candidate that never reaches its
+target on a seed has no time there, and a median bears that where a mean does not.
 
-A verdict says both: *confirmed* is faster and as good, each at 95 %.
-
-How many pairs a test takes is fixed before it begins (`planned_pairs`), from the standard deviation of a few pilot
-pairs, so that a candidate as good as O0 is confirmed four times in five. The error of 5 % is spent on planned looks
-only: 0.5 % at half of the pairs, 3.5 % at all of them. The remaining 1 % is kept for what was not planned: every
-further test, of fresh seeds after an open verdict or of the next candidate after a refuted one, takes half of what is
-left of it (`further_test`). Candidates are tested in an order fixed beforehand, each next one at the full level only
-while all before it were confirmed, so the error of the whole family stays below 5 % (a fixed sequence: Maurer, Hothorn
-and Lehmacher 1995; the halves are added by Bonferroni's inequality).
-
-Pure arithmetic on plain numbers: no torch, no storage, no clock.
+When such bounds are looked at, and what errors they share, is the subject of
+:mod:`workbench.experiments.planned_tests`. Pure arithmetic on plain numbers: no torch, no storage, no clock.
 """
 
 from __future__ import annotations
@@ -23,41 +15,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.records import Verdict
 
 __all__ = [
-    "FINAL_ERROR",
     "Decision",
     "DropBounds",
-    "PlannedTest",
     "TimeRatio",
     "decidable_drop",
     "decide",
-    "first_test",
+    "fewest_pairs_for_a_ratio",
     "format_duration",
-    "further_test",
-    "judge_test",
     "paired_drop_bounds",
     "paired_drops",
     "pairs_to_decide",
     "planned_pairs",
     "smallest_gap",
     "time_ratio",
-    "verdict_of",
-    "verdict_sentence",
 ]
-
-FINAL_ERROR = 0.035
-"""Error that the last look of a candidate's first test may spend; together with the look at half and what is kept for
-further tests it makes 0.05."""
-
-_HALFWAY_ERROR = 0.005
-_RESERVED_ERROR = 0.01
 
 _POWER = 0.8
 """Probability with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)."""
@@ -110,10 +88,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """O0's time / the candidate's with its 95 % interval; larger is faster.
+    """O0's time / the candidate's with an interval of 95 % or more; larger is faster.
 
     Args:
-        ratio: Point estimate, the geometric mean over the pairs.
+        ratio: Point estimate, the median over the pairs; 0 when most of them never reach the target.
         low: Lower end of the interval; 0 when nothing bounds it.
         high: Upper end; inf when nothing bounds it.
         more_pairs: Fresh pairs whose interval would probably leave 1 out; 0 when this one does, None when no practical
@@ -125,67 +103,29 @@ class TimeRatio:
     high: float
     more_pairs: int | None = 0
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedTest:
-    """Which pairs a test takes and at what points it is judged; fixed before the first of them is trained.
-
-    Args:
-        first: Number of its first pair, counted from 0 over all pairs of the study.
-        looks: Pairs so far and the error of each bound there, in the order of the looks.
-    """
-
-    first: int
-    looks: tuple[tuple[int, float], ...]
-
     @property
-    def n_pairs(self) -> int:
-        """Pairs at the last look."""
-        return self.looks[-1][0]
+    def is_open(self) -> bool:
+        """Whether the interval holds 1: neither faster nor slower is shown."""
+        return not (self.low > 1.0 or self.high < 1.0)
 
 
-def first_test(n_pairs: int) -> PlannedTest:
-    """Return a candidate's first test: a look at half of the pairs, where that is at least two, and one at all."""
-    _check_pairs(n_pairs)
-    half = n_pairs // 2
-    halfway = ((half, _HALFWAY_ERROR),) if half >= 2 else ()
-    return PlannedTest(0, (*halfway, (n_pairs, FINAL_ERROR)))
-
-
-def further_test(first: int, n_pairs: int, n_before: int) -> PlannedTest:
-    """Return a test that was not planned: one look, at half of the error that is left for such tests.
-
-    Args:
-        first: Number of its first pair. A candidate that was tested before gets pairs it has not been judged by.
-        n_pairs: Pairs.
-        n_before: Such tests before it in the same study, at least 0.
-    """
-    _check_pairs(n_pairs)
-    return PlannedTest(first, ((n_pairs, _RESERVED_ERROR / 2.0 ** (n_before + 1)),))
-
-
-def _check_pairs(n_pairs: int) -> None:
-    if n_pairs < 2:
-        raise ValueError(f"a paired comparison needs at least 2 seeds, got {n_pairs}")
-
-
-def planned_pairs(spread: float, allowed_drop: float, *, at_least: int, at_most: int) -> int:
+def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least: int, at_most: int) -> int:
     """Return how many pairs confirm a candidate without any drop with probability 0.8.
 
     Args:
         spread: Standard deviation of one pair's drop, from pilot pairs, in the metric's unit.
         allowed_drop: Drop that is allowed, in the metric's unit.
+        error: Error of the last look, in (0, 0.5).
         at_least: Smallest number, at least 2.
         at_most: Largest number; also what an allowed drop of 0 takes, which no number decides.
     """
-    _check_pairs(at_least)
     for n_pairs in range(at_least, at_most):
-        if decidable_drop(spread, n_pairs) <= allowed_drop:
+        if decidable_drop(spread, n_pairs, error=error) <= allowed_drop:
             return n_pairs
     return max(at_least, at_most)
 
 
-def decidable_drop(spread: float, n_pairs: int, *, error: float = FINAL_ERROR) -> float:
+def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
     """Return the smallest allowed drop that a test of so many pairs can decide.
 
     Decide means: confirm a candidate whose true drop is 0 with probability 0.8, ``(t(1 - error) + t(0.8)) s / sqrt(n)``
@@ -199,46 +139,69 @@ def decidable_drop(spread: float, n_pairs: int, *, error: float = FINAL_ERROR) -
     return _margin(spread, n_pairs, error) + _margin(spread, n_pairs, 1.0 - _POWER)
 
 
+def fewest_pairs_for_a_ratio(error: float) -> int:
+    """Return how many pairs `time_ratio` needs at least for an interval whose ends miss with this probability."""
+    return math.ceil(-math.log2(error))
+
+
 def time_ratio(
-    times: Sequence[tuple[float, float]], step_time: tuple[float, float, float], *, warm_up: float = 0.0
+    times: Sequence[tuple[float, float]],
+    step_time: tuple[float, float, float],
+    *,
+    warm_up: float = 0.0,
+    error: float = 0.025,
 ) -> TimeRatio:
-    """Return how much sooner the candidate gets where O0 gets, with the 95 % interval.
+    """Return how much sooner the candidate gets where O0 gets, with its interval.
 
     Each pair gives ``log(a / (w + r b))``, with a and b the steps that O0 and the candidate take, r the time of the
-    candidate's step relative to O0's and w the warm-up. The interval of their mean (Student's t, two-sided) and what
-    the interval of r does to it are independent, so their half-widths are added in quadrature. Without pairs the ratio
-    is that of the steps' times.
+    candidate's step relative to O0's and w the warm-up. The interval of their median is bounded by the k-th smallest
+    and the k-th largest, k the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and
+    Meeker, "Statistical Intervals", 1991, section 5.2). What the interval of r does to it is independent, so the
+    half-widths are added in quadrature. Without pairs the ratio is that of the steps' times.
 
     Args:
-        times: Per pair the steps of O0 and of the candidate, in steps of their own, each greater than 0.
+        times: Per pair the steps of O0 and of the candidate, in steps of their own, greater than 0; inf for a
+            candidate that does not arrive.
         step_time: r with the ends of its 95 % interval.
         warm_up: Steps of O0 before the candidate's first one.
+        error: Probability that one end misses, in (0, 0.5).
     """
     ratio, low, high = step_time
     if not times:
-        return _with_outlook(-math.log(ratio), 0.0, math.log(ratio / low), math.log(high / ratio), 0)
+        return _around(-math.log(ratio), 0.0, 0.0, math.log(ratio / low), math.log(high / ratio))
 
-    def mean_logarithm(r: float) -> float:
-        return math.fsum(math.log(a / (warm_up + r * b)) for a, b in times) / len(times)
+    def logarithms(r: float) -> list[float]:
+        values = (a / (warm_up + r * b) for a, b in times)
+        return sorted(math.log(value) if value > 0.0 else -math.inf for value in values)
 
-    mean = mean_logarithm(ratio)
-    spread = math.inf
-    if len(times) > 1:
-        spread = float(np.std([math.log(a / (warm_up + ratio * b)) for a, b in times], ddof=1))
-    return _with_outlook(mean, spread, mean_logarithm(low) - mean, mean - mean_logarithm(high), len(times))
+    def median(r: float) -> float:
+        values = logarithms(r)
+        n = len(values)
+        return (values[(n - 1) // 2] + values[n // 2]) / 2.0
+
+    values, middle = logarithms(ratio), median(ratio)
+    k, tail = 0, 0.0
+    while k < len(values) and (tail := tail + math.comb(len(values), k) / 2.0 ** len(values)) <= error:
+        k += 1
+    if middle == -math.inf:
+        return TimeRatio(0.0, 0.0, math.exp(values[-k]) if k else math.inf, None)
+    below, above = (middle - values[k - 1], values[-k] - middle) if k else (math.inf, math.inf)
+    finite = [value for value in values if value > -math.inf]
+    spread = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.inf
+    return _around(middle, below, above, median(low) - middle, middle - median(high), spread)
 
 
-def _with_outlook(mean: float, spread: float, up: float, down: float, n_pairs: int) -> TimeRatio:
-    """Build the interval around a mean logarithm, and say how many more pairs would take 1 out of it."""
-    by_pairs = _margin(spread, n_pairs, 0.025) if n_pairs > 1 else (0.0 if n_pairs == 0 else math.inf)
-    low, high = mean - math.hypot(by_pairs, down), mean + math.hypot(by_pairs, up)
+def _around(middle: float, below: float, above: float, up: float, down: float, spread: float = math.nan) -> TimeRatio:
+    """Build the interval around a logarithm, and say how many fresh pairs would take 1 out of it."""
+    low, high = middle - math.hypot(below, down), middle + math.hypot(above, up)
     more: int | None = 0
     if low <= 0.0 <= high:
-        of_steps = down if mean > 0.0 else up
-        room = mean * mean - of_steps * of_steps
-        needed = math.inf if room <= 0.0 or n_pairs < 2 else (2.0 * spread) ** 2 / room
-        more = None if needed > _FAR else max(math.ceil(needed), 2)
-    return TimeRatio(math.exp(mean), math.exp(low), math.exp(high) if high < 700.0 else math.inf, more)
+        of_steps = down if middle > 0.0 else up
+        room = middle * middle - of_steps * of_steps
+        # A median's standard error is 1.25 of a mean's; below six pairs it has no 95 % interval at all.
+        needed = (1.25 * 2.0 * spread) ** 2 / room if room > 0.0 else math.inf
+        more = max(math.ceil(needed), 6) if needed <= _FAR else None
+    return TimeRatio(math.exp(middle), math.exp(low), math.exp(high) if high < 700.0 else math.inf, more)
 
 
 def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[float]:
@@ -375,137 +338,6 @@ def decide(
     total = pairs_to_decide(bounds, allowed_drop)
     more = None if total is None else max(total - bounds.n_pairs, 1)
     return Decision(Verdict.UNDECIDED, bounds, allowed_drop, more, leaning)
-
-
-def judge_test(
-    test: PlannedTest,
-    pairs: Sequence[tuple[float, float]],
-    allowed_drop: float,
-    *,
-    higher_is_better: bool,
-    resolution: float | None = None,
-) -> Decision:
-    """Judge a test by the pairs it has so far, at its planned looks only.
-
-    Args:
-        test: The test.
-        pairs: Its (O0 metric, candidate metric), in the order of its seeds.
-        allowed_drop: See `decide`.
-        higher_is_better: See `decide`.
-        resolution: See `decide`.
-
-    Returns:
-        The verdict of the first look that is not open; before the last look an open one that says what is missing. A
-        diverged run refutes at once.
-    """
-    options: dict[str, Any] = {"higher_is_better": higher_is_better, "resolution": resolution}
-    pairs = pairs[: test.n_pairs]
-    for n_pairs, error in test.looks:
-        if len(pairs) >= n_pairs:
-            decision = decide(pairs[:n_pairs], allowed_drop, error=error, **options)
-            if decision.verdict is not Verdict.UNDECIDED:
-                return decision
-    decision = decide(pairs, allowed_drop, error=test.looks[-1][1], **options)
-    missing = test.n_pairs - len(pairs)
-    if missing == 0:
-        # More would be a further test, of fresh pairs alone.
-        alone = pairs_to_decide(replace(decision.bounds, error=_RESERVED_ERROR / 2.0), allowed_drop)
-        is_open = decision.verdict is Verdict.UNDECIDED
-        return replace(decision, more_pairs=alone) if is_open and not decision.reason else decision
-    if decision.reason and decision.verdict is Verdict.REFUTED:
-        return decision
-    reason = f"{len(pairs)} of {test.n_pairs} planned seeds are trained"
-    return replace(decision, verdict=Verdict.UNDECIDED, more_pairs=missing, reason=reason)
-
-
-def verdict_of(quality: Decision, time: TimeRatio) -> Verdict:
-    """Return the verdict on a candidate: confirmed is faster and as good, refuted is slower or worse."""
-    if quality.verdict is Verdict.REFUTED or time.high < 1.0:
-        return Verdict.REFUTED
-    is_confirmed = quality.verdict is Verdict.CONFIRMED and time.low > 1.0
-    return Verdict.CONFIRMED if is_confirmed else Verdict.UNDECIDED
-
-
-def verdict_sentence(
-    quality: Decision,
-    time: TimeRatio,
-    metric: str,
-    *,
-    per: str = "per step",
-    seconds_per_pair: float = math.nan,
-    command: str = "",
-) -> str:
-    """Say a verdict in words a person can act on.
-
-    Args:
-        quality: Whether the candidate keeps the metric.
-        time: How much faster it is.
-        metric: Name of the metric.
-        per: What the time is of: ``"per step"`` or ``"to the target"``.
-        seconds_per_pair: What one more pair takes; NaN leaves the time out.
-        command: Command that adds pairs, with ``{seeds}`` where their total number goes; empty leaves it out.
-
-    Returns:
-        Sentences, the first of which begins with the verdict.
-    """
-    verdict = verdict_of(quality, time)
-    bounds = quality.bounds
-    seeds = f"{bounds.n_pairs} paired seed{'s' if bounds.n_pairs != 1 else ''}"
-    interval = f"{time.ratio:.2f} x, 95 % interval {time.low:.2f} to {_number(time.high)}"
-    if time.low > 1.0:
-        speed = f"faster {per} ({interval})"
-    elif time.high < 1.0:
-        speed = f"slower {per} ({interval})"
-    else:
-        speed = f"not clearly faster or slower {per} ({interval})"
-    allowed = f"the allowed {quality.allowed_drop:g}"
-    if quality.verdict is Verdict.CONFIRMED:
-        kept = f"the {metric} drop is at most {bounds.upper:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds}), "
-        kept += f"within {allowed}"
-    elif quality.verdict is Verdict.REFUTED and quality.reason:
-        kept = quality.reason
-    elif quality.verdict is Verdict.REFUTED:
-        kept = f"the {metric} drop is at least {bounds.lower:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds}), "
-        kept += f"more than {allowed}"
-    elif quality.reason:
-        kept = f"{quality.reason}, so nothing is known of its {metric} yet" if bounds.n_pairs < 2 else quality.reason
-    else:
-        kept = f"the mean {metric} drop is {bounds.mean:.4g}, but its 95 % bounds {bounds.lower:.4g} to "
-        kept += f"{bounds.upper:.4g} ({seeds}) leave open whether it is within {allowed}"
-    if verdict is Verdict.CONFIRMED:
-        return f"Confirmed: {speed}, and as good: {kept}."
-    if verdict is Verdict.REFUTED:
-        return f"Refuted: {kept if quality.verdict is Verdict.REFUTED else f'{speed}; {kept}'}."
-    open_questions = [
-        question
-        for question, is_open in (
-            ("whether it is faster", time.low <= 1.0),
-            (f"whether it keeps the {metric}", quality.verdict is Verdict.UNDECIDED),
-        )
-        if is_open
-    ]
-    told = f"Undecided {' and '.join(open_questions)}: {speed}; {kept}"
-    return f"{told}. {_outlook(quality, time, bounds.n_pairs, seconds_per_pair, command)}"
-
-
-def _outlook(quality: Decision, time: TimeRatio, n_pairs: int, seconds_per_pair: float, command: str) -> str:
-    """Say what it would take to decide."""
-    asked = [quality.more_pairs] if quality.verdict is Verdict.UNDECIDED else []
-    asked += [time.more_pairs] if time.low <= 1.0 else []
-    numbers = [one for one in asked if one is not None]
-    if len(numbers) < len(asked):
-        return "No practical number of seeds would decide: what is measured lies too close to the limit."
-    more = max(numbers)
-    ask = f"About {more} more seed{'s' if more != 1 else ''} would decide"
-    if math.isfinite(seconds_per_pair):
-        ask += f" ({format_duration(more * seconds_per_pair)})"
-    if command:
-        ask += f": {command.format(seeds=n_pairs + more)}"
-    return f"{ask}."
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "unknown"
 
 
 def format_duration(seconds: float) -> str:

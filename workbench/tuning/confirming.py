@@ -2,9 +2,8 @@
 
 Candidates are tested in the search's order, the next one only while the last was not left open. Each test is planned
 and stored before it goes on: its number of seeds from the standard deviation of its first few pairs, and its looks (the
-statistics and their source are in :mod:`workbench.experiments.confirmation`). Every run is stored as soon as it ends,
-so nothing finished is lost when the process ends, and a plan that competes for both exports is trained once. Seeds
-differ from the search's: a candidate was picked for doing well there, so that seed would flatter it.
+statistics and their source are in :mod:`workbench.experiments.planned_tests`). Every run is stored as soon as it ends,
+so nothing finished is lost when the process ends (`confirmation_runs`).
 """
 
 from __future__ import annotations
@@ -12,121 +11,53 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import optuna
 from optuna.trial import TrialState
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import Plan
 from workbench.experiments.confirmation import (
-    FINAL_ERROR,
-    Decision,
-    PlannedTest,
     TimeRatio,
     decidable_drop,
     decide,
-    first_test,
+    fewest_pairs_for_a_ratio,
     format_duration,
-    further_test,
-    judge_test,
     planned_pairs,
     smallest_gap,
     time_ratio,
-    verdict_of,
-    verdict_sentence,
 )
-from workbench.records import CandidateRecord, TrialRecord, Verdict
+from workbench.experiments.planned_tests import (
+    FIRST_ERROR,
+    LARGEST_TIME_ERROR,
+    Judgement,
+    PlannedTest,
+    first_test,
+    further_error,
+    further_test,
+    judge,
+    sentence,
+)
+from workbench.records import CandidateRecord, Verdict
+from workbench.tuning.confirmation_runs import ConfirmationRuns, metric_of
+from workbench.tuning.contenders import Contender
 from workbench.tuning.errors import OutOfTimeError
 from workbench.tuning.experimenter import Experimenter, RunStep, SpeedMeasured, Trained
-from workbench.tuning.objective import plain, read_speed, read_trained, steps_to_target
+from workbench.tuning.objective import read_trained, steps_to_target
 from workbench.tuning.plans import explicit_config, needs_warm_up
 from workbench.tuning.search_space import all_off
-from workbench.tuning.selection import TARGETS, aimed_at, competing_trials, with_policy
 from workbench.tuning.stopping import end_if_over
-from workbench.tuning.stored_records import baseline_record, trials_of
+from workbench.tuning.stored_records import trials_of
 from workbench.tuning.study_file import StudyFile
 from workbench.tuning.warm_up import WarmUpError, WarmUps
 
-__all__ = ["Confirmation", "Contender", "confirmation_seeds", "contenders"]
-
-_FIRST_SEED = 1000
-"""Distance between the search's seed and the first seed of the confirmation."""
+__all__ = ["Confirmation"]
 
 _N_PILOTS = 5
 """Pairs of a test whose standard deviation says how many it takes in all."""
 
 _SHARE_OF_TIME = 0.9
 """Part of the time left that a test is planned for; the rest is for what takes longer than before."""
-
-
-def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
-    """Return the seeds of the paired runs."""
-    return range(search_seed + _FIRST_SEED, search_seed + _FIRST_SEED + n_seeds)
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A trial that competes for an export.
-
-    Args:
-        trial: The trial.
-        target: ``"o1"`` or ``"o2"``.
-        config: Its configuration with the chosen loss-scale policy.
-        plan: What that means at its boost level.
-        allowed_drop: Drop the export allows.
-        baseline_steps: Steps in which O0 reached this export's target in the search; NaN when unknown.
-    """
-
-    trial: TrialRecord
-    target: str
-    config: BoostConfig
-    plan: Plan
-    allowed_drop: float
-    baseline_steps: float = math.nan
-
-    @property
-    def key(self) -> str:
-        """Key of its plan."""
-        return self.plan.key()
-
-
-def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
-    """Return who competes for each export.
-
-    Args:
-        study: The study, searched.
-        file: The study's file.
-        policy: The loss-scale policy that every contender gets; None, or one whose choice failed, changes nothing.
-
-    Returns:
-        Export -> contenders, best first.
-    """
-    trials = trials_of(study)
-    baseline = baseline_record(study, trials)
-    higher = bool(study.user_attrs["higher_is_better"])
-    searched = [dimension.path for dimension in file.dimensions]
-    pools: dict[str, list[Contender]] = {}
-    for target in TARGETS:
-        allowed_drop = float(study.user_attrs["allowed_drops"][target])
-        ranked = competing_trials(
-            trials,
-            baseline,
-            target,
-            allowed_drop,
-            objective=file.study.objective,
-            higher_is_better=higher,
-            plans=file.plans,
-        )
-        baseline_steps = aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher).steps_to_target
-        pools[target] = []
-        for trial in ranked:
-            config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
-            plan = file.plans.resolve(config, trial.level)
-            if file.plans.resolve(config, TARGETS[target]).key() != plan.key():
-                config = plan.explicit_config()  # means this plan at any level
-            pools[target].append(Contender(trial, target, config, plan, allowed_drop, baseline_steps))
-    return pools
 
 
 class Confirmation:
@@ -163,7 +94,6 @@ class Confirmation:
         on_step: Callable[[RunStep], None] | None = None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
-        self._study = study
         self._file = file
         self._experimenter = experimenter
         self._warm_ups = warm_ups
@@ -180,6 +110,7 @@ class Confirmation:
         self._evaluate_every = min(file.evaluate_every, self._steps) if self._counts_steps else self._steps
         self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
         self._baseline_key = self._baseline.key()
+        self._runs = ConfirmationRuns(study, self._baseline_key, file.study.seed, self._steps, self._evaluate_every)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
         self._resolution = smallest_gap(seen) or None
@@ -190,10 +121,9 @@ class Confirmation:
             for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
             if {"plan_key", "trained"} <= trial.user_attrs.keys()
         }
-        self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
 
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
-        """Test the best contenders of each export in turn, as many as the file says beside those that are refuted.
+        """Test the best contenders of each export in turn, until as many as the file says are not refuted.
 
         Args:
             pools: Export -> its contenders, best first.
@@ -203,103 +133,141 @@ class Confirmation:
             open, or for which there was no time, are not tested and stay undecided.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
-        return [self._record(one) for one in tested]  # after all runs, so that a second call says the same
+        # After all runs, so that a second call says the same.
+        return [self._record(contender, why_untested) for contender, why_untested in tested]
 
-    def _tested(self, target: str, pool: Sequence[Contender]) -> list[Contender]:
-        begun: list[Contender] = []
-        wanted, is_open = self._file.confirm.candidates, not self._file.confirm.enabled
+    def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
+        """Return who was looked at, and why those were not tested that were not."""
+        begun: list[tuple[Contender, str]] = []
+        why = "" if self._file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
+        wanted = self._file.confirm.candidates
         for contender in pool:
             if wanted == 0:
                 break
-            begun.append(contender)
-            if not is_open:
-                self._speed(contender)
+            why_this = why
+            if not why:
+                self._time(contender)
                 if self._may_be_faster(contender):
-                    self._run_tests(target, contender)
-                    is_open = self._verdict(contender) is Verdict.UNDECIDED
-            wanted -= self._verdict(contender) is not Verdict.REFUTED
+                    why_this = self._run_tests(target, contender)
+                    if self._judged(contender).verdict is Verdict.UNDECIDED:
+                        why = f"it was not tested over seeds, since trial {contender.trial.number} before it is open"
+                else:
+                    why_this = "it was not tested over seeds, since its steps are not clearly faster"
+            begun.append((contender, why_this))
+            wanted -= self._judged(contender).verdict is not Verdict.REFUTED
         return begun
 
-    def _run_tests(self, target: str, contender: Contender) -> None:
-        """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked."""
-        tests = self._tests(target)
-        if contender.key not in [key for key, _ in tests]:
-            self._plan_first(target, contender)
-        self._train_test(contender)
-        last = self._last_test(contender)
-        if last is None or self._asked is None or self._verdict(contender) is not Verdict.UNDECIDED:
-            return
-        end = last.first + last.n_pairs
-        if len(self._pairs(contender)) == last.n_pairs and self._asked >= end + 2:
-            if self._out_of_time():
-                self.cut_short = True
-                return
-            self._keep_test(target, contender.key, further_test(end, self._asked - end, self._n_further(target)))
-            self._train_test(contender)
+    def _run_tests(self, target: str, contender: Contender) -> str:
+        """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.
 
-    def _plan_first(self, target: str, contender: Contender) -> None:
-        """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on."""
-        section = self._file.confirm
-        n_pairs = section.seeds_min if self._asked is None else self._asked
-        if self._asked is None and section.seeds_max > section.seeds_min:
-            pilots = PlannedTest(0, ((min(_N_PILOTS, section.seeds_min), 0.25),))
-            self._train_pairs(contender, pilots)
-            pairs = self._stored_pairs(contender.key, pilots)
-            higher = self._experimenter.higher_is_better
-            bounds = decide(pairs, 0.0, higher_is_better=higher, resolution=self._resolution).bounds
-            n_pairs = section.seeds_max
-            if bounds.n_pairs >= 2:
-                n_pairs = planned_pairs(
-                    bounds.spread, contender.allowed_drop, at_least=section.seeds_min, at_most=section.seeds_max
-                )
-            seconds = self._seconds_per_pair(contender.key)
-            if len(pairs) < pilots.n_pairs and not self._diverged(contender.key, self._seeds(pilots)):
-                return  # out of time: the next command goes on here, and nothing has been spent on a test too short
+        Returns:
+            Why it was not tested; empty when it was.
+        """
+        if not self._tests(contender):
+            why_untested = self._plan_first(target, contender)
+            if why_untested:
+                return why_untested
+        self._train_test(contender)
+        judged = self._judged(contender)
+        is_asked = self._asked is not None and self._asked >= judged.end + 2
+        if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and is_asked and self._asked is not None:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self.cut_short = True
+                return ""
+            test = further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
+            self._runs.keep_test(target, contender.key, test, contender.allowed_drop)
+            self._train_test(contender)
+        return ""
+
+    def _plan_first(self, target: str, contender: Contender) -> str:
+        """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on.
+
+        Returns:
+            Why no test was planned; empty when one was.
+        """
+        section, drop = self._file.confirm, contender.allowed_drop
+        is_at_full_level = self._all_confirmed_at_once(target, drop)
+        n_further = self._runs.n_further(target)
+        error = FIRST_ERROR if is_at_full_level else further_error(n_further)
+        n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
+        self._train_pairs(contender, 0, n_pilots)
+        pairs = self._metrics(contender, 0, n_pilots)
+        has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
+        if len(pairs) < n_pilots and not has_diverged:
+            return "it was not tested over seeds, since the time was over"  # nothing is spent on a test too short
+        bounds = decide(
+            pairs, 0.0, higher_is_better=self._experimenter.higher_is_better, resolution=self._resolution
+        ).bounds
+        n_pairs = self._asked or section.seeds_max
+        if self._asked is None and bounds.n_pairs >= 2 and not has_diverged:
+            n_pairs = planned_pairs(
+                bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
+            )
+            seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
             if self._deadline is not None and seconds > 0.0:
                 left = _SHARE_OF_TIME * (self._deadline - time.monotonic()) / seconds
-                n_pairs = min(n_pairs, max(len(pairs) + int(left), pilots.n_pairs))
-            self._tell_plan(target, contender, n_pairs, len(pairs), bounds.spread)
-        tests = self._tests(target)
-        is_first_choice = all(self._is_confirmed_at_once(target, key, contender.allowed_drop) for key, _ in tests)
-        test = first_test(n_pairs) if is_first_choice else further_test(0, n_pairs, self._n_further(target))
-        self._keep_test(target, contender.key, test)
+                n_pairs = min(n_pairs, max(n_pilots + int(left), n_pilots))
+            elif self._counts_steps:
+                n_pairs = max(n_pairs, fewest_pairs_for_a_ratio(min(error, LARGEST_TIME_ERROR)))
+        if bounds.n_pairs >= 2 and not has_diverged:
+            smallest = decidable_drop(bounds.spread, n_pairs, error=error)
+            if not is_at_full_level and smallest > 2.0 * drop:
+                return "it was not tested over seeds: after the candidates refuted before it, too few seeds would fit"
+            self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
+        test = first_test(n_pairs) if is_at_full_level else further_test(0, n_pairs, n_further)
+        self._runs.keep_test(target, contender.key, test, drop)
+        return ""
 
-    def _is_confirmed_at_once(self, target: str, key: str, allowed_drop: float) -> bool:
-        """Return whether the first and only test of a plan confirmed it: then the next is tested at the full level."""
-        tests = [test for one, test in self._tests(target) if one == key]
-        pairs = self._stored_pairs(key, tests[0])
-        return len(tests) == 1 and self._judged(tests[0], pairs, allowed_drop).verdict is Verdict.CONFIRMED
+    def _all_confirmed_at_once(self, target: str, allowed_drop: float) -> bool:
+        """Return whether each plan tested before was confirmed by its first test: the next has the full level then."""
+        tests = self._runs.tests(target)
+        question = self._runs.question(allowed_drop)
+        if any(one.question != question or one.test.first > 0 for one in tests):
+            return False
+        for one in tests:
+            pairs = [
+                (metric_of(a), metric_of(b)) for a, b in self._runs.pairs(one.key, one.test.first, one.test.n_pairs)
+            ]
+            nothing = TimeRatio(1.0, 0.0, math.inf)
+            judged = judge(
+                [(one.test, pairs)],
+                allowed_drop,
+                lambda *_: nothing,  # noqa: B023  # called at once
+                nothing,
+                higher_is_better=self._experimenter.higher_is_better,
+                resolution=self._resolution,
+            )
+            if judged.quality.verdict is not Verdict.CONFIRMED:
+                return False
+        return True
 
-    def _tell_plan(self, target: str, contender: Contender, n_pairs: int, done: int, spread: float) -> None:
+    def _tell_plan(self, target: str, contender: Contender, n_pairs: int, n_done: int, smallest: float) -> None:
         if self._on_note is None:
             return
-        seconds = max(n_pairs - done, 0) * self._seconds_per_pair(contender.key)
-        takes = f", about {format_duration(seconds)}" if math.isfinite(seconds) else ""
-        smallest = decidable_drop(spread, n_pairs) if math.isfinite(spread) else math.inf
+        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        takes = f", about {format_duration(max(n_pairs - n_done, 0) * seconds)}" if math.isfinite(seconds) else ""
         self._on_note(
-            f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that can decide "
-            f"allowed drops from {smallest:.2g} ({contender.allowed_drop:g} is asked)"
+            f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that is enough for "
+            f"an allowed drop of {smallest:.2g} or more, and the study allows {contender.allowed_drop:g}"
         )
 
     def _train_test(self, contender: Contender) -> None:
         """Train the pairs of a contender's last test up to each look, and stop at the first that decides."""
-        test = self._last_test(contender)
-        if test is None:
-            return
+        test = self._tests(contender)[-1]
         for n_pairs, _ in test.looks:
-            self._train_pairs(contender, replace(test, looks=((n_pairs, 0.25),)))
-            if self._verdict(contender) is not Verdict.UNDECIDED:
+            self._train_pairs(contender, test.first, n_pairs)
+            if self._judged(contender).verdict is not Verdict.UNDECIDED:
                 return
 
-    def _train_pairs(self, contender: Contender, test: PlannedTest) -> None:
-        """Train what is missing of a test's pairs: O0 and the contender, seed by seed, as far as the time goes."""
+    def _train_pairs(self, contender: Contender, first: int, n_pairs: int) -> None:
+        """Train what is missing of some pairs: O0 and the contender, seed by seed, as far as the time goes."""
         plans = {self._baseline_key: self._baseline, contender.key: contender.plan}
-        seeds = self._seeds(test)
-        missing = [(seed, key) for seed in seeds for key in plans if self._stored(key, seed) is None]
+        seeds = self._runs.seeds(first, n_pairs)
+        missing = [(seed, key) for seed in seeds for key in plans if self._runs.run(key, seed) is None]
         planned = self._runs_ended + len(missing)
         try:
             for seed, key in missing:
-                if self._diverged(contender.key, seeds):
+                if self._runs.diverged(contender.key, first, n_pairs):
                     return
                 self._tell(planned)
                 self._end_before(key)
@@ -311,22 +279,23 @@ class Confirmation:
 
     def _may_be_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
-        return self._counts_steps or self._time_ratio(contender).low > 1.0
+        return self._counts_steps or self._untested_ratio(contender).low > 1.0
 
-    def _verdict(self, contender: Contender) -> Verdict:
-        return verdict_of(self._decision(contender), self._time_ratio(contender))
-
-    def _record(self, contender: Contender) -> CandidateRecord:
-        quality, ratio = self._decision(contender), self._time_ratio(contender)
-        trial = contender.trial
-        sentence = verdict_sentence(
-            quality,
-            ratio,
+    def _record(self, contender: Contender, why_untested: str) -> CandidateRecord:
+        judged = self._judged(contender)
+        if judged.quality.reason == "not tested":
+            judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
+        trial, ratio = contender.trial, judged.time
+        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        told = sentence(
+            judged,
             self._experimenter.metric_name,
             per="to the target" if self._counts_steps else "per step",
-            seconds_per_pair=self._seconds_per_pair(contender.key),
+            next_error=further_error(self._runs.n_further(contender.target)),
+            seconds_per_pair=seconds,
             command=self._command,
         )
+        pairs = [pair for test in self._tests(contender) for pair in self._metrics(contender, test.first, test.n_pairs)]
         return CandidateRecord(
             label=f"trial {trial.number}",
             trial_number=trial.number,
@@ -336,80 +305,79 @@ class Confirmation:
             speedup=ratio.ratio,
             speedup_low=ratio.low,
             speedup_high=ratio.high,
-            drop=quality.bounds.mean,
-            drop_bound=quality.bounds.upper,
+            drop=judged.quality.bounds.mean,
+            drop_bound=judged.quality.bounds.upper,
             allowed_drop=contender.allowed_drop,
-            n_seeds=quality.bounds.n_pairs,
-            verdict=verdict_of(quality, ratio),
-            sentence=f"{sentence}{self._before(contender)}",
-            metrics=tuple(self._pairs(contender)),
+            n_seeds=judged.n_pairs,
+            verdict=judged.verdict,
+            sentence=f"{self._before(contender)}{told}",
+            metrics=tuple(pairs),
         )
 
     def _before(self, contender: Contender) -> str:
         """Say what a run of this contender begins with, where that is more than initial weights."""
         if not needs_warm_up(contender.plan):
             return ""
-        return f" It begins with a warm-up of {self._file.warm_up_steps} micro-batches of O0."
+        return f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. "
 
-    def _decision(self, contender: Contender) -> Decision:
-        return self._judged(self._test(contender), self._pairs(contender), contender.allowed_drop)
+    def _tests(self, contender: Contender) -> list[PlannedTest]:
+        return self._runs.tests_of(contender.target, contender.key, contender.allowed_drop)
 
-    def _judged(self, test: PlannedTest, pairs: Sequence[tuple[float, float]], allowed_drop: float) -> Decision:
-        higher = self._experimenter.higher_is_better
-        return judge_test(test, pairs, allowed_drop, higher_is_better=higher, resolution=self._resolution)
+    def _judged(self, contender: Contender) -> Judgement:
+        tests = [(test, self._metrics(contender, test.first, test.n_pairs)) for test in self._tests(contender)]
+        return judge(
+            tests,
+            contender.allowed_drop,
+            lambda test, n_pairs, error: self._time_ratio(contender, test, n_pairs, error),
+            self._untested_ratio(contender),
+            higher_is_better=self._experimenter.higher_is_better,
+            resolution=self._resolution,
+        )
 
-    def _time_ratio(self, contender: Contender) -> TimeRatio:
-        """Return how much faster the contender is, of the study's objective."""
-        speed = self._stored_speed(contender.key)
+    def _metrics(self, contender: Contender, first: int, n_pairs: int) -> list[tuple[float, float]]:
+        return [(metric_of(a), metric_of(b)) for a, b in self._runs.pairs(contender.key, first, n_pairs)]
+
+    def _step_time(self, contender: Contender) -> tuple[float, float, float] | None:
+        """Return the relative time of a step with its interval; None when it was not measured."""
         trial = contender.trial
+        speed = self._runs.speed(contender.key)
         if speed is None:
             speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
-        if not all(math.isfinite(one) and one > 0.0 for one in (speed.ratio, speed.low, speed.high)):
-            return TimeRatio(1.0 / speed.ratio if speed.ratio > 0.0 else math.nan, 0.0, math.inf, None)
         measured = (speed.ratio, speed.low, speed.high)
-        if not self._counts_steps:
-            return time_ratio((), measured)
-        times = self._times(contender)
-        if times:
-            return time_ratio(times, measured, warm_up=trial.warm_up_steps)
-        # Not tested: all that is known is the search's one run, and how exactly its steps were timed.
-        steps = trial.steps_to_target
-        ratio, high, low = (contender.baseline_steps / (trial.warm_up_steps + one * steps) for one in measured)
-        return TimeRatio(ratio, low, high, None)
+        return measured if all(math.isfinite(one) and one > 0.0 for one in measured) else None
 
-    def _times(self, contender: Contender) -> list[tuple[float, float]]:
-        """Return the steps to the target of O0 and of the contender, pair by pair; censored at the run's length."""
+    def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
+        """Return how much faster the contender is at a look, of the study's objective."""
+        measured = self._step_time(contender)
+        if measured is None or not self._counts_steps:
+            return self._untested_ratio(contender)
         higher = self._experimenter.higher_is_better
         sign = 1.0 if higher else -1.0
         times = []
-        for seed in self._seeds(self._test(contender)):
-            runs = [self._stored(key, seed) for key in (self._baseline_key, contender.key)]
-            if any(run is None or not math.isfinite(_metric(run)) for run in runs):
+        for baseline, candidate in self._runs.pairs(contender.key, test.first, n_pairs):
+            if not math.isfinite(metric_of(baseline)):
                 continue
-            goal = _metric(runs[0]) - sign * contender.allowed_drop  # type: ignore[arg-type]  # neither is None
-            steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in runs if run is not None]
-            times.append((min(steps[0], float(self._steps)), min(steps[1], float(self._steps))))
-        return times
+            goal = metric_of(baseline) - sign * contender.allowed_drop
+            steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in (baseline, candidate)]
+            times.append((min(steps[0], float(self._steps)), math.inf if candidate.diverged else steps[1]))
+        return time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
-    def _seeds(self, test: PlannedTest) -> Sequence[int]:
-        return confirmation_seeds(self._file.study.seed, test.first + test.n_pairs)[test.first :]
+    def _untested_ratio(self, contender: Contender) -> TimeRatio:
+        """Return what is known without pairs: the time of a step, or the search's one run to the target.
 
-    def _pairs(self, contender: Contender) -> list[tuple[float, float]]:
-        """Return the pairs of the contender's last test that are trained, up to the first that is missing."""
-        return self._stored_pairs(contender.key, self._test(contender))
-
-    def _stored_pairs(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
-        pairs = []
-        for seed in self._seeds(test):
-            baseline, candidate = self._stored(self._baseline_key, seed), self._stored(key, seed)
-            if baseline is None or candidate is None:
-                break
-            pairs.append((_metric(baseline), _metric(candidate)))
-        return pairs
-
-    def _diverged(self, key: str, seeds: Sequence[int]) -> bool:
-        runs = (self._stored(key, seed) for seed in seeds)
-        return any(run is not None and not math.isfinite(_metric(run)) for run in runs)
+        One run has no interval. Where the confirmation is switched off, that of the step's time has to do.
+        """
+        measured, trial = self._step_time(contender), contender.trial
+        if measured is None:
+            return TimeRatio(1.0 / trial.relative_step_time, 0.0, math.inf, None)
+        if not self._counts_steps:
+            return time_ratio((), measured)
+        ratio, high, low = (
+            contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
+        )
+        if self._file.confirm.enabled:
+            low, high = 0.0, math.inf
+        return TimeRatio(ratio, low, high, None)
 
     def _train(self, plan: Plan, seed: int) -> None:
         try:
@@ -426,13 +394,13 @@ class Confirmation:
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
             trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
-        self._keep(self._run_name(plan.key(), seed), plain(asdict(trained)))
+        self._runs.keep_run(plan.key(), seed, trained)
 
-    def _speed(self, contender: Contender) -> None:
-        # The search's own measurement flatters the fastest: it was picked for being the fastest.
-        if self._stored_speed(contender.key) is not None:
+    def _time(self, contender: Contender) -> None:
+        """Time the contender's steps again: by the search's own timing it was picked, which flatters it."""
+        if self._runs.speed(contender.key) is not None:
             return
-        seed = self._file.study.seed + _FIRST_SEED
+        (seed,) = self._runs.seeds(0, 1)
         try:
             warm_up = self._warm_ups.before(contender.plan, seed)
             end_if_over(self._deadline)
@@ -448,80 +416,13 @@ class Confirmation:
         except OutOfTimeError:
             self.cut_short = True
             return
-        self._keep(f"confirm_speed:{contender.key}", plain(asdict(measured)))
-
-    def _tests(self, target: str) -> list[tuple[str, PlannedTest]]:
-        """Return the planned tests of an export with the key of the plan each is about, in the order of planning."""
-        stored = self._known.get(f"confirm_tests:{target}", [])
-        return [
-            (one["key"], PlannedTest(one["first"], tuple((n_pairs, error) for n_pairs, error in one["looks"])))
-            for one in stored
-        ]
-
-    def _last_test(self, contender: Contender) -> PlannedTest | None:
-        mine = [test for key, test in self._tests(contender.target) if key == contender.key]
-        return mine[-1] if mine else None
-
-    def _test(self, contender: Contender) -> PlannedTest:
-        """Return a contender's last test; where none is planned yet, one that lacks a pair and so decides nothing."""
-        test = self._last_test(contender)
-        if test is None:
-            n_pairs = self._asked or self._file.confirm.seeds_min
-            while self._stored(contender.key, self._seeds(first_test(n_pairs))[-1]) is not None:
-                n_pairs += 1  # trained for another export's question
-            test = PlannedTest(0, ((n_pairs, FINAL_ERROR),))
-        return test
-
-    def _n_further(self, target: str) -> int:
-        """Return how many tests of an export have drawn on the error that is kept for what was not planned."""
-        return sum(test.looks[-1][1] < FINAL_ERROR for _, test in self._tests(target))
-
-    def _keep_test(self, target: str, key: str, test: PlannedTest) -> None:
-        """Store a test; one of the same plan that begins with the same pair is replaced."""
-        tests = self._tests(target)
-        at = next((i for i, (one, old) in enumerate(tests) if one == key and old.first == test.first), len(tests))
-        tests[at : at + 1] = [(key, test)]
-        stored = [{"key": one, "first": old.first, "looks": [list(look) for look in old.looks]} for one, old in tests]
-        self._keep(f"confirm_tests:{target}", stored)
-
-    def _keep(self, name: str, value: Any) -> None:
-        self._study.set_user_attr(name, value)
-        self._known[name] = value
-
-    def _stored(self, key: str, seed: int) -> Trained | None:
-        stored = self._known.get(self._run_name(key, seed))
-        return None if stored is None else read_trained(stored)
-
-    def _stored_speed(self, key: str) -> SpeedMeasured | None:
-        stored = self._known.get(f"confirm_speed:{key}")
-        return None if stored is None else read_speed(stored)
-
-    def _run_name(self, key: str, seed: int) -> str:
-        # Version 0.6 evaluated at the end alone, which says nothing of the time to the target.
-        evaluated = f":{self._evaluate_every}" if self._evaluate_every < self._steps else ""
-        return f"confirm:{key}:{seed}:{self._steps}{evaluated}"
-
-    def _seconds_per_pair(self, key: str) -> float:
-        return self._seconds(self._baseline_key) + self._seconds(key)
-
-    def _seconds(self, key: str) -> float:
-        """Return what a run takes, by those that have ended; NaN when there is none."""
-        runs = (self._stored(key, seed) for seed in confirmation_seeds(self._file.study.seed, _N_PILOTS))
-        known = [run.seconds for run in runs if run is not None]
-        return sum(known) / len(known) if known else math.nan
+        self._runs.keep_speed(contender.key, measured)
 
     def _end_before(self, key: str) -> None:
-        """End the confirmation if a run would not end in time, by its like here or else in the search."""
-        seconds = self._seconds(key)
+        """End the confirmation if a run of this plan would not end in time, by its runs here or else in the search."""
+        seconds = self._runs.seconds(key)
         end_if_over(self._deadline, self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds)
-
-    def _out_of_time(self) -> bool:
-        return self.cut_short or (self._deadline is not None and time.monotonic() > self._deadline)
 
     def _tell(self, planned: int) -> None:
         if self._on_run is not None:
             self._on_run(self._runs_ended, planned)
-
-
-def _metric(trained: Trained) -> float:
-    return math.nan if trained.diverged else trained.metric

@@ -105,7 +105,8 @@ def select(
 
     A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. Where
     none is confirmed, the first in the search's order is taken whose verdict is open, whose interval of the speed-up
-    lies above 1 and whose mean drop, where one is known, is allowed. Else it is O0.
+    lies above 1 and whose mean drop over the seeds is allowed; one that was not tested only where none was. Else it is
+    O0.
 
     Args:
         target: ``"o1"`` or ``"o2"``.
@@ -119,14 +120,16 @@ def select(
     mine = [one for one in candidates if one.target == target]
     confirmed = [one for one in mine if one.verdict is Verdict.CONFIRMED]
     taken = max(confirmed, key=lambda one: one.speedup, default=None)
+    tested = [one for one in mine if one.n_seeds > 0]
+    promising = [one for one in tested or mine if _is_promising(one)]
     if taken is None and not require_confirmed:
-        taken = next((one for one in mine if _is_promising(one)), None)
+        taken = next(iter(promising), None)
     others = tuple(_why_not(one, taken) for one in mine if one is not taken)
     if taken is not None:
         return Choice(target, taken, f"{taken.label} ({taken.summary}). {taken.sentence}", others)
     if not mine:
         told = nothing or "no candidate was found"
-    elif require_confirmed and any(_is_promising(one) for one in mine):
+    elif require_confirmed and promising:
         told = f"none of the {len(mine)} candidates is confirmed, and only that is accepted"
     elif all(one.verdict is Verdict.REFUTED for one in mine):
         told = "the only candidate was refuted" if len(mine) == 1 else f"all {len(mine)} candidates were refuted"

@@ -150,14 +150,14 @@ def candidates_of(study: optuna.Study) -> list[CandidateRecord]:
 
 
 def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
-    numbers = ("speedup", "speedup_low", "speedup_high", "drop")
+    numbers = ("speedup", "speedup_low", "drop")
     values = {name: math.nan if stored[name] is None else stored[name] for name in numbers}
-    bound = math.inf if stored["drop_bound"] is None else stored["drop_bound"]
+    values |= {name: math.inf if stored[name] is None else stored[name] for name in ("speedup_high", "drop_bound")}
     metrics = tuple((math.nan if a is None else a, math.nan if b is None else b) for a, b in stored["metrics"])
     verdict = Verdict(stored["verdict"])
     if verdict is Verdict.CONFIRMED and not values["speedup_low"] > 1.0:
         verdict = Verdict.UNDECIDED  # version 0.6 said confirmed of the metric alone
-    return CandidateRecord(**{**stored, **values, "drop_bound": bound, "verdict": verdict, "metrics": metrics})
+    return CandidateRecord(**{**stored, **values, "verdict": verdict, "metrics": metrics})
 
 
 def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, objective: str) -> TrialRecord:

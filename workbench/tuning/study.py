@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 from workbench.rank_environment import is_first_rank, rank_environment
 from workbench.tuning import storage as kept
 from workbench.tuning.answer import StudyResult, write_answer
-from workbench.tuning.confirming import Confirmation, contenders
+from workbench.tuning.confirming import Confirmation
+from workbench.tuning.contenders import contenders
 from workbench.tuning.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.tuning.experimenter import Experimenter, MakeExperimenter, experimenter_for
 from workbench.tuning.freezing_limits import measure_freezing_limits
