@@ -335,6 +335,7 @@ def _study_report(result: StudyResult, study: str) -> Any:
         allowed_drops=result.allowed_drops,
         trials=result.trials,
         candidates=result.candidates,
+        per=result.per,
         importance=result.importance,
         steps=recording.steps if recording is not None else None,
         events=recording.events if recording is not None else None,

@@ -162,7 +162,7 @@ class TrialRecord:
         feasible: Whether the deficit stays within the allowed drop.
         curve: Pairs (step, metric) of every evaluation.
         run_path: Run directory, relative to the study; empty when there is none.
-        message: One sentence when something went wrong or the trial repeats an equal plan.
+        message: One sentence when something went wrong.
         warm_up_steps: Micro-batches of O0 trained before the trial's own, for weight snapshots; not among
             ``steps_to_target``.
         overflows: Updates that were skipped because a gradient was inf or NaN.

@@ -62,8 +62,10 @@ def test_the_title_names_what_is_exported_and_nothing_else() -> None:
         figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=choices)
         return unmarked(figure.layout.title.text)
 
-    assert title(Choice("o1", second, "")) == "Trial 2 is exported: 1.40 × as fast as O0, confirmed"
-    assert title(Choice("o1", None, "")).startswith("O0 is exported: nothing was shown to be faster")
+    assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 × as fast as O0 (confirmed)"
+    assert title(Choice("o1", None, "")) == "Exported: o1 O0"
+    both = title(Choice("o1", None, ""), Choice("o2", second, ""))
+    assert both == "Exported: o1 O0; o2 trial 2, 1.40 × as fast as O0 (confirmed)"
     assert title() == "How much faster can this task be trained, and what does that cost?"
 
 

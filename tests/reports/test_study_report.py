@@ -131,7 +131,7 @@ def test_the_page_shows_the_choice_and_no_other_winner() -> None:
     page = _Page(html)
     assert "trial 1 (freezing). Confirmed: faster." in page.text
     assert "Not trial 7 (freezing). Undecided." in page.text
-    assert "Trial 1 is exported" in html  # title of the figure
+    assert "Exported: trial 1" in html  # title of the figure
     assert "1.42 ×" in page.text
     for claim in ("Trial 7 is", "best so far", "unchecked"):
         assert claim not in html
@@ -147,7 +147,7 @@ def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
     html = study_report_html(study)
     page = _Page(html)
     assert told in page.text
-    assert "O0 is exported: nothing was shown" in html  # title of the figure
+    assert "Exported: o1 O0" in html  # title of the figure
     for name in ("candidates", "loss-scale", "exponents", "freezing"):
         assert page.ids[name] == 0
     assert "Not part of this study: candidates, loss scale, gradients in float16, freezing schedule." in page.text

@@ -100,7 +100,7 @@ def test_a_plan_without_adasum_competes_for_both_exports_whatever_its_level() ->
 
 
 def candidate(number: int, verdict: Verdict, speedup: float = 1.2, **values: Any) -> CandidateRecord:
-    known = {"speedup_low": speedup - 0.1, "drop": 0.0, "sentence": f"Sentence {number}."}
+    known = {"speedup_low": speedup - 0.1, "drop": 0.0, "sentence": f"Sentence {number}.", "n_seeds": 5}
     known |= values
     return CandidateRecord(
         label=f"trial {number}",
@@ -112,7 +112,6 @@ def candidate(number: int, verdict: Verdict, speedup: float = 1.2, **values: Any
         speedup_high=speedup + 0.1,
         drop_bound=0.0,
         allowed_drop=0.02,
-        n_seeds=5,
         verdict=verdict,
         **known,
     )
@@ -143,13 +142,14 @@ def test_confirmed_comes_before_undecided_and_refuted_never() -> None:
 def test_an_interval_that_holds_one_is_no_gain_and_a_mean_beyond_the_drop_is_none_either() -> None:
     unclear = candidate(1, Verdict.UNDECIDED, 1.03, speedup_low=0.94)
     worse = candidate(2, Verdict.UNDECIDED, 1.3, drop=0.03)
-    untested = candidate(3, Verdict.UNDECIDED, 1.1, speedup_low=1.05, drop=math.nan)
+    untested = candidate(3, Verdict.UNDECIDED, 1.1, speedup_low=1.05, drop=math.nan, n_seeds=0)
     choice = select("o1", [unclear, worse])
     assert choice.candidate is None
     assert choice.label == "O0"
     assert choice.sentence.endswith("no candidate is clearly faster than O0 without losing more than is allowed.")
     assert len(choice.others) == 2
-    assert select("o1", [unclear, worse, untested]).candidate is untested
+    assert select("o1", [unclear, worse, untested]).candidate is None  # others were tested, and it was not
+    assert select("o1", [untested]).candidate is untested
 
 
 def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help() -> None:
@@ -157,9 +157,12 @@ def test_nothing_found_says_what_was_tried_what_came_nearest_and_what_would_help
     harmful = trial(2, relative_step_time=0.5, metric_deficit=0.03, summary="freezing")
     told = nothing_found([BASELINE, slow, harmful], 0.02, "accuracy")
     assert told.startswith("no plan was faster than O0 within the allowed accuracy drop of 0.02; 2 plans were tried; ")
-    assert "of 1 within the drop the fastest per step, trial 1 (LessBN), is 1.02 x O0 but later at the target" in told
+    assert "of 1 within the drop the fastest, trial 1 (LessBN), is 1.02 x O0 per step, but reaches the target" in told
     assert "the nearest beyond it, trial 2 (freezing), is 2.00 x per step and drops 0.03" in told
-    assert "another space" in nothing_found([BASELINE, slow], 0.02, "accuracy")
+    assert "another space" not in nothing_found([BASELINE, slow], 0.02, "accuracy")
+    assert "another space" in nothing_found([BASELINE, trial(1, relative_step_time=1.1)], 0.02, "accuracy")
+    pruned = trial(1, state="pruned", relative_step_time=0.5)
+    assert "given up early" in nothing_found([BASELINE, pruned], 0.02, "accuracy")
     assert nothing_found([BASELINE], 0.02, "accuracy") == "no plan beside O0 has been tried"
     assert select("o1", [], nothing=told).sentence == f"O0 is exported: {told}."
 

@@ -170,7 +170,7 @@ def test_a_study_whose_trials_were_scored_at_two_drops_is_refused_but_read_anew(
             (at_o2._trial_id,),
         )
         database.execute("UPDATE trial_values SET value = 1.0 WHERE trial_id = ?", (at_o2._trial_id,))
-    with pytest.raises(StudyChangedError, match=f"1 trials of this study \\({at_o2.number}\\) were scored at another"):
+    with pytest.raises(StudyChangedError, match=rf"one trial was scored at another .* trial {at_o2.number}\)"):
         tune(finished, make_experimenter=make_fake)
     assert read_result(finished).trials == before.trials  # scored from what was measured
 
@@ -594,8 +594,8 @@ def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path) -> None:
         )
         return max(eta for eta in seen if math.isfinite(eta))
 
-    assert longest("free") > 2.0  # three trials and nine runs are left after O0
-    assert 0.0 <= longest("limited", timeout=1.2) <= 1.2  # 0 where the limit is over before anything is told
+    assert longest("free") > 4.0  # three trials and twenty runs or so are left after O0
+    assert 0.0 <= longest("limited", timeout=4.0) <= 4.0  # 0 where the limit is over before anything is told
 
 
 def test_a_password_in_a_storage_url_is_not_repeated() -> None:

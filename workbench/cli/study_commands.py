@@ -154,7 +154,8 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     if len(best) < len(result.trials):
         say(f"  the lowest {len(best)} scores of {len(result.trials)}, one run each:")
     print_table(
-        ("trial", "state", "speed", result.metric_name, "drop", "feasible", "in effect"), [_trial_row(t) for t in best]
+        ("trial", "state", "speed per step", result.metric_name, "drop", "feasible", "in effect"),
+        [_trial_row(t) for t in best],
     )
     for trial in result.trials:
         if trial.state == "failed" and trial.message:
@@ -255,7 +256,17 @@ def _print_candidates(result: StudyResult) -> None:
         )
         for c in result.candidates
     ]
-    columns = ("for", "candidate", "speed (95 %)", "drop", "bound", "seeds", "verdict", "exported", "in effect")
+    columns = (
+        "for",
+        "candidate",
+        f"speed {result.per} (95 %)",
+        "drop",
+        "bound",
+        "seeds",
+        "verdict",
+        "exported",
+        "in effect",
+    )
     print_table(columns, rows)
 
 

@@ -49,6 +49,7 @@ class CandidatePoint:
     """One candidate: mean position, ends of both intervals, verdict; metrics in the shown unit."""
 
     label: str
+    target: str
     trial_number: int
     verdict: Verdict
     speedup: float
@@ -170,7 +171,7 @@ def speed_accuracy_figure(
             customdata=[[0]],
             hovertemplate="O0, the baseline everything is compared with.<extra></extra>",
         )
-    _add_candidates(figure, numbers, {plain(choice.label) for choice in choices})
+    _add_candidates(figure, numbers, {(choice.target, plain(choice.label)) for choice in choices})
     _add_bounds(figure, numbers)
     figure.update_xaxes(title_text="Speed: time of O0 / time (×)", ticksuffix=" ×")
     figure.update_yaxes(title_text=metric.title, range=[low, high])
@@ -215,6 +216,7 @@ def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, s
     )
     return CandidatePoint(
         label=plain(c.label),
+        target=c.target,
         trial_number=c.trial_number,
         verdict=c.verdict,
         speedup=c.speedup,
@@ -227,18 +229,18 @@ def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, s
 
 
 def _answer(choices: Sequence[Choice]) -> str:
-    """Say what is exported, in the words of the first choice that is not O0; nothing else here names a winner."""
+    """Say what each export takes; nothing else here names a winner."""
     if not choices:
         return _QUESTION
-    for choice in choices:
-        taken = choice.candidate
-        if taken is not None:
-            return f"{_capital(taken.label)} is exported: {taken.speedup:.2f} × as fast as O0, {taken.verdict}"
-    return "O0 is exported: nothing was shown to be faster within the allowed drop"
-
-
-def _capital(label: str) -> str:
-    return label[:1].upper() + label[1:]
+    taken = {
+        choice.target: f"{choice.candidate.label}, {choice.candidate.speedup:.2f} × as fast as O0 ({choice.verdict})"
+        for choice in choices
+        if choice.candidate is not None
+    }
+    if len(set(taken.values())) == 1 and len(taken) == len(choices):
+        return f"Exported: {next(iter(taken.values()))}"
+    told = [f"{choice.target} {taken.get(choice.target, 'O0')}" for choice in choices]
+    return f"Exported: {'; '.join(told)}"
 
 
 def _detail(numbers: SpeedAccuracyNumbers, metric: MetricScale) -> str:
@@ -276,7 +278,7 @@ def _add_front(figure: go.Figure, numbers: SpeedAccuracyNumbers, low: float, hig
     )
 
 
-def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: Set[str]) -> None:
+def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: Set[tuple[str, str]]) -> None:
     for verdict, (symbol, colour) in _CANDIDATE_STYLES.items():
         chosen = [c for c in numbers.candidates if c.verdict is verdict]
         if not chosen:
@@ -285,7 +287,10 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: 
             x=[c.speedup for c in chosen],
             y=[c.metric for c in chosen],
             mode="markers+text",
-            text=[f"{c.label} {VERDICT_SYMBOLS[verdict]}{', exported' if c.label in exported else ''}" for c in chosen],
+            text=[
+                f"{c.label} {VERDICT_SYMBOLS[verdict]}{', exported' if (c.target, c.label) in exported else ''}"
+                for c in chosen
+            ],
             # One trial may be confirmed for one export and undecided for the other: two labels at one point.
             textposition="top center" if verdict is Verdict.CONFIRMED else "bottom center",
             marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},

@@ -142,7 +142,7 @@ def _hardware(study: ResultFiles) -> str:
 def _exported(study: ResultFiles) -> str | None:
     if not study.choices:
         return None
-    lines = [f"* {choice.target}: {choice.sentence}" for choice in study.choices]
+    lines = [f"* {choice.target}: {told}" for choice in study.choices for told in (choice.sentence, *choice.others)]
     return "\n".join(["## Exported\n", *lines, ""])
 
 
@@ -165,7 +165,18 @@ def _candidates(study: ResultFiles) -> str | None:
         ]
         for one in study.candidates
     ]
-    head = ["for", "candidate", "in effect", "speed, x O0 (95 %)", "drop", "95 % bound", "allowed", "seeds", "verdict"]
+    per = "to the target" if study.objective == "time_to_target" else "per step"
+    head = [
+        "for",
+        "candidate",
+        "in effect",
+        f"speed {per}, x O0 (95 %)",
+        "drop",
+        "95 % bound",
+        "allowed",
+        "seeds",
+        "verdict",
+    ]
     return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
 
 
@@ -179,7 +190,7 @@ def _trials(study: ResultFiles) -> str:
     names = study.searched
     overflows = any(trial.overflows for trial in study.run)
     timed = study.objective == "time_to_target"
-    head = ["trial", "in effect", *names, "speed, x O0 (95 %)", study.metric_name, "drop"]
+    head = ["trial", "in effect", *names, "speed per step, x O0 (95 %)", study.metric_name, "drop"]
     head += ["steps to target"] if timed else []
     head += ["wasted steps"] if overflows else []
     rows = []

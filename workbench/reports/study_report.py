@@ -79,6 +79,7 @@ class StudyReport:
         trials: Every trial; number 0 is O0.
         candidates: Those that went through confirmation.
         objective: Axis title of the objective, with its unit.
+        per: What a candidate's speed-up is of: ``"per step"`` or ``"to the target"``.
         importance: Config path -> importance.
         steps: Step table of the float16 recording.
         events: Event table of the same run.
@@ -109,6 +110,7 @@ class StudyReport:
     trials: Sequence[TrialRecord] = ()
     candidates: Sequence[CandidateRecord] = ()
     objective: str = "Objective, smaller is better"
+    per: str = "per step"
     importance: Mapping[str, float] = field(default_factory=dict)
     steps: pd.DataFrame | None = None
     events: pd.DataFrame | None = None
@@ -325,7 +327,7 @@ def _candidates(study: StudyReport) -> tuple[str, str]:
         ]
         for c in study.candidates
     ]
-    head = ["Candidate", "In effect, and what the confirmation says", "Speed against O0", "Metric drop", "Verdict"]
+    head = ["Candidate", "In effect, and what the confirmation says", f"Speed {study.per}", "Metric drop", "Verdict"]
     return lead, table(head, rows, label="Candidates with intervals and verdicts")
 
 
@@ -399,7 +401,10 @@ def _history(study: StudyReport) -> tuple[str, str]:
 def _learning_curves(study: StudyReport, most: int = 4) -> list[RunCurve]:
     done = [t for t in study.trials if t.curve and t.state == "complete"]
     best = sorted((t for t in done if t.number and t.feasible and math.isfinite(t.value)), key=lambda t: t.value)
-    chosen = [t for t in done if t.number == 0] + best[:most]
+    taken = {choice.candidate.trial_number for choice in study.choices if choice.candidate is not None}
+    exported = [t for t in done if t.number in taken]
+    others = [t for t in best if t.number not in taken]
+    chosen = [t for t in done if t.number == 0] + (exported + others)[:most]
     return [
         RunCurve(
             label="O0" if t.number == 0 else f"trial {t.number}",
@@ -436,7 +441,15 @@ def _trial_table(study: StudyReport) -> str:
         ]
         for t in study.trials
     ]
-    head = ["Trial", "Level", "State", "Speed", study.metric_name, "Objective", "In effect and searched values"]
+    head = [
+        "Trial",
+        "Level",
+        "State",
+        "Speed per step",
+        study.metric_name,
+        "Objective",
+        "In effect and searched values",
+    ]
     return table(head, rows, numeric=(3, 4, 5), label="All trials")
 
 
@@ -494,7 +507,9 @@ def _exports(study: StudyReport) -> tuple[str, str]:
 
 
 def _use(study: StudyReport) -> tuple[str, str]:
-    name = next(iter(study.exported), "boost_config.o1.json")
+    boosting = {choice.target for choice in study.choices if choice.candidate is not None}
+    named = [name for name in study.exported if boosting & set(name.lower().split("."))]
+    name = next(iter(named or study.exported), "boost_config.o1.json")
     here = (
         "from workbench import BoostConfig, apply\n\n"
         f'config = BoostConfig.from_json("{name}")\n'

@@ -75,6 +75,11 @@ class StudyResult:
     seconds: float = math.nan
 
     @property
+    def per(self) -> str:
+        """What the speed-ups of candidates are of: ``"to the target"`` or ``"per step"``."""
+        return "to the target" if self.objective == "time_to_target" else "per step"
+
+    @property
     def chosen(self) -> dict[str, str]:
         """Export -> label of what it takes, ``"O0"`` when nothing was left."""
         return {target: choice.label for target, choice in self.choices.items()}

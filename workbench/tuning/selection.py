@@ -181,10 +181,10 @@ def nothing_found(
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)
-        late = " but later at the target" if objective == "time_to_target" and best.relative_step_time < 1.0 else ""
+        late = " per step, but reaches the target later" if objective == "time_to_target" else " per step"
         told.append(
-            f"of {len(within)} within the drop the fastest per step, trial {best.number} ({best.summary}), is "
-            f"{1.0 / best.relative_step_time:.2f} x O0{late}"
+            f"of {len(within)} within the drop the fastest, trial {best.number} ({best.summary}), is "
+            f"{1.0 / best.relative_step_time:.2f} x O0{late if best.relative_step_time < 1.0 else ' per step'}"
         )
     if beyond:
         near = min(beyond, key=lambda one: one.metric_deficit)
@@ -192,8 +192,10 @@ def nothing_found(
             f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
             f"per step and drops {near.metric_deficit:.4g}: a larger allowed drop or a longer training may admit it"
         )
-    else:
+    elif all(one.relative_step_time >= 1.0 for one in tried):
         told.append("what is searched does not speed up this network: another space or another method would be needed")
+    elif not known:
+        told.append("all of them diverged or were given up early: gentler ranges or a longer training may help")
     return "; ".join(told)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import optuna
@@ -59,24 +59,28 @@ def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
     return float(attributes.get("allowed_drops", {}).get(attributes.get("target", "o1"), math.nan))
 
 
-def refuse_other_targets(study: optuna.Study) -> None:
+def refuse_other_targets(study: optuna.Study, target: float) -> None:
     """Refuse to go on where finished trials were scored at another drop than the target's.
 
     Version 0.6 scored O2's trials at a drop of their own; a sampler that compares the two would be misled.
 
+    Args:
+        study: The study.
+        target: Drop that the study's target allows.
+
     Raises:
         StudyChangedError: When there is such a trial.
     """
-    target = allowed_drop_of(study.user_attrs)
     finished = study.get_trials(deepcopy=False, states=FINISHED)
     scored = {trial.number: trial.user_attrs.get("allowed_drop", target) for trial in finished}
     other = [number for number, drop in scored.items() if drop != target]
     if other:
         numbers = ", ".join(map(str, other[:5])) + (", ..." if len(other) > 5 else "")
+        some = f"{len(other)} trials were" if len(other) > 1 else "one trial was"
         raise StudyChangedError(
-            f"{len(other)} trials of this study ({numbers}) were scored at another allowed drop than its target's "
-            f"({target:g}), as version 0.6 did for level O2, and cannot be searched together; start over with --fresh, "
-            "which archives them, or take what there is with `workbench export`"
+            f"{some} scored at another allowed drop than the study's target ({target:g}; trial {numbers}), as version "
+            "0.6 did for level O2, and cannot be searched together with the others; start over with --fresh, which "
+            "archives the study, or take what there is with `workbench export`"
         )
 
 
@@ -146,7 +150,23 @@ def keep_candidates(study: optuna.Study, candidates: Sequence[CandidateRecord]) 
 
 def candidates_of(study: optuna.Study) -> list[CandidateRecord]:
     """Rebuild the judged candidates; none before a confirmation has ended."""
-    return [_candidate(stored) for stored in study.user_attrs.get("candidates", [])]
+    attributes = study.user_attrs
+    was_planned = any(name.startswith("confirm_tests:") for name in attributes)
+    objective = attributes.get("study_file", {}).get("study", {}).get("objective")
+    candidates = [_candidate(stored) for stored in attributes.get("candidates", [])]
+    return candidates if was_planned else [_of_earlier_version(one, objective) for one in candidates]
+
+
+def _of_earlier_version(candidate: CandidateRecord, objective: str | None) -> CandidateRecord:
+    """Read what version 0.6 judged: of the metric alone, with the speed-up of a step whatever was minimised."""
+    if candidate.n_seeds == 0:
+        return candidate
+    says_all = candidate.speedup_low > 1.0 and objective != "time_to_target"
+    verdict = candidate.verdict
+    if verdict is Verdict.CONFIRMED and not says_all:
+        verdict = Verdict.UNDECIDED
+    sentence = f"By version 0.6, which judged the metric alone and timed a step: {candidate.sentence}"
+    return replace(candidate, verdict=verdict, sentence=sentence)
 
 
 def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
@@ -154,10 +174,7 @@ def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
     values = {name: math.nan if stored[name] is None else stored[name] for name in numbers}
     values |= {name: math.inf if stored[name] is None else stored[name] for name in ("speedup_high", "drop_bound")}
     metrics = tuple((math.nan if a is None else a, math.nan if b is None else b) for a, b in stored["metrics"])
-    verdict = Verdict(stored["verdict"])
-    if verdict is Verdict.CONFIRMED and not values["speedup_low"] > 1.0:
-        verdict = Verdict.UNDECIDED  # version 0.6 said confirmed of the metric alone
-    return CandidateRecord(**{**stored, **values, "verdict": verdict, "metrics": metrics})
+    return CandidateRecord(**{**stored, **values, "verdict": Verdict(stored["verdict"]), "metrics": metrics})
 
 
 def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, objective: str) -> TrialRecord:

@@ -5,7 +5,7 @@
     record one float16 run, replay the policies, verify the best        (when the study asks for it)
     time every freezing trial beside its limit                          (when the study asks for it)
     for the best of each export: train it and O0 over fresh seeds until the verdict is in
-    take the best that is not refuted, else O0; write the files
+    choose what each export takes (`selection.select`); write the files
 
 The first line and its loop are ``searching.py`` (in several processes: ``workers.py``), the second
 ``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``answer.py``.
@@ -146,9 +146,9 @@ def tune(
             leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, experimenter)
             file = kept.on_its_network(file, study)
+            refuse_other_targets(study, allowed[file.allowed_drop.target])
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("target", file.allowed_drop.target)
-            refuse_other_targets(study)
             study.set_user_attr("n_trials", n_trials)  # for workers that join
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)

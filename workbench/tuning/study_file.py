@@ -204,7 +204,7 @@ class ConfirmSection(_Part):
         enabled: Whether to do it; without it candidates stay undecided.
         seeds_min: Fewest seeds of a test. How many it takes is fixed by the standard deviation of its first few pairs.
         seeds_max: Most seeds of a test.
-        candidates: Candidates per export that are tested, those aside that are refuted.
+        candidates: Candidates per export that are tested; refuted ones do not count.
         steps: Micro-batches per run; None means the trial's budget.
         time_share: Share of ``timeout_seconds`` kept for it, in [0, 1), once there is a candidate.
     """

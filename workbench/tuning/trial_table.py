@@ -50,7 +50,7 @@ TRIAL_COLUMNS: dict[str, tuple[str, str, str]] = {
         "Micro-batches to O0's final metric less the allowed drop; inf when not reached.",
     ),
     "warm_up_steps": ("int64", "micro-batches", "Micro-batches of O0 before the trial's own first one."),
-    "seconds": ("float64", "s", "Time the trial took; 0 for the repeat of an equal plan."),
+    "seconds": ("float64", "s", "Time the trial took."),
     "started": ("datetime64[us, UTC]", "UTC", "When it began."),
     "ended": ("datetime64[us, UTC]", "UTC", "When it ended."),
     "message": ("str", "", "Why it was pruned, failed or diverged, in a sentence."),
