@@ -117,13 +117,14 @@ def test_the_next_are_tested_until_as_many_as_wanted_are_not_refuted(tmp_path: P
     assert sum(line.startswith("trained 0.3") for line in calls(tmp_path)) == 1  # one divergence is enough
 
 
-def test_the_sequence_ends_at_the_first_open_verdict(tmp_path: Path) -> None:
-    experimenter = Scripted(tmp_path, {0.3: 0.0185, 0.5: 0.001}, noise=0.02)
-    records = judge(experimenter, [contender(1, 0.3), contender(2, 0.5)])
-    assert [record.label for record in records] == ["trial 1", "trial 2"]
-    assert [record.n_seeds for record in records] == [8, 0]
-    assert "it was not tested over seeds, since trial 1 before it is open" in records[1].sentence
-    assert not any("0.5" in line for line in calls(tmp_path))
+def test_a_candidate_after_an_open_one_is_tested_at_a_stricter_level(tmp_path: Path) -> None:
+    study = optuna.create_study()
+    experimenter = Scripted(tmp_path, {0.3: 0.0185, 0.5: 0.001}, noise=0.01)
+    open_, next_ = judge(experimenter, [contender(1, 0.3), contender(2, 0.5)], study)
+    assert open_.verdict is Verdict.UNDECIDED
+    assert next_.n_seeds == 8
+    tests = study.user_attrs["confirm_tests:o1"]
+    assert [test["looks"][-1][1] for test in tests] == [0.035, 0.005]
 
 
 def test_a_candidate_after_a_refuted_one_is_tested_at_a_stricter_level(tmp_path: Path) -> None:
@@ -131,16 +132,6 @@ def test_a_candidate_after_a_refuted_one_is_tested_at_a_stricter_level(tmp_path:
     judge(Scripted(tmp_path, {0.3: 0.5, 0.5: 0.001}, 0.001), [contender(1, 0.3), contender(2, 0.5)], study)
     looks = [test["looks"] for test in study.user_attrs["confirm_tests:o1"]]
     assert looks == [[[3, 0.005], [6, 0.035]], [[8, 0.005]]]  # fewer than eight have no interval of 99 %
-
-
-def test_runs_of_another_export_s_test_decide_nothing_before_a_test_is_planned(tmp_path: Path) -> None:
-    study = optuna.create_study()
-    experimenter = Scripted(tmp_path, {0.3: 0.049, 0.5: 0.001}, noise=0.02)
-    first = [contender(2, 0.5, "o1", 0.09), contender(1, 0.3, "o2", 0.05), contender(2, 0.5, "o2", 0.05)]
-    confirmed, open_, behind = judge(experimenter, first, study)
-    assert confirmed.verdict is Verdict.CONFIRMED
-    assert open_.verdict is Verdict.UNDECIDED  # so the sequence for o2 has ended
-    assert behind.verdict is Verdict.UNDECIDED  # though the runs for o1 would do
 
 
 def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ look has closed stays closed.
 
 The error of 5 % is spent like this. A candidate's first test has a look at half of its pairs (0.5 %) and one at all of
 them (3.5 % for the drop, 2.5 % for the speed, whose interval is the usual two-sided one). 1 % is kept for what was not
-planned: every further test, of fresh seeds after an open verdict or of the next candidate after a refuted one, takes
-half of what is left of it. Candidates are tested in an order fixed beforehand, each next one at the full level only
-while all before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer, Hothorn
-and Lehmacher 1995; the halves are added by Bonferroni's inequality). How many pairs a test takes follows from the
-standard deviation, not the mean, of its first few, which costs next to nothing of that (simulated in the tests).
+planned: every further test, of fresh seeds after an open verdict or of a candidate after one that was not confirmed,
+takes half of what is left of it. Candidates are tested in an order fixed beforehand, each next one at the full level
+only while all before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer,
+Hothorn and Lehmacher 1995; the halves are added by Bonferroni's inequality). How many pairs a test takes follows from
+the standard deviation, not the mean, of its first few, which costs next to nothing of that (simulated in the tests).
 
 Pure arithmetic on plain numbers: no torch, no storage, no clock.
 """

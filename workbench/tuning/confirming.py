@@ -1,9 +1,9 @@
 """Train the best candidates and O0 again over fresh seeds until the verdicts are in, or the time is over.
 
-Candidates are tested in the search's order, the next one only while the last was not left open. Each test is planned
-and stored before it goes on: its number of seeds from the standard deviation of its first few pairs, and its looks (the
-statistics and their source are in :mod:`workbench.experiments.planned_tests`). Every run is stored as soon as it ends,
-so nothing finished is lost when the process ends (`confirmation_runs`).
+Candidates are tested in the search's order. Each test is planned and stored before it goes on: its number of seeds from
+the standard deviation of its first few pairs, and its looks (the statistics and their source are in
+:mod:`workbench.experiments.planned_tests`). Every run is stored as soon as it ends, so nothing finished is lost when
+the process ends (`confirmation_runs`).
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Confirmation:
             pools: Export -> its contenders, best first.
 
         Returns:
-            Judged candidates, in the order of the exports and of their ranking. Those behind one whose verdict stays
-            open, or for which there was no time, are not tested and stay undecided.
+            Judged candidates, in the order of the exports and of their ranking. Those for which there was no time are
+            not tested and stay undecided.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
         # After all runs, so that a second call says the same.
@@ -144,16 +144,13 @@ class Confirmation:
         for contender in pool:
             if wanted == 0:
                 break
-            why_this = why
+            why_untested = why
             if not why:
                 self._time(contender)
+                why_untested = "it was not tested over seeds, since its steps are not clearly faster"
                 if self._may_be_faster(contender):
-                    why_this = self._run_tests(target, contender)
-                    if self._judged(contender).verdict is Verdict.UNDECIDED:
-                        why = f"it was not tested over seeds, since trial {contender.trial.number} before it is open"
-                else:
-                    why_this = "it was not tested over seeds, since its steps are not clearly faster"
-            begun.append((contender, why_this))
+                    why_untested = self._run_tests(target, contender)
+            begun.append((contender, why_untested))
             wanted -= self._judged(contender).verdict is not Verdict.REFUTED
         return begun
 
