@@ -92,6 +92,7 @@ def test_a_name_cannot_become_markup(page: _Page) -> None:
 
 def test_the_header_answers_in_a_sentence_per_export(page: _Page) -> None:
     assert "trial 1 (freezing). At most 0.4 points." in page.text
+    assert "Where accuracy may be worse by 3 points at most." in page.text
     assert "1.50 × the speed of O0" in page.text
     for verdict in ("✓ confirmed", "? undecided", "✗ refuted"):
         assert verdict in page.text

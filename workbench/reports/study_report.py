@@ -220,12 +220,15 @@ def _answer(study: StudyReport, name: str) -> str:
         big, effect = f"{taken.speedup:.2f} ×", taken.summary
         pill = _verdict(taken.verdict)
     sentence = "Exported as it stands." if choice is None else choice.sentence
-    why_not = ""
+    why_not = allowed = ""
+    if choice is not None and choice.target in study.allowed_drops:
+        drop = study.metric.difference_text(study.allowed_drops[choice.target])
+        allowed = f'<span class="note">Where {text(study.metric_name)} may be worse by {text(drop)} at most.</span>'
     if choice is not None and choice.others:
         others = "".join(f"<li>{text(other)}</li>" for other in choice.others)
         why_not = details("Why not the others", f"<ul>{others}</ul>")
     return (
-        f'<div class="answer"><div class="top"><span class="file">{text(name)}</span>{pill}</div>'
+        f'<div class="answer"><div class="top"><span class="file">{text(name)}</span>{pill}</div>{allowed}'
         f'<span class="big">{text(big)} <small>the speed of O0</small></span><p>{text(sentence)}</p>'
         f'<p class="effect">In effect: {text(effect)}.{_frozen_steps(study.exported[name], effect)}</p>{why_not}</div>'
     )
