@@ -267,7 +267,7 @@ def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complet
     assert 0 < len(list(half.iterdir())) < 5
     assert find_warm_up(FILE, directory, 0) is None
     result = tune(directory, make_experimenter=make_fake)
-    assert [trial.number for trial in result.trials[:3]] == [0, 1, 2]
+    assert len(result.trials) == 3
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}
     whole = find_warm_up(FILE, directory, 0)
     assert whole is not None
