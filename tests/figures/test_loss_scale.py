@@ -112,10 +112,10 @@ def _long_run(n: int, overflow_every: int) -> pd.DataFrame:
 
 def test_a_million_steps_keep_all_overflow_marks_and_few_points() -> None:
     frame = _long_run(1_000_000, 1000)
-    began = time.perf_counter()
+    began = time.process_time()  # others may have the processor meanwhile
     figure = loss_scale_figure(frame)
     text = figure.to_json()
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     line, marks = figure.data[0], figure.data[-1]
     assert len(line.x) <= 4000
     assert marks.name == "overflow"

@@ -73,7 +73,7 @@ def test_the_exported_candidate_is_marked_at_its_point() -> None:
     first, second = _candidate(Verdict.CONFIRMED, label="trial 1"), _candidate(Verdict.CONFIRMED)
     figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=[Choice("o1", second, "")])
     confirmed = next(t for t in figure.data if t.name.startswith("candidate confirmed"))
-    assert list(confirmed.text) == ["trial 1 ✓", "trial 2 ✓, exported"]
+    assert list(confirmed.text) == ["", "trial 2 ✓, exported for o1"]
 
 
 def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:

@@ -113,7 +113,7 @@ def test_freeze_p_is_called_frozen_steps(page: _Page) -> None:
 
 def test_mindspore_users_learn_what_to_pass(page: _Page) -> None:
     assert 'boost_level="O1"' in page.text
-    assert "so that Model reads the file" in page.text
+    assert "Model does not read the file" in page.text
 
 
 def test_the_exported_file_is_shown_as_written(page: _Page) -> None:

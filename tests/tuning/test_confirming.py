@@ -143,7 +143,7 @@ def test_further_seeds_are_fresh_and_judged_on_their_own(tmp_path: Path) -> None
     (second,) = judge(experimenter, [contender(1, 0.5)], study, confirm_seeds=12)
     assert second.verdict is Verdict.CONFIRMED
     assert second.n_seeds == 12
-    assert "4 paired seeds" in second.sentence  # the seeds of the first test are not counted again
+    assert "4 of 12 paired seeds" in second.sentence  # the seeds of the first test are not counted again
     tests = study.user_attrs["confirm_tests:o1"]
     assert [(test["first"], test["looks"]) for test in tests] == [(0, [[4, 0.005], [8, 0.035]]), (8, [[4, 0.005]])]
 

@@ -43,8 +43,8 @@ def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> 
     assert [(trial.number, trial.level, trial.summary) for trial in result.trials] == [(0, "O0", "nothing switched on")]
     told = [
         "The search ended because nothing else that it may draw acts on this network; 1 of 6 trials had finished.",
-        "Level O1 is not drawn: on this network it is equal to O0.",
-        "Level O2 is not drawn: on this network it is equal to O0.",
+        "Level O1 is not tried: on this network it is equal to O0.",
+        "Level O2 is not tried: on this network it is equal to O0.",
         "less_bn is not in effect because this network has no BatchNorm.",
         "grad_freeze is not in effect because this network has 3 layers, fewer than `grad_freeze.param_groups` = 10; "
         "lower it.",
@@ -63,7 +63,7 @@ def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_anothe
     assert groups <= {2, 3}
     assert all("LessBN" not in trial.summary for trial in result.trials)
     assert any(
-        "`grad_freeze.param_groups` = 4, 10 is not drawn: this network has 3 layers" in m for m in result.messages
+        "`grad_freeze.param_groups` = 4, 10 is not tried: this network has 3 layers" in m for m in result.messages
     )
 
 

@@ -195,7 +195,7 @@ def sentence(
     """
     quality, time = judged.quality, judged.time
     speed = f"{_faster(time)} {per} ({_interval(time)})"
-    kept = _kept(quality, metric)
+    kept = _kept(quality, metric, judged.n_pairs)
     if judged.verdict is Verdict.CONFIRMED:
         return f"Confirmed: {speed}, and as good: {kept}."
     if quality.verdict is Verdict.REFUTED:
@@ -216,7 +216,8 @@ def sentence(
     if len(numbers) < len(fresh):
         return f"{told} No practical number of seeds would decide: what was measured lies too close to the limit."
     more = max(numbers)
-    ask = f"About {more} fresh seeds would decide"
+    against = ", probably against it" if is_open and quality.leaning is Verdict.REFUTED else ""
+    ask = f"About {more} fresh seeds would decide{against}"
     if math.isfinite(seconds_per_pair):
         ask += f" ({format_duration(more * seconds_per_pair)})"
     return f"{told} {ask}{f': `{command.format(seeds=judged.end + more)}`' if command else ''}."
@@ -233,9 +234,11 @@ def _interval(time: TimeRatio) -> str:
     return f"{time.ratio:.2f} x, 95 % interval {time.low:.2f} to {high}"
 
 
-def _kept(quality: Decision, metric: str) -> str:
+def _kept(quality: Decision, metric: str, n_trained: int) -> str:
     bounds = quality.bounds
     seeds = f"{bounds.n_pairs} paired seed{'s' if bounds.n_pairs != 1 else ''}"
+    if bounds.n_pairs < n_trained:
+        seeds = f"{bounds.n_pairs} of {n_trained} paired seeds"
     allowed = f"the allowed {quality.allowed_drop:g}"
     if quality.reason:
         return quality.reason

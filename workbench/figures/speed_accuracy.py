@@ -287,10 +287,7 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: 
             x=[c.speedup for c in chosen],
             y=[c.metric for c in chosen],
             mode="markers+text",
-            text=[
-                f"{c.label} {VERDICT_SYMBOLS[verdict]}{', exported' if (c.target, c.label) in exported else ''}"
-                for c in chosen
-            ],
+            text=[_mark(c, exported) for c in chosen],
             # One trial may be confirmed for one export and undecided for the other: two labels at one point.
             textposition="top center" if verdict is Verdict.CONFIRMED else "bottom center",
             marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},
@@ -315,6 +312,14 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: 
             customdata=[[c.trial_number, c.text] for c in chosen],
             hovertemplate="%{customdata[1]}<extra></extra>",
         )
+
+
+def _mark(candidate: CandidatePoint, exported: Set[tuple[str, str]]) -> str:
+    """Return what stands at a candidate's point: once something is exported, only that is named."""
+    name = f"{candidate.label} {VERDICT_SYMBOLS[candidate.verdict]}"
+    if (candidate.target, candidate.label) in exported:
+        return f"{name}, exported for {candidate.target}"
+    return "" if exported else name
 
 
 def _add_bounds(figure: go.Figure, numbers: SpeedAccuracyNumbers) -> None:

@@ -513,6 +513,7 @@ def _use(study: StudyReport) -> tuple[str, str]:
     boosting = {choice.target for choice in study.choices if choice.candidate is not None}
     named = [name for name in study.exported if boosting & set(name.lower().split("."))]
     name = next(iter(named or study.exported), "boost_config.o1.json")
+    level = "O2" if "o2" in name.lower().split(".") else "O1"
     here = (
         "from workbench import BoostConfig, apply\n\n"
         f'config = BoostConfig.from_json("{name}")\n'
@@ -528,13 +529,13 @@ def _use(study: StudyReport) -> tuple[str, str]:
         f'with open("{name}") as file:\n'
         "    boost_config = json.load(file)\n"
         "model = Model(\n    network, loss_fn, optimizer,\n"
-        '    boost_level="O1", boost_config_dict=boost_config,\n)'
+        f'    boost_level="{level}", boost_config_dict=boost_config,\n)'
     )
     content = (
         '<div class="columns wide"><div><h3>In PyTorch, with this package</h3>' + code(here) + "</div>"
         '<div><h3>In MindSpore</h3>' + code(there) + "</div></div>"
-        "<p>In MindSpore pass <code>boost_level=\"O1\"</code> so that Model reads the file, whichever of them you use: "
-        "with level O0 it is ignored, and the file itself (mode manual) says what is switched on.</p>"
+        f"<p>In MindSpore pass the level that the file is for, here <code>boost_level=\"{level}\"</code>: with O0 "
+        "Model does not read the file. What is switched on is said by the file itself (mode manual).</p>"
     )  # fmt: skip
     return "", content
 

@@ -182,7 +182,7 @@ def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[D
         first, last = max(layers + 1, asked.extremes[0]), asked.extremes[1]
         named = f"{first}" if first == last else f"{first} to {last}"
     return left, (
-        f"`{_GROUPS}` = {named} is not drawn: this network has {layers} {'layer' if layers == 1 else 'layers'} to form "
+        f"`{_GROUPS}` = {named} is not tried: this network has {layers} {'layer' if layers == 1 else 'layers'} to form "
         "groups of"
     )
 

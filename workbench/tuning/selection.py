@@ -147,7 +147,13 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     name = f"not {candidate.label} ({candidate.summary})"
     if taken is not None and candidate.verdict is Verdict.CONFIRMED:
         return f"{name}: confirmed, too, but {candidate.speedup:.2f} x against {taken.speedup:.2f} x."
+    if candidate.verdict is Verdict.UNDECIDED and candidate.drop > candidate.allowed_drop:
+        allowed = f"its mean drop of {candidate.drop:.3g} is more than the allowed {candidate.allowed_drop:g}"
+        return f"{name}: {allowed}, though that is not sure yet. {candidate.sentence}"
     return f"{name}. {candidate.sentence}"
+
+
+_NOTHING_TRIED = "no plan beside O0 has been tried"
 
 
 def nothing_found(
@@ -173,7 +179,7 @@ def nothing_found(
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
         reasons = [sentence.rstrip(".") for sentence in why_not]
-        return "; ".join(["no plan beside O0 has been tried", *reasons])
+        return f"nothing that is searched acts on this network: {'; '.join(reasons)}" if reasons else _NOTHING_TRIED
     count = f"{len(tried)} plans were tried" if len(tried) > 1 else "one plan was tried"
     told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]

@@ -311,7 +311,7 @@ class StudyFile(_Part):
         first: dict[str | None, str] = {}
         for level, plan in sorted(by_level.items()):
             if plan is not None and first.setdefault(plan, level) != level:
-                told.append(f"Level {level} is not drawn: on this network it is equal to {first[plan]}")
+                told.append(f"Level {level} is not tried: on this network it is equal to {first[plan]}")
         left = tuple(level for level, plan in by_level.items() if plan is None or first[plan] == level)
         return tuple(replace(one, choices=left) if one is levels else one for one in dimensions), told
 
