@@ -157,7 +157,7 @@ def record_graph(
     """Follow one real call of the model, tensor by tensor; control flow may depend on data.
 
     Args:
-        model: A copy that nobody needs any more: in training its statistics move.
+        model: A copy that is not used afterwards: in training its statistics move.
         call: Calls the model on example inputs, and may do more: what a loss function reads is recorded, too.
         training: Whether to record what it does in training instead of evaluation.
         followed_by: As for :func:`read_graph`.
@@ -199,7 +199,7 @@ def called_apart(model: nn.Module, *, training: bool = False) -> Iterator[None]:
 
     With gradients: a loss may ask for some on the way.
     """
-    # A part that torch.compile has compiled would compile whoever watches, too.
+    # A part that torch.compile has compiled would compile the recorder, too.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
     with _in_mode(model, training), unchanged_randomness(model), torch.enable_grad(), eager, warnings.catch_warnings():
         warnings.simplefilter("ignore")

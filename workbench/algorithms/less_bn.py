@@ -309,7 +309,7 @@ def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
 
 
 def _reader_of(name: str, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
-    """Return who besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nobody does."""
+    """Return who besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
     norm = model.get_submodule(name)
     own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

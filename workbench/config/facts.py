@@ -92,10 +92,10 @@ class NetworkFacts:
         if layers >= groups:
             return ""
         have = f"{layers} {'layer' if layers == 1 else 'layers'}{' without its BatchNorms' if less_bn else ''}"
-        mend = "; lower it" if layers > 1 else ""
+        hint = "; lower it" if layers > 1 else ""
         return (
             f"grad_freeze is not in effect because this network has {have}, fewer than `grad_freeze.param_groups` = "
-            f"{groups}{mend}"
+            f"{groups}{hint}"
         )
 
     def _removable(self, config: BoostConfig) -> int:

@@ -209,7 +209,7 @@ def sentence(
         n_planned = judged.n_pairs + judged.missing
         return f"{told} {judged.n_pairs} of {n_planned} planned seeds are trained; the same command trains the rest."
     if quality.reason:
-        return told  # it was not tested, and why is the business of whoever decided that
+        return told  # it was not tested; the reason says why
     fresh = [pairs_to_decide(replace(quality.bounds, error=next_error), quality.allowed_drop)] * is_open
     fresh += [time.more_pairs] * time.is_open
     numbers = [one for one in fresh if one is not None]

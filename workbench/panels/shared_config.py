@@ -33,7 +33,7 @@ class SharedConfig:
 
     @property
     def network(self) -> NetworkFacts | None:
-        """What the network offers to the methods; None while nobody has looked at one."""
+        """What the network offers to the methods; None until one has been examined."""
         return self._network
 
     @property
