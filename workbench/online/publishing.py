@@ -238,7 +238,7 @@ def load_published(folder: Path | str, since: Published | None = None) -> Publis
             if attempt == _TRIES - 1 or _read_manifest(folder) == manifest:
                 raise FileNotFoundError(
                     f"{folder / _MANIFEST}: names a file that is not there ({error}); copy the whole folder, or "
-                    "publish anew"
+                    "publish it again"
                 ) from None
     raise AssertionError("the loop returns or raises")
 

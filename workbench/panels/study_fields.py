@@ -134,7 +134,7 @@ MORE_FIELDS: Final = (
     ),
     _field("confirm.seeds_min", "Confirmation seeds, least", "Fewest paired seeds of a test.", "int", 10),
     _field("confirm.seeds_max", "Confirmation seeds, most", "Most paired seeds of a test.", "int", 100),
-    _field("confirm.candidates", "Candidates", "Candidates per export that are tested; refuted ones do not count.", "int", 2),
+    _field("confirm.candidates", "Candidates", "Candidates tested per export, without refuted ones.", "int", 2),
     _field("speed.rounds", "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", "int", 8),
     _field("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", "int", 6),
 )
