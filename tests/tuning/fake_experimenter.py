@@ -11,14 +11,17 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from workbench.algorithms.pca_files import list_snapshots, save_pca_matrix
-from workbench.config import BoostConfig, NetworkFacts
+from workbench.config import BoostConfig
 from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
 from workbench.tuning.study_file import StudyFile
+
+if TYPE_CHECKING:
+    from workbench.config import NetworkFacts
 
 STUDY = """
 [study]

@@ -209,7 +209,7 @@ class Confirmation:
         if bounds.n_pairs >= 2 and not has_diverged:
             smallest = decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
-                return "it was not tested over seeds: after the candidates refuted before it, too few seeds would fit"
+                return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
             self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
         test = first_test(n_pairs) if is_at_full_level else further_test(0, n_pairs, n_further)
         self._runs.keep_test(target, contender.key, test, drop)
