@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ from tests.golden_files import GOLDEN_DIR
 # Before torch is imported, and inherited by the commands that tests start: on tensors this small a second thread has
 # nothing to do but to wait, and on a busy machine everybody waits for it (a test of 3 s took 87 s).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts its background jobs with Ctrl-C ignored, and a test that presses it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
