@@ -68,7 +68,7 @@ def seeded() -> Iterator[None]:
 @pytest.fixture
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everything go through torch's own operations, as on an accelerator or without a C compiler."""
-    monkeypatch.setattr("workbench.kernels.tensors.kernel_library", lambda: None)
+    monkeypatch.setattr("workbench.core.kernels.tensors.kernel_library", lambda: None)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from workbench.batch import batch_size_of, move_batch
+from workbench.core.batch import batch_size_of, move_batch
 
 
 def test_a_batch_moves_with_its_structure() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.credentials import hide_passwords
+from workbench.core.credentials import hide_passwords
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from workbench import devices
+from workbench.core import devices
 
 needs_accelerator = pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
 needs_bare_cpu = pytest.mark.skipif(torch.accelerator.is_available(), reason="says what a machine without one does")

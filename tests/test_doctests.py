@@ -22,6 +22,6 @@ def test_examples_give_what_they_say(name: str) -> None:
 
 def test_examples_are_found() -> None:
     finder = doctest.DocTestFinder(exclude_empty=True)
-    examples = sum(len(test.examples) for name in ("workbench.scaling.scale_rule", "workbench.algorithms.grad_freeze",
+    examples = sum(len(test.examples) for name in ("workbench.loss_scale.rule", "workbench.methods.grad_freeze.method",
                    "workbench.training.apply") for test in finder.find(importlib.import_module(name)))  # fmt: skip
     assert examples > 10

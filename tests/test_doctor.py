@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from workbench import devices
-from workbench.doctor import Finding, examine
+from workbench.core import devices
+from workbench.core.doctor import Finding, examine
 
 
 def _by_subject(folder: Path) -> dict[str, Finding]:

@@ -13,9 +13,9 @@ from torch import nn
 import workbench
 from workbench import BoostConfig, Task
 from workbench.config import ConfigError
-from workbench.experiments.run import RunProgress
-from workbench.telemetry import read_run
-from workbench.tuning import StudyError, StudyStoppedError, TuneProgress
+from workbench.runs import read_run
+from workbench.study import StudyError, StudyStoppedError, TuneProgress
+from workbench.training.run import RunProgress
 
 ACCUMULATE = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True},

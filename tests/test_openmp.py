@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from workbench.openmp import release_pool
+from workbench.core.openmp import release_pool
 
 
 @pytest.fixture
@@ -39,6 +39,6 @@ def test_the_pool_ends_and_begins_anew() -> None:
 
 
 def test_nothing_is_loaded_for_it() -> None:
-    code = "import sys; from workbench.openmp import release_pool; print(release_pool(), 'torch' in sys.modules)"
+    code = "import sys; from workbench.core.openmp import release_pool; print(release_pool(), 'torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", "False"]

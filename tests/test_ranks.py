@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from tests.ranks import Ranks
-from workbench import devices, ranks
+from workbench.core import devices
+from workbench.core import distributed as ranks
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from workbench import templates
+from workbench.cli import templates
 from workbench.cli.failures import sentence_of
-from workbench.templates import MissingTemplatesError, copy_templates, template_files
-from workbench.tuning import read_study
+from workbench.cli.templates import MissingTemplatesError, copy_templates, template_files
+from workbench.study import read_study
 
 
 def test_every_study_that_is_written_is_a_valid_study(tmp_path: Path) -> None:

@@ -17,16 +17,22 @@ _HOME = {
     "Task": "workbench.tasks",
     "Workbench": "workbench.panels.workbench",
     "apply": "workbench.training",
-    "compare": "workbench.facade",
-    "export": "workbench.facade",
-    "replay": "workbench.facade",
-    "train": "workbench.facade",
-    "tune": "workbench.facade",
+    "compare": "workbench.api",
+    "export": "workbench.api",
+    "replay": "workbench.api",
+    "train": "workbench.api",
+    "tune": "workbench.api",
 }
 
 if TYPE_CHECKING:
+    from workbench.api import (
+        compare,
+        export,
+        replay,
+        train,
+        tune,
+    )
     from workbench.config import BoostConfig
-    from workbench.facade import compare, export, replay, train, tune
     from workbench.panels.workbench import Workbench
     from workbench.tasks import Task
     from workbench.training.apply import apply

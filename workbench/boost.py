@@ -1,15 +1,16 @@
 """The names of ``mindspore.boost``; everything is defined elsewhere."""
 
-from workbench.algorithms.adasum import AdaSum
-from workbench.algorithms.dim_reduce import DimReduce
-from workbench.algorithms.freeze_cell import freeze_cell
-from workbench.algorithms.grad_accumulation import GradientAccumulation
-from workbench.algorithms.grad_freeze import FreezeOpt, GradientFreeze
-from workbench.algorithms.less_bn import LessBN
-from workbench.algorithms.optimizer_process import OptimizerProcess
-from workbench.algorithms.parameter_process import ParameterProcess
-from workbench.scaling import GroupLossScaleManager
-from workbench.training import AutoBoost, BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell
+from workbench.methods.adasum.method import AdaSum
+from workbench.methods.dim_reduce.method import DimReduce
+from workbench.methods.grad_accumulation.method import GradientAccumulation
+from workbench.methods.grad_centralization.optimizer_process import OptimizerProcess
+from workbench.methods.grad_freeze.method import FreezeOpt, GradientFreeze
+from workbench.methods.less_bn.method import LessBN
+from workbench.methods.loss_scale_group.method import GroupLossScaleManager
+from workbench.methods.parameter_process import ParameterProcess
+from workbench.mindspore.freeze_cell import freeze_cell
+from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell
+from workbench.training import AutoBoost
 
 __all__ = [
     "AdaSum",

@@ -1,16 +1,16 @@
 """The names of ``mindspore.nn`` that this package translates; everything is defined elsewhere."""
 
-from workbench.optimizers.adam_offload import AdamOffload
-from workbench.optimizers.thor import thor
-from workbench.scaling import (
+from workbench.loss_scale import (
     DynamicLossScaleManager,
     DynamicLossScaleUpdateCell,
     FixedLossScaleManager,
     FixedLossScaleUpdateCell,
 )
-from workbench.training import TrainOneStepCell, TrainOneStepWithLossScaleCell, WithLossCell
-from workbench.training.model import Model
-from workbench.training.thor_model import ConvertModelUtils
+from workbench.mindspore.model import Model
+from workbench.mindspore.thor_model import ConvertModelUtils
+from workbench.mindspore.train_step_cells import TrainOneStepCell, TrainOneStepWithLossScaleCell, WithLossCell
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.thor.optimizer import thor
 
 __all__ = [
     "AdamOffload",

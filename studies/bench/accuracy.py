@@ -19,9 +19,9 @@ import pandas as pd
 import torch
 
 from workbench.config import BoostConfig
-from workbench.experiments.confirmation import paired_drop_bounds, paired_drops, smallest_gap
-from workbench.experiments.run import run_task
+from workbench.core.paired_bounds import paired_drop_bounds, paired_drops, smallest_gap
 from workbench.tasks import load_task
+from workbench.training.run import run_task
 
 TASK = "digits-resnet"
 FIRST_SEED = 50_000  # far from those of studies: they search from their `seed` and confirm from 1000 above it

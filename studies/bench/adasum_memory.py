@@ -19,7 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from workbench.algorithms.adasum import adasum_sets_
+from workbench.methods.adasum.method import adasum_sets_
 
 NUMBERS, TENSORS, ROUNDS = 20_000_000, 60, 31
 SIZES = (60, 250_000, 500_000, 1_000_000, 2_000_000)

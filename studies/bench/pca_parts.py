@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from workbench.algorithms.pca import principal_components
+from workbench.methods.dim_reduce.pca import principal_components
 
 SNAPSHOTS, WEIGHTS, COMPONENTS, BLOCK, ROUNDS = 40, 1_000_000, 32, 3906, 9
 

@@ -17,11 +17,12 @@ from unittest.mock import patch
 
 import torch
 
-from workbench import devices, kernels
 from workbench.config import BoostConfig
-from workbench.experiments.setup import prepare
-from workbench.tasks import load_task, move_batch
+from workbench.core import devices, kernels
+from workbench.core.batch import move_batch
+from workbench.tasks import load_task
 from workbench.training import TraceBuffer, trace_buffer, training_loop
+from workbench.training.setup import prepare
 
 STEPS, LAST = 150, 10**9
 PARTS = (

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.atomic_file import write_text_atomically
+from workbench.core.files import write_text_atomically
 
 RESULT = Path(__file__).parent / "result"
 TRIAL_SECONDS = (60, 600, 3600)

@@ -33,15 +33,20 @@ import psutil
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
-from workbench.atomic_file import write_text_atomically
 from workbench.config import BoostConfig
-from workbench.tuning import StudyFile, parse_study
-from workbench.tuning import storage as kept
-from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
-from workbench.tuning.progress import StudyWatch
-from workbench.tuning.quiet import quiet_optuna
-from workbench.tuning.searching import Search
-from workbench.tuning.warm_up import WarmUps
+from workbench.core.files import write_text_atomically
+from workbench.study import StudyFile, parse_study
+from workbench.study.run.experimenter import (
+    PolicyOutcome,
+    RunStep,
+    SpeedMeasured,
+    Trained,
+)
+from workbench.study.run.progress import StudyWatch
+from workbench.study.run.searching import Search
+from workbench.study.run.warm_up import WarmUps
+from workbench.study.store import storage as kept
+from workbench.study.store.quiet import quiet_optuna
 
 RESULT = Path(__file__).parent / "result"
 EVALUATIONS = 10
@@ -312,9 +317,9 @@ def postgres(binaries: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 def run_bytes(folder: Path, steps: int = 200) -> dict[str, float]:
     """Return the size of a recorded run of a real, small task."""
-    from workbench.devices import select_device
-    from workbench.experiments.run import run_task
+    from workbench.core.devices import select_device
     from workbench.tasks import load_task
+    from workbench.training.run import run_task
 
     cpu = select_device("cpu")
     done = run_task(load_task("digits-lenet"), BoostConfig(), level="O0", steps=steps, seed=0, device=cpu, out=folder)

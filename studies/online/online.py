@@ -30,12 +30,23 @@ import psutil
 import torch
 from torch import nn
 
-from workbench.online import OnlineCheckpoints, OnlineSummary, PageHinkley, Prequential, SnapshotPublisher
+from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.online import (
+    OnlineCheckpoints,
+    OnlineSummary,
+    PageHinkley,
+    Prequential,
+    SnapshotPublisher,
+)
 from workbench.rec import RecModel
+from workbench.runs import RunRecorder, collect_environment, read_run
 from workbench.tasks.click_law import ClickLaw
-from workbench.tasks.clicks import BATCH_SIZE, ClickModel, click_stream, row_wise_adam
-from workbench.telemetry import RunRecorder, collect_environment, read_run
-from workbench.training.callbacks import Callback, RunContext
+from workbench.tasks.clicks import (
+    BATCH_SIZE,
+    ClickModel,
+    click_stream,
+    row_wise_adam,
+)
 
 SEED, POISON, MISSHAPEN = 0, 0.01, 0.001
 BATCHES_PER_SECOND = 100.0

@@ -32,11 +32,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig
-from workbench.experiments.run import RunResult, run_task
-from workbench.experiments.speed_ratio import measure_speed_ratio
-from workbench.optimizers.factory import DecayingDamping
-from workbench.optimizers.thor import Thor
+from workbench.optim.factory import DecayingDamping
+from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task, load_task
+from workbench.training.run import RunResult, run_task
+from workbench.training.speed import measure_speed_ratio
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

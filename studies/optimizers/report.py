@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 from measures import first_step_at, ratio_interval
 
-from workbench.telemetry import collect_environment
+from workbench.runs import collect_environment
 
 if TYPE_CHECKING:
     from compare import Records

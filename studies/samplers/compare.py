@@ -23,10 +23,10 @@ from problems import Bowl, Problem, Recorded, Ripples, Seen
 from report import write_report
 
 from workbench.config import ConfigError
-from workbench.tuning.grid import GridSampler, grid_points
-from workbench.tuning.per_trial_sampler import PerTrialSampler
-from workbench.tuning.sampling import make_sampler
-from workbench.tuning.study_file import StudyFile, read_study
+from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.sample.grid import GridSampler, grid_points
+from workbench.study.sample.per_trial_sampler import PerTrialSampler
+from workbench.study.sample.sampling import make_sampler
 
 HERE = Path(__file__).parent
 BUDGET = 30

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from workbench.config import ConfigError
-from workbench.tuning.experimenter import TaskExperimenter
-from workbench.tuning.objective import plain
-from workbench.tuning.plans import explicit_config
-from workbench.tuning.search_space import all_off, suggest
-from workbench.tuning.study_file import StudyFile, read_study
+from workbench.study.ask.plans import explicit_config
+from workbench.study.ask.search_space import all_off, suggest
+from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.run.experimenter import TaskExperimenter
+from workbench.study.run.objective import plain
 
 HERE = Path(__file__).parent
 BASELINE_SEEDS = 12

@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from workbench.telemetry import collect_environment
+from workbench.runs import collect_environment
 
 if TYPE_CHECKING:
     from problems import Recorded

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from workbench.config import BoostConfig
-from workbench.experiments.evaluation import evaluate
-from workbench.experiments.setup import prepare
 from workbench.tasks import load_task
+from workbench.training.evaluation import evaluate
+from workbench.training.setup import prepare
 
 HERE = Path(__file__).resolve().parent
 SHORTEST, LONGEST = 8.0, 45.0

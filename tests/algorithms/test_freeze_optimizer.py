@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
-from workbench.algorithms.freeze_optimizer import FreezeOpt, allow_one_graph_per_group, split_learning_rates
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, allow_one_graph_per_group, split_learning_rates
 
 Build = Callable[[Any], torch.optim.Optimizer]
 

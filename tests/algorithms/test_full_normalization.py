@@ -17,7 +17,12 @@ from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
 from tests.golden_networks import assert_trajectory, build_loss, build_network, build_optimizer, golden_batch
-from workbench.algorithms.full_normalization import CommonHeadLastFN, FNScope, normalize_rows, replace_heads_
+from workbench.methods.less_bn.full_normalization import (
+    CommonHeadLastFN,
+    FNScope,
+    normalize_rows,
+    replace_heads_,
+)
 
 
 def layer_cases() -> list[Any]:

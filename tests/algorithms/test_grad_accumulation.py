@@ -23,7 +23,7 @@ from tests.golden_networks import (
     golden_batch,
     load_initial_weights,
 )
-from workbench.algorithms.grad_accumulation import AccumulationWindow, GradientAccumulation
+from workbench.methods.grad_accumulation.method import AccumulationWindow, GradientAccumulation
 
 
 def accumulated(net: nn.Module) -> dict[str, np.ndarray]:

@@ -24,13 +24,13 @@ from tests.golden_networks import (
     load_initial_weights,
     optimizer_arguments,
 )
-from workbench.algorithms.grad_centralization import (
+from workbench.methods.grad_centralization.method import (
     centralize_,
     decays_decoupled,
     is_centralizable,
     register_centralization,
 )
-from workbench.algorithms.grad_freeze import FreezeOpt
+from workbench.methods.grad_freeze.method import FreezeOpt
 
 
 @pytest.mark.parametrize("prefix", ["nogc", "gc"])

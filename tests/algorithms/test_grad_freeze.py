@@ -24,7 +24,7 @@ from tests.golden_networks import (
     load_initial_weights,
     optimizer_arguments,
 )
-from workbench.algorithms.grad_freeze import FreezeOpt, GradientFreeze, freeze_index_sequence
+from workbench.methods.grad_freeze.method import FreezeOpt, GradientFreeze, freeze_index_sequence
 
 
 def golden_sequences() -> list[Any]:

@@ -34,8 +34,8 @@ from tests.network_families import (
     ResNet,
     build_family_member,
 )
-from workbench.algorithms.batch_norm_folding import ChannelAffine
-from workbench.algorithms.less_bn import LessBN, LessBNReport, reduce_batch_norms_
+from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
+from workbench.methods.less_bn.method import LessBN, LessBNReport, reduce_batch_norms_
 
 WIDTHS = (4, 6, 8, 10)
 

@@ -20,9 +20,9 @@ from torch.optim import SGD
 
 from tests.network_families import DenseNet, ResNet
 from tests.ranks import Ranks
-from workbench import ranks
-from workbench.algorithms.batch_norm_folding import ChannelAffine
-from workbench.algorithms.less_bn import LessBN, LessBNReport, reduce_batch_norms_
+from workbench.core import distributed as ranks
+from workbench.methods.less_bn.batch_norm_folding import ChannelAffine
+from workbench.methods.less_bn.method import LessBN, LessBNReport, reduce_batch_norms_
 from workbench.training import AutoBoost, Boosted, apply
 
 ONLY_LESS_BN = {

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.network_families import ResNet
-from workbench.algorithms.full_normalization import (
+from workbench.methods.less_bn.full_normalization import (
     CommonHeadLastFN,
     is_classification,
     replace_heads_,
     smallest_multiplier,
 )
-from workbench.algorithms.less_bn import LessBN
+from workbench.methods.less_bn.method import LessBN
+from workbench.mindspore.train_step_cells import WithLossCell
 from workbench.training import Boosted, apply
-from workbench.training.train_step_cells import WithLossCell
 
 LESS_BN_ONLY = {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}}
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim import SGD
 
-from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
+from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
 
 def make(order: list[str]) -> SGD:

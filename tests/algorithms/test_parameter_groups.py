@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.golden_files import golden_paths, load_json
-from workbench.algorithms.parameter_groups import (
+from workbench.methods.parameter_groups import (
     named_trainable_parameters,
     owning_modules,
     plain_name,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.golden_files import golden_paths, load_json
-from workbench.algorithms.parameter_process import ParameterProcess
+from workbench.methods.parameter_process import ParameterProcess
 
 GOLDEN = pytest.mark.parametrize("path", golden_paths("optimizer_process*.json"), ids=lambda path: path.stem)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 
 from tests.golden_files import golden_paths, load_npz
-from workbench.algorithms.pca import principal_components, randomized_components
+from workbench.methods.dim_reduce.pca import principal_components, randomized_components
 
 Matrix = NDArray[Any]
 shapes = st.tuples(st.integers(3, 9), st.integers(3, 40), st.integers(0, 2**31))

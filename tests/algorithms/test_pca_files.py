@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from tests.golden_files import golden_paths, load_json
-from workbench.algorithms.pca import principal_components
-from workbench.algorithms.pca_files import (
+from workbench.methods.dim_reduce.pca import principal_components
+from workbench.methods.dim_reduce.pca_files import (
     list_snapshots,
     load_explained_variance,
     load_pca_matrix,

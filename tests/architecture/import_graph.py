@@ -103,7 +103,8 @@ def _targets(node: ast.Import | ast.ImportFrom | ast.Call, package: str, root: P
         return []
     if base.partition(".")[0] != root.name:
         return [base]
-    # "from workbench import devices" imports workbench.devices; "from workbench.config import BoostConfig" does not.
+    # "from workbench import devices" imports workbench.core.devices; "from workbench.config import BoostConfig" does
+    # not.
     return sorted(
         {f"{base}.{alias.name}" if _is_module(f"{base}.{alias.name}", root) else base for alias in node.names}
     )

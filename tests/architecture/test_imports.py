@@ -17,96 +17,63 @@ import pytest
 
 from tests.architecture.import_graph import ROOT, Import, home, imports_below, imports_of, module_name
 
-GROUND = {
-    "atomic_file",
-    "batch",
-    "config",
-    "credentials",
-    "devices",
-    "kernels",
-    "metrics",
-    "openmp",
-    "rank_environment",
-    "ranks",
-    "records",
-}
-METHODS = {"algorithms", "optimizers", "scaling"}
-STEP = {"training", "tasks", "telemetry"}
+GROUND = {"config", "core"}
+METHODS = {"loss_scale", "methods", "optim"}
+STEP = {"runs", "tasks", "training"}
+ANSWERS = {"figures", "report", "study"}
 
 # Package or module -> what it may import besides itself and the ground floor.
 MAY_IMPORT: dict[str, set[str]] = {
-    **{name: set() for name in GROUND},
-    # Pure PyTorch beside each other.
-    "algorithms": set(),
-    "embeddings": set(),
-    "optimizers": set(),
-    "scaling": set(),
-    # One step and one loop; what is trained; what is kept. They meet in experiments.
-    "training": METHODS,
-    "tasks": {"embeddings", "optimizers"},
-    "telemetry": set(),
-    # Around the loop of a Model: what a stream without end needs.
-    "online": {"training"},
-    "experiments": METHODS | STEP,
-    # Runs in other people's tools; its callback for a Model is the one file that knows the training.
-    "mirrors": {"telemetry", "training"},
+    "core": set(),
+    "config": set(),
+    # Pure PyTorch beside each other; methods scale and unscale by the rule.
+    "loss_scale": set(),
+    "optim": set(),
+    "methods": {"loss_scale"},
+    # What is trained; what is kept of a run, and shown in other people's tools.
+    "tasks": {"optim"},
+    "runs": {"loss_scale"},
+    # One step, one loop, one run.
+    "training": METHODS | {"runs", "tasks"},
+    # The reference's names; streams without end.
+    "mindspore": METHODS | {"runs", "training"},
+    "online": {"mindspore", "training"},
     # Siblings that never meet: a study runs without a display, a figure is drawn from plain records without a study.
-    "tuning": METHODS | STEP | {"experiments"},
+    "study": METHODS | STEP,
     "figures": set(),
-    "reports": {"figures", "experiments", "telemetry"},
+    "report": {"figures", "runs"},
     # On top: what puts the layers together for a user.
-    "facade": METHODS | STEP | {"experiments", "mirrors", "tuning", "figures", "reports"},
-    "templates": set(),
-    "doctor": STEP,
-    "panels": METHODS | STEP | {"experiments", "tuning", "figures", "reports", "facade", "templates"},
+    "api": METHODS | STEP | ANSWERS,
+    "panels": METHODS | STEP | ANSWERS | {"api"},
     # It times what the others do, panels included.
-    "bench": METHODS | STEP | {"embeddings", "experiments", "figures", "facade", "panels", "tuning"},
-    "cli": STEP
-    | {
-        "",
-        "experiments",
-        "mirrors",
-        "tuning",
-        "figures",
-        "reports",
-        "facade",
-        "templates",
-        "doctor",
-        "panels",
-        "bench",
-    },
-    # The reference's names, defined elsewhere.
-    "boost": {"algorithms", "scaling", "training"},
-    "nn": {"optimizers", "scaling", "training"},
+    "bench": METHODS | STEP | ANSWERS | {"api", "online", "panels"},
+    "cli": STEP | ANSWERS | {"", "api", "bench", "panels"},
+    # The reference's names, and those of version 0.6, defined elsewhere.
+    "boost": METHODS | {"mindspore", "training"},
+    "nn": {"loss_scale", "mindspore", "optim"},
     "rec": {"online"},
+    "devices": set(),
+    "telemetry": {"runs"},
+    "mirrors": {"mindspore", "runs"},
+    "experiments": {"training"},
+    "reports": {"report"},
     "__main__": {"cli"},
-    "": {"facade", "tasks", "training", "panels"},  # workbench/__init__.py
+    "": {"api", "tasks", "training", "panels"},  # workbench/__init__.py
 }
 
-NAMES_ONLY = ("boost", "nn", "rec")  # they define nothing
+# They define nothing.
+NAMES_ONLY = (
+    *("boost", "nn", "rec"),
+    *("devices", "telemetry", "mirrors", "experiments/dim_reduce", "experiments/snapshots"),
+    *("reports/dim_reduce_report", "training/callbacks"),
+)
+# Files of a package that look upward: a name of version 0.6 whose package is still here.
+LOOKS_UP = {"workbench.training.callbacks"}
 
-# Inside algorithms: shared ground that every method may use ...
-SHARED_GROUND = {"optimizer_hooks", "parameter_groups", "parameter_process", "parameter_succession"}
-# ... the files a method consists of besides its own ...
-PART_OF = {
-    "batch_norm_folding": "less_bn",
-    "batch_norm_graph": "less_bn",
-    "batch_norm_patterns": "less_bn",
-    "batch_norm_removal": "less_bn",
-    "full_normalization": "less_bn",
-    "freeze_optimizer": "grad_freeze",
-    "freeze_cell": "grad_freeze",
-    "optimizer_process": "grad_centralization",
-}
-# ... and the places where one method knows of another, each with its reason.
-EXCEPTIONS = {
-    ("freeze_cell", "grad_accumulation"): "the reference's signature of freeze_cell asks for both at once",
-}
-
-# Library -> the only packages that import it ("cli" keeps --help light, "tuning" keeps Optuna out of figures, ...).
+# Library -> the only packages that import it ("cli" keeps --help light, "study" keeps Optuna out of figures, ...).
 LIBRARY_HOMES: dict[str, set[str]] = {
-    "optuna": {"tuning", "bench"},
-    "plotly": {"figures", "reports"},
+    "optuna": {"study", "bench"},
+    "plotly": {"figures", "report"},
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
     "ipywidgets": {"panels", "bench"},
@@ -115,43 +82,28 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli"},
     "tqdm": {"cli"},
-    "torch": {
-        "batch",
-        "devices",
-        "embeddings",
-        "kernels",
-        "metrics",
-        "ranks",
-        *METHODS,
-        "training",
-        "mirrors",
-        "online",
-        "tasks",
-        "experiments",
-        "doctor",
-        "bench",
-    },
-    "torchmetrics": {"metrics"},
-    "safetensors": {"training", "online", "experiments", "algorithms"},
-    "sklearn": {"tasks", "tuning", "bench"},
+    "torch": {"core", *METHODS, "training", "mindspore", "online", "tasks", "bench"},
+    "torchmetrics": {"core"},
+    "safetensors": {"training", "online", "methods"},
+    "sklearn": {"tasks", "study", "bench"},
     "threadpoolctl": {"bench"},
     # Peers: packages that do the same, measured where somebody has installed them, and never needed.
     "deepspeed": {"bench"},
     "torchao": {"bench"},
     "pytorch_optimizer": {"bench"},
     "kfac": {"bench"},
-    "scipy": {"experiments", "tuning"},
-    "cmaes": {"tuning"},
-    "pydantic": {"config", "tuning"},
+    "scipy": {"core", "study"},
+    "cmaes": {"study"},
+    "pydantic": {"config", "study"},
     "annotated_types": {"config"},
-    "pyarrow": {"telemetry", "tuning"},
-    "pandas": {"telemetry", "experiments", "tuning", "figures", "reports", "facade", "panels"},
-    "sqlalchemy": {"tuning"},
-    "psycopg": {"tuning"},
-    "ray": {"tuning"},
-    "tensorboard": {"mirrors"},
-    "mlflow": {"mirrors"},
-    "psutil": {"bench", "devices", "telemetry", "tuning"},
+    "pyarrow": {"runs", "study"},
+    "pandas": {"runs", "training", "study", "figures", "report", "api", "panels"},
+    "sqlalchemy": {"study"},
+    "psycopg": {"study"},
+    "ray": {"study"},
+    "tensorboard": {"runs"},
+    "mlflow": {"runs"},
+    "psutil": {"bench", "core", "runs", "study"},
 }
 
 ALL_IMPORTS = imports_below()
@@ -160,17 +112,21 @@ ALL_IMPORTS = imports_below()
 def breaks_an_arrow(entry: Import) -> bool:
     """Whether an import within the package points sideways or upward."""
     source, target = home(entry.importer), home(entry.target)
-    return source != target and target not in GROUND and target not in MAY_IMPORT[source]
+    if source == target or target in GROUND or entry.importer in LOOKS_UP:
+        return False
+    return target not in MAY_IMPORT[source]
 
 
 def meets_another_method(entry: Import) -> bool:
-    """Whether a file of one method imports a file of another."""
-    source, target = entry.importer.rpartition(".")[2], entry.target.rpartition(".")[2]
-    if home(entry.importer) != "algorithms" or home(entry.target) != "algorithms":
-        return False
-    if source in {"algorithms", "catalog"} or target in SHARED_GROUND or (source, target) in EXCEPTIONS:
-        return False
-    return PART_OF.get(source, source) != PART_OF.get(target, target)
+    """Whether a file in one method's folder imports a file of another's."""
+    source, target = entry.importer.split("."), entry.target.split(".")
+    folders = {tuple(parts[:3]) for parts in (source, target)}
+    return (
+        len(folders) == 2
+        and all(parts[1:2] == ["methods"] for parts in (source, target))
+        and all((ROOT / "methods" / parts[2]).is_dir() for parts in (source, target) if len(parts) > 2)
+        and min(len(source), len(target)) > 2
+    )
 
 
 def is_away_from_home(entry: Import) -> bool:
@@ -207,20 +163,13 @@ def test_a_method_knows_no_other_method() -> None:
     assert not offences, listed(offences)
 
 
-def test_every_exception_among_the_methods_is_still_needed() -> None:
-    files = {path.stem for path in (ROOT / "algorithms").glob("*.py")}
-    imported = {(e.importer.rpartition(".")[2], e.target.rpartition(".")[2]) for e in ALL_IMPORTS}
-    assert SHARED_GROUND | set(PART_OF) | set(PART_OF.values()) <= files
-    assert set(EXCEPTIONS) <= imported
-
-
 def test_every_library_is_imported_at_home_only() -> None:
     offences = [entry for entry in ALL_IMPORTS if is_away_from_home(entry)]
     assert not offences, listed(offences)
 
 
-def test_figures_and_tuning_never_meet() -> None:
-    offences = [e for e in ALL_IMPORTS if {home(e.importer), home(e.target)} == {"figures", "tuning"}]
+def test_figures_and_study_never_meet() -> None:
+    offences = [e for e in ALL_IMPORTS if {home(e.importer), home(e.target)} == {"figures", "study"}]
     assert not offences, listed(offences)
 
 
@@ -270,22 +219,22 @@ def test_modules_of_names_define_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "offends"),
     [
-        ("algorithms/a.py", "from workbench.scaling import x", True),
-        ("algorithms/a.py", "from workbench.config import BoostConfig", False),
-        ("scaling/a.py", "def f():\n    import workbench.training.loop", True),
-        ("scaling/a.py", "if TYPE_CHECKING:\n    from workbench.training import loop", False),
-        ("scaling/a.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from workbench.training import loop", True),
-        ("tuning/a.py", "from workbench.figures import theme", True),
-        ("telemetry/a.py", "from ..tasks import task", True),
-        ("telemetry/a.py", "import importlib\nimportlib.import_module('workbench.tasks')", True),
-        ("records.py", "from workbench import facade", True),
-        ("records.py", "import workbench", True),
-        ("experiments/a.py", "from workbench.training import apply\nfrom workbench import devices", False),
+        ("methods/a.py", "from workbench.optim import x", True),
+        ("methods/a.py", "from workbench.config import BoostConfig", False),
+        ("loss_scale/a.py", "def f():\n    import workbench.training.loop", True),
+        ("loss_scale/a.py", "if TYPE_CHECKING:\n    from workbench.training import loop", False),
+        ("loss_scale/a.py", "if TYPE_CHECKING:\n    pass\nelse:\n    from workbench.training import loop", True),
+        ("study/a.py", "from workbench.figures import theme", True),
+        ("runs/a.py", "from ..tasks import task", True),
+        ("runs/a.py", "import importlib\nimportlib.import_module('workbench.tasks')", True),
+        ("core/a.py", "from workbench import api", True),
+        ("core/a.py", "import workbench", True),
+        ("training/a.py", "from workbench.training import apply\nfrom workbench.core import devices", False),
     ],
 )
 def test_the_reader_sees_an_arrow_that_points_up(tmp_path: Path, source: str, target: str, offends: bool) -> None:
     root = tmp_path / "workbench"
-    for name in ("devices.py", "facade.py", source):
+    for name in ("core/devices.py", "api.py", source):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     (root / source).write_text(target, encoding="utf-8")
@@ -315,12 +264,12 @@ def test_help_loads_neither_torch_nor_plotly() -> None:
     [
         ("workbench", {"torch", "plotly", "optuna", "pandas", "ipywidgets"}),
         ("workbench.config", {"torch", "plotly", "optuna", "pandas"}),
-        ("workbench.records", {"torch", "plotly", "optuna", "pandas"}),
-        ("workbench.telemetry", {"torch", "plotly", "optuna"}),
-        ("workbench.tuning", {"torch", "plotly"}),
-        ("workbench.mirrors", {"torch", "tensorboard", "mlflow", "optuna"}),
+        ("workbench.core.records", {"torch", "plotly", "optuna", "pandas"}),
+        ("workbench.runs", {"torch", "plotly", "optuna"}),
+        ("workbench.study", {"torch", "plotly"}),
+        ("workbench.runs.mirrors", {"torch", "tensorboard", "mlflow", "optuna"}),
         ("workbench.figures", {"torch", "optuna"}),
-        ("workbench.reports", {"torch", "optuna"}),
+        ("workbench.report", {"torch", "optuna"}),
         ("workbench.training", {"plotly", "optuna", "pandas"}),
         ("workbench.panels", {"torch", "optuna"}),
     ],

@@ -11,7 +11,13 @@ import pytest
 
 from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixtures
 from workbench import bench
-from workbench.bench import Benchmark, Estimate, Finding, Request, catalog
+from workbench.bench import (
+    Benchmark,
+    Estimate,
+    Finding,
+    Request,
+    catalog,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from workbench import devices
 from workbench.bench import (
     BENCHMARKS,
     BenchError,
@@ -23,6 +22,7 @@ from workbench.bench import (
     load_warning,
     run_benchmark,
 )
+from workbench.core import devices
 
 
 def finding(low: float, high: float, goal: float | None) -> Finding:

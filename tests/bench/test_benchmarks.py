@@ -20,9 +20,9 @@ from workbench.bench.panel_handlers import measure_handlers
 from workbench.bench.recorded import record_run
 from workbench.bench.study_overhead import measure_study_overhead
 from workbench.bench.trace_cost import measure_trace
-from workbench.experiments.replay import replay
-from workbench.experiments.replayed_run import recorded_policy
-from workbench.telemetry import read_run
+from workbench.runs import read_run
+from workbench.runs.replay import replay
+from workbench.runs.replayed_run import recorded_policy
 
 
 def check(findings: Sequence[Finding], units: str, rounds: int) -> None:

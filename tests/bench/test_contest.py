@@ -9,7 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from workbench.bench import Estimate, Request, Sides, contest, is_installed, require_equal
+from workbench.bench import (
+    Estimate,
+    Request,
+    Sides,
+    contest,
+    is_installed,
+    require_equal,
+)
 from workbench.bench.contest import require_same
 from workbench.bench.operations import operations_of
 

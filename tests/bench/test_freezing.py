@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workbench.algorithms.freeze_optimizer import FreezeOpt
 from workbench.bench import Finding, Request, freezing
 from workbench.bench.freezing import measure_freezing
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 
 
 def measure() -> list[Finding]:

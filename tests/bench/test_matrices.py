@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.algorithms.dim_reduce import flat_vector
 from workbench.bench import Finding, Request
 from workbench.bench import adasum as adasum_bench
 from workbench.bench import dim_reduce as dim_reduce_bench
@@ -20,6 +19,7 @@ from workbench.bench.dim_reduce import measure_dim_reduce
 from workbench.bench.online import measure_online
 from workbench.bench.principal_components import measure_pca, subspace_angle
 from workbench.bench.second_order import measure_thor
+from workbench.methods.dim_reduce.method import flat_vector
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 

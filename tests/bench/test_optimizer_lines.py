@@ -14,7 +14,7 @@ from workbench.bench.host_adam import measure_host_adam
 from workbench.bench.many_tensors import words
 from workbench.bench.optimizer_tail import ScaledTail, measure_optimizer_tail
 from workbench.bench.scaled_step import Perceptron, measure_scaled_step
-from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optim.adam_offload.optimizer import AdamOffload
 
 REQUEST = Request(1, peers=True, device=torch.device("cpu"), threads=(1,))
 TINY = ((64, 4),)

@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from workbench.bench import Benchmark, Estimate, Finding, Request, run_benchmark
-from workbench.bench.result_page import goals_table, page, read_answers, with_table
+from workbench.bench import (
+    Benchmark,
+    Estimate,
+    Finding,
+    Request,
+    run_benchmark,
+)
+from workbench.bench.result_page import (
+    goals_table,
+    page,
+    read_answers,
+    with_table,
+)
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.bench import BENCHMARKS, Request, chosen, host_waits
+from workbench.bench import (
+    BENCHMARKS,
+    Request,
+    chosen,
+    host_waits,
+)
 from workbench.bench.host_waits import profiled_waits
 
 REQUEST = Request(1, device=torch.device("cpu"))

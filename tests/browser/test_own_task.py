@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.browser.conftest import Lab, View
 from tests.browser.notebook_page import A_RUN, enter, opened, run_all, set_steps, task_of_the_readme, write_notebook
 from workbench.config import BoostConfig
-from workbench.telemetry import read_run
+from workbench.runs import read_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

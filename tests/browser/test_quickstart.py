@@ -18,7 +18,7 @@ from tests.browser.notebook_page import (
     write_notebook,
 )
 from workbench.config import BoostConfig
-from workbench.telemetry import read_run
+from workbench.runs import read_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 

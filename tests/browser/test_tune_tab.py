@@ -23,7 +23,7 @@ from tests.browser.notebook_page import (
     write_notebook,
 )
 from workbench.config import BoostConfig
-from workbench.tuning import read_result
+from workbench.study import read_result
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator

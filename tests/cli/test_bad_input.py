@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from tests.cli.conftest import TASK, Command
-from workbench import atomic_file
-from workbench.telemetry import list_runs, read_run
+from workbench.core import files as atomic_file
+from workbench.runs import list_runs, read_run
 
 BAD_TASKS = """
 import dataclasses
@@ -232,7 +232,7 @@ def test_a_full_disk_while_recording_is_one_sentence_and_keeps_what_was_written(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
 
-    monkeypatch.setattr("workbench.telemetry.recorder.os.write", full)
+    monkeypatch.setattr("workbench.runs.recorder.os.write", full)
     command = ("train", "--task", "wine.py", "--steps", 40, "--evaluate-every", 5, "--device", "cpu")
     outcome = workbench(*command)
     monkeypatch.undo()

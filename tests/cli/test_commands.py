@@ -13,7 +13,7 @@ from tests.cli.conftest import Command
 from workbench import __version__
 from workbench.cli import _each_note_once
 from workbench.config import BoostConfig
-from workbench.telemetry import read_run
+from workbench.runs import read_run
 
 
 def test_help_lists_every_command_and_needs_neither_torch_nor_plotly() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import Command
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
-from workbench.telemetry import find_runs, read_run
+from workbench.runs import find_runs, read_run
 
 _PATIENCE_SECONDS = 60.0
 
@@ -89,12 +89,12 @@ def test_ctrl_c_becomes_the_sentence_of_the_command() -> None:
 def test_ctrl_c_while_comparing_says_what_is_kept(
     workbench: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench import facade
+    from workbench import api
 
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(facade, "compare", interrupted)
+    monkeypatch.setattr(api, "compare", interrupted)
     outcome = workbench("compare", "a.json", "--task", "wine.py", "--out", "kept")
     assert outcome.code == 130
     assert "the runs so far are recorded in kept" in outcome.err
@@ -104,7 +104,7 @@ def test_ctrl_c_while_comparing_says_what_is_kept(
 def test_ctrl_c_where_no_command_expects_it_still_exits_with_130(
     workbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench import doctor
+    from workbench.core import doctor
 
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -10,8 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.cli.output import only_result_on_stdout, plain, print_json, print_table
-from workbench.records import TrialRecord
+from workbench.cli.output import (
+    only_result_on_stdout,
+    plain,
+    print_json,
+    print_table,
+)
+from workbench.core.records import TrialRecord
 
 COLUMNS = ("trial", "state", "in effect")
 ROWS = [(0, "complete", "nothing switched on"), (1, "pruned", "LessBN + freezing (frozen steps: 30 %) [sic]")]

@@ -20,8 +20,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tests.tuning.fake_experimenter import calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
-from workbench.tuning import StudyBusyError, join_study, read_study, tune
-from workbench.tuning.storage import StudyStorage, open_storage
+from workbench.study import (
+    StudyBusyError,
+    join_study,
+    read_study,
+    tune,
+)
+from workbench.study.store.storage import StudyStorage, open_storage
 
 STUDY = """
 [study]

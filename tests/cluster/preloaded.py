@@ -7,8 +7,8 @@ import psycopg
 import scipy.stats
 import sqlalchemy.dialects.postgresql
 
-from workbench.tuning import join_study, tune
-from workbench.tuning.storage import open_storage
+from workbench.study import join_study, tune
+from workbench.study.store.storage import open_storage
 
 __all__ = ["alembic", "join_study", "psycopg", "scipy", "sqlalchemy", "tune"]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.tuning.fake_experimenter import FakeExperimenter
 from workbench.config import BoostConfig
-from workbench.tuning.experimenter import SpeedMeasured, Trained
-from workbench.tuning.study_file import StudyFile
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import SpeedMeasured, Trained
 
 DIES_ONCE = "trial_0002"
 
@@ -40,14 +40,14 @@ class TogetherExperimenter(FakeExperimenter):
     """Its metric is the mean over two ranks of what each rank has."""
 
     def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        from workbench import ranks
+        from workbench.core import distributed as ranks
 
         self.log(f"rank {ranks.rank()} of {ranks.world_size()}")
         self.log(f"sum {ranks.mean_over_ranks([float(ranks.rank())])[0] * ranks.world_size():g}")
         return super().train(config, level, **options)
 
     def speed(self, baseline: Any, candidate: Any, **options: Any) -> SpeedMeasured:
-        from workbench import ranks
+        from workbench.core import distributed as ranks
 
         ranks.barrier()
         return super().speed(baseline, candidate, **options)

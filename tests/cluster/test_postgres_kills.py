@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster import kills
 from tests.cluster.postgres import PostgresServer
-from workbench.tuning.storage import default_storage
+from workbench.study.store.storage import default_storage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workbench.embeddings import EvictingEmbedding
-from workbench.optimizers.row_wise import RowWiseAdagrad
+from workbench.optim.embeddings import EvictingEmbedding
+from workbench.optim.row_wise import RowWiseAdagrad
 
 IDS = st.integers(-4, 12)
 BATCHES = st.lists(st.lists(IDS, min_size=1, max_size=6), min_size=1, max_size=10)

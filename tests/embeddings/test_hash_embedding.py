@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.embeddings import HashEmbedding
-from workbench.embeddings.mixing import mix64_number
+from workbench.optim.embeddings import HashEmbedding
+from workbench.optim.embeddings.mixing import mix64_number
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

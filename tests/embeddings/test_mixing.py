@@ -8,7 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.embeddings.mixing import mix64, mix64_array, mix64_number, uniform_from
+from workbench.optim.embeddings.mixing import (
+    mix64,
+    mix64_array,
+    mix64_number,
+    uniform_from,
+)
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -10,12 +10,12 @@ import torch
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig
-from workbench.experiments import comparison
-from workbench.experiments.comparison import Comparison, Side, compare_configs
-from workbench.experiments.confirmation import paired_drop_bounds, paired_drops
-from workbench.experiments.run import RunProgress, RunResult, run_task
-from workbench.experiments.speed_ratio import SpeedRatio
-from workbench.telemetry import read_run
+from workbench.core.paired_bounds import paired_drop_bounds, paired_drops
+from workbench.runs import read_run
+from workbench.training import compare as comparison
+from workbench.training.compare import Comparison, Side, compare_configs
+from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.speed import SpeedRatio
 
 CPU = torch.device("cpu")
 BASE = Side("A.json", BoostConfig(), "O0")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.experiments.confirmation import (
+from workbench.core.paired_bounds import (
     decidable_drop,
     decide,
     format_duration,
@@ -20,7 +20,7 @@ from workbench.experiments.confirmation import (
     smallest_gap,
     time_ratio,
 )
-from workbench.records import Verdict
+from workbench.core.records import Verdict
 
 
 def test_bounds_equal_the_textbook_interval() -> None:

@@ -13,10 +13,10 @@ import torch
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig, ConfigError
-from workbench.experiments.dim_reduce import SubspaceRuns, subspace_table, train_in_subspace
-from workbench.experiments.run import RunResult
+from workbench.runs import read_run
 from workbench.tasks import load_task
-from workbench.telemetry import read_run
+from workbench.training.run import RunResult
+from workbench.training.subspace_runs import SubspaceRuns, subspace_table, train_in_subspace
 
 CPU = torch.device("cpu")
 STUDY = Path(__file__).parents[2] / "studies" / "dim_reduce"

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig
-from workbench.experiments import freezing_limit
-from workbench.experiments.freezing_limit import measure_freezing_limit
+from workbench.training import freezing_limit
+from workbench.training.freezing_limit import measure_freezing_limit
 
 FREEZING = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, "grad_freeze": {"total_steps": 40}}
 

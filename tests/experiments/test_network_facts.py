@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.experiments.small_tasks import Net, small_task
-from workbench.algorithms.grad_freeze import FreezeOpt
-from workbench.algorithms.less_bn import LessBNReport
 from workbench.config import BoostConfig, NetworkFacts
-from workbench.experiments.network_facts import network_facts
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.methods.less_bn.method import LessBNReport
 from workbench.training import apply
+from workbench.training.network_facts import network_facts
 
 
 class Block(nn.Module):

@@ -9,8 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workbench.experiments.confirmation import TimeRatio, paired_drop_bounds, planned_pairs, time_ratio
-from workbench.experiments.planned_tests import (
+from workbench.core.paired_bounds import (
+    TimeRatio,
+    paired_drop_bounds,
+    planned_pairs,
+    time_ratio,
+)
+from workbench.core.records import Verdict
+from workbench.study.answer.planned_tests import (
     Judgement,
     PlannedTest,
     first_test,
@@ -19,7 +25,6 @@ from workbench.experiments.planned_tests import (
     judge,
     sentence,
 )
-from workbench.records import Verdict
 
 FASTER, OPEN, SLOWER = TimeRatio(1.2, 1.1, 1.3), TimeRatio(1.03, 0.94, 1.10, 12), TimeRatio(0.8, 0.7, 0.9)
 CONFIRMED, UNDECIDED, REFUTED = Verdict.CONFIRMED, Verdict.UNDECIDED, Verdict.REFUTED

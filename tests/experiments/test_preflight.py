@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.tasks.test_outputs import Net, X, Y, task_of
+from workbench.api import compare, train, tune
 from workbench.config import BoostConfig
-from workbench.experiments.run import run_task
-from workbench.facade import compare, train, tune
+from workbench.study import StudyFailedError
 from workbench.tasks import TaskError
-from workbench.tuning import StudyFailedError
+from workbench.training.run import run_task
 
 CPU = torch.device("cpu")
 

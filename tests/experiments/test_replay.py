@@ -15,13 +15,13 @@ from torch import nn
 from torch.optim import SGD
 
 from workbench.config import BoostConfig
-from workbench.experiments import replay as experiments_replay
-from workbench.experiments.replay import estimate_thresholds, replay
-from workbench.experiments.run import run_task
-from workbench.records import ExponentCounts
-from workbench.scaling import ScalePolicy, exponent_table, simulate
+from workbench.core.records import ExponentCounts
+from workbench.loss_scale import ScalePolicy, exponent_table, simulate
+from workbench.runs import Run, read_run
+from workbench.runs import replay as experiments_replay
+from workbench.runs.replay import estimate_thresholds, replay
 from workbench.tasks import Task
-from workbench.telemetry import Run, read_run
+from workbench.training.run import run_task
 
 HALF_MAX = 65504.0
 POLICIES = [

@@ -7,16 +7,21 @@ import pandas as pd
 import pytest
 
 from tests.panels.recorded_runs import POLICY, recorded_run
-from workbench import facade
-from workbench.experiments.replayed_run import ReplayedRun, policy_grid, recorded_policy, usual_windows
-from workbench.scaling import ScalePolicy
-from workbench.telemetry import Run, read_run
+from workbench import api
+from workbench.loss_scale import ScalePolicy
+from workbench.runs import Run, read_run
+from workbench.runs.replayed_run import (
+    ReplayedRun,
+    policy_grid,
+    recorded_policy,
+    usual_windows,
+)
 
 
 def test_a_run_opened_for_replay_says_what_replay_says(tmp_path: Path) -> None:
     run = read_run(recorded_run(tmp_path))
     policies = policy_grid([2.0**10, 2.0**20], [2.0, 4.0], [5, 50])
-    here, there = ReplayedRun(run).judge(policies), facade.replay(run, policies).table
+    here, there = ReplayedRun(run).judge(policies), api.replay(run, policies).table
     for name in ("init", "factor", "window", "overflows", "wasted_share", "underflow_share"):
         np.testing.assert_array_equal(here[name], there[name], err_msg=name)
 
@@ -24,7 +29,7 @@ def test_a_run_opened_for_replay_says_what_replay_says(tmp_path: Path) -> None:
 def test_ranges_of_a_run_opened_for_replay_are_those_of_replay(tmp_path: Path) -> None:
     run = read_run(recorded_run(tmp_path))
     policies = policy_grid([2.0**10, 2.0**20], [2.0, 4.0], [5, 50])
-    here, there = ReplayedRun(run).ranges(policies), facade.replay(run, policies)
+    here, there = ReplayedRun(run).ranges(policies), api.replay(run, policies)
     pd.testing.assert_frame_equal(here.table, there.table, check_exact=True)
     assert here.assumption == there.assumption
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from tests.experiments.small_tasks import BATCH_SIZE, Net, small_task
 from workbench.config import BoostConfig
-from workbench.experiments.evaluation import evaluate
-from workbench.experiments.run import RunProgress, RunResult, run_task
-from workbench.experiments.setup import prepare
-from workbench.records import Event, EventKind, StepRecord
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.runs import RunRecorder, TelemetryError, read_run
 from workbench.tasks import Task
 from workbench.tasks.digits import digits_resnet
-from workbench.telemetry import RunRecorder, TelemetryError, read_run
+from workbench.training.evaluation import evaluate
 from workbench.training.precision import Precision
+from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.setup import prepare
 from workbench.training.trace_buffer import TraceBuffer
 
 CPU = torch.device("cpu")

@@ -15,14 +15,14 @@ from torch.optim import SGD, Optimizer
 
 from tests.experiments.small_tasks import BATCH_SIZE, small_task
 from tests.ranks import Ranks
-from workbench import ranks
 from workbench.config import BoostConfig
-from workbench.experiments.comparison import Side, compare_configs
-from workbench.experiments.run import RunProgress, RunResult, run_task
-from workbench.experiments.setup import prepare
-from workbench.experiments.speed_ratio import measure_speed_ratio
+from workbench.core import distributed as ranks
+from workbench.runs import read_run
 from workbench.tasks import Task
-from workbench.telemetry import read_run
+from workbench.training.compare import Side, compare_configs
+from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.setup import prepare
+from workbench.training.speed import measure_speed_ratio
 
 pytestmark = pytest.mark.slow  # starting ranks takes seconds
 

@@ -12,8 +12,8 @@ from torch.optim import SGD
 
 from tests.network_families import ResNet
 from workbench.config import BoostConfig
-from workbench.experiments.setup import prepare
 from workbench.tasks import Task
+from workbench.training.setup import prepare
 
 LESS_BN = BoostConfig.from_dict(
     {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}, "less_bn": {"fn_flag": False}}

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.experiments.small_tasks import small_task
-from workbench.algorithms.pca_files import list_snapshots, load_snapshots
 from workbench.config import BoostConfig
-from workbench.experiments.run import run_task
-from workbench.experiments.snapshots import SnapshotRecorder, snapshot_recorder, snapshot_steps
-from workbench.telemetry import read_run
+from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots
+from workbench.runs import read_run
 from workbench.training import Boosted, apply
+from workbench.training.run import run_task
+from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder, snapshot_steps
 
 
 def parameters(value: float = 0.0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def test_a_write_that_fails_leaves_no_half_file(tmp_path: Path, monkeypatch: pyt
         path.write_bytes(b"half")
         raise OSError("the disk went away")
 
-    monkeypatch.setattr("workbench.experiments.snapshots.save_file", broken)
+    monkeypatch.setattr("workbench.training.snapshots.save_file", broken)
     with pytest.raises(OSError, match="went away"):
         recorder.after_step(0)
     assert list(tmp_path.iterdir()) == []
@@ -151,9 +151,9 @@ def test_only_the_first_rank_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     asked = BoostConfig.from_dict({"snapshots": {"count": 5}})
     net = network()
     boosted = apply(asked, net, torch.optim.SGD(net.parameters(), lr=0.1), level="O0")
-    monkeypatch.setattr("workbench.ranks.rank", lambda: 1)
+    monkeypatch.setattr("workbench.core.distributed.rank", lambda: 1)
     assert snapshot_recorder(asked, boosted, tmp_path) is None
-    monkeypatch.setattr("workbench.ranks.rank", lambda: 0)
+    monkeypatch.setattr("workbench.core.distributed.rank", lambda: 0)
     assert snapshot_recorder(asked, boosted, tmp_path) is not None
 
 

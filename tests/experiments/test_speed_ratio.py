@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.experiments.small_tasks import small_task
-from workbench.algorithms.grad_freeze import FreezeOpt
-from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import BoostConfig
-from workbench.experiments import speed_ratio
-from workbench.experiments.setup import prepare
-from workbench.experiments.speed_ratio import SpeedRatio, bootstrap_median_interval, measure_speed_ratio
-from workbench.optimizers.preconditioner import Preconditioner
+from workbench.methods.dim_reduce.pca_files import save_pca_matrix
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.optim.thor.preconditioner import Preconditioner
 from workbench.tasks import Task
 from workbench.training import Boosted
+from workbench.training import speed as speed_ratio
+from workbench.training.setup import prepare
+from workbench.training.speed import SpeedRatio, bootstrap_median_interval, measure_speed_ratio
 
 CPU = torch.device("cpu")
 PLAIN = BoostConfig()

@@ -10,8 +10,8 @@ import torch
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig
-from workbench.experiments.run import run_task
-from workbench.telemetry import read_run
+from workbench.runs import read_run
+from workbench.training.run import run_task
 
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},

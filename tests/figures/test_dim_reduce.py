@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.figures import SubspacePair, dim_reduce_figure, dim_reduce_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import Event, EventKind, StepRecord
 
 NAN = float("nan")
 

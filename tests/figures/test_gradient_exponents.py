@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from workbench.core.records import ExponentCounts, StepRecord
 from workbench.figures import gradient_exponents_figure, gradient_exponents_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import ExponentCounts, StepRecord
 
 
 def _record(step: int, scale: float, *groups: ExponentCounts, overflow: bool = False) -> StepRecord:

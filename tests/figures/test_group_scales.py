@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.figures import figure_text, group_scales_figure, group_scales_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import Event, EventKind, StepRecord
 
 BODY, HEAD = "group 1 (conv1, conv2)", "group 2 (head)"
 

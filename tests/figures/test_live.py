@@ -17,6 +17,7 @@ import pytest
 from ipywidgets.widgets.widget import _remove_buffers
 from plotly.callbacks import InputDeviceState, Points
 
+from workbench.core.records import ExponentCounts, StepRecord
 from workbench.figures import (
     FIGURE_CONFIG,
     empty_figure,
@@ -31,7 +32,6 @@ from workbench.figures.live import LiveFigure, static_mimebundle
 from workbench.figures.loss_curves import RunCurve, loss_curves_drawing
 from workbench.figures.loss_scale import loss_scale_drawing
 from workbench.figures.step_time import step_time_drawing
-from workbench.records import ExponentCounts, StepRecord
 
 
 def run(n: int, *, overflow_at: tuple[int, ...] = (3, 8)) -> list[StepRecord]:

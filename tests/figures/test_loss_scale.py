@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.figures import loss_scale_figure, loss_scale_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import Event, EventKind, StepRecord
 
 
 def _record(step: int, used: float, after: float, *, overflow: bool = False, accumulated: int = 1) -> StepRecord:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from workbench.core.records import StepRecord
 from workbench.figures import figure_text, offload_figure, offload_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import StepRecord
 
 NAN = float("nan")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from workbench.core.records import Event, EventKind
 from workbench.figures import figure_text, online_quality_figure, online_quality_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import Event, EventKind
 
 NAN = float("nan")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workbench.core.records import Event, EventKind
 from workbench.figures import figure_text, online_stream_figure, online_stream_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import Event, EventKind
 
 NAN = float("nan")
 

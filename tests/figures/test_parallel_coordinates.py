@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from workbench.core.records import TrialRecord
 from workbench.figures import parallel_coordinates_figure, parallel_coordinates_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import TrialRecord
 
 
 def _trial(number: int, value: float, feasible: bool = True, **parameters: Any) -> TrialRecord:

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.figures import figure_text, second_order_figure, second_order_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import Event, EventKind, StepRecord
 
 NAN = float("nan")
 

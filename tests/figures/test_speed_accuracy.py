@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+from workbench.core.records import (
+    CandidateRecord,
+    Choice,
+    TrialRecord,
+    Verdict,
+)
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 
 ACCURACY = MetricScale("accuracy")
 

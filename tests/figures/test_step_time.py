@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from workbench.core.records import StepRecord
 from workbench.figures import step_time_figure, step_time_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import StepRecord
 
 
 def _timed(n: int) -> list[StepRecord]:

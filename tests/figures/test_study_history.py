@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from workbench.core.records import TrialRecord
 from workbench.figures import study_history_figure, study_history_numbers
 from workbench.figures.labels import unmarked
-from workbench.records import TrialRecord
 
 
 def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known: Any) -> TrialRecord:

@@ -50,8 +50,8 @@ def test_an_empty_figure_gives_its_reason() -> None:
 
 def test_figures_and_tuning_never_meet() -> None:
     program = (
-        "import sys, workbench.figures, workbench.reports\n"
-        "heavy = {'torch', 'optuna', 'ipywidgets', 'workbench.tuning', 'workbench.training'}\n"
+        "import sys, workbench.figures, workbench.report\n"
+        "heavy = {'torch', 'optuna', 'ipywidgets', 'workbench.study', 'workbench.training'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

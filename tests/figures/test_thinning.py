@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.figures.thinning import bin_edges, staircase_indices, thin_indices, thin_marks
+from workbench.figures.thinning import (
+    bin_edges,
+    staircase_indices,
+    thin_indices,
+    thin_marks,
+)
 
 
 def test_a_short_trace_is_kept_whole() -> None:

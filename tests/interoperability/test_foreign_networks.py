@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import SGD
 
-from workbench.algorithms.less_bn import LessBNReport, reduce_batch_norms_
+from workbench.methods.less_bn.method import LessBNReport, reduce_batch_norms_
 from workbench.training import apply
 
 pytestmark = pytest.mark.slow  # importing timm and transformers takes seconds

@@ -14,9 +14,9 @@ from torch.optim import AdamW, Optimizer
 
 from workbench import apply
 from workbench.config import BoostConfig
-from workbench.experiments.run import run_task
 from workbench.nn import AdamOffload, thor
 from workbench.tasks import Task
+from workbench.training.run import run_task
 
 transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 

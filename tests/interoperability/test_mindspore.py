@@ -21,12 +21,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import configs, repeatable
-from workbench.algorithms.grad_freeze import freeze_index_sequence
-from workbench.algorithms.pca_files import save_pca_matrix
-from workbench.config import SWITCHES, BoostConfig, ConfigError, Plan, requested_switches
-from workbench.records import CandidateRecord, Choice, Verdict
-from workbench.tuning.export import ExportContext, export_configs
-from workbench.tuning.plans import StudyPlans
+from workbench.config import (
+    SWITCHES,
+    BoostConfig,
+    ConfigError,
+    Plan,
+    requested_switches,
+)
+from workbench.core.records import CandidateRecord, Choice, Verdict
+from workbench.methods.dim_reduce.pca_files import save_pca_matrix
+from workbench.methods.grad_freeze.method import freeze_index_sequence
+from workbench.study.answer.export import ExportContext, export_configs
+from workbench.study.ask.plans import StudyPlans
 
 VARIABLE = "WORKBENCH_MINDSPORE_PYTHON"
 HOW = (

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.kernels import library
-from workbench.kernels.library import OFF, kernel_library
+from workbench.core.kernels import library
+from workbench.core.kernels.library import OFF, kernel_library
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler here")
 
@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 @needs_compiler
 def test_processes_may_compile_it_at_once(tmp_path: Path) -> None:
-    code = "from workbench.kernels.library import kernel_library; assert kernel_library() is not None"
+    code = "from workbench.core.kernels.library import kernel_library; assert kernel_library() is not None"
     started = [subprocess.Popen([sys.executable, "-c", code], env=_environment()) for _ in range(2)]
     assert [one.wait(120) for one in started] == [0, 0]
     assert [path.suffix for path in (tmp_path / "boost-workbench").iterdir()] == [".so"]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
-from workbench import kernels
-from workbench.kernels.library import kernel_library
-from workbench.optimizers.host_adam import corrected_rate
-from workbench.optimizers.stochastic_rounding import RoundedAdam
+from workbench.core import kernels
+from workbench.core.kernels.library import kernel_library
+from workbench.optim.adam_offload.host_adam import corrected_rate
+from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam
 
 pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no C compiler on this machine (Debian: gcc)")
 
@@ -116,7 +116,7 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
     results = []
     for with_kernel in (True, False):
         if not with_kernel:
-            monkeypatch.setattr("workbench.kernels.tensors.kernel_library", lambda: None)
+            monkeypatch.setattr("workbench.core.kernels.tensors.kernel_library", lambda: None)
         weights, rounding = drawn(sizes, 0), RoundedAdam(seed=7)
         moments = [[torch.zeros(size, dtype=torch.bfloat16) for size in sizes] for _ in range(2)]
         for step in range(1, 5):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from workbench import kernels
-from workbench.kernels import tensors as asked
-from workbench.kernels.library import kernel_library
+from workbench.core import kernels
+from workbench.core.kernels import tensors as asked
+from workbench.core.kernels.library import kernel_library
 
 pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no C compiler on this machine (Debian: gcc)")
 

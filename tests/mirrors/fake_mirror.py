@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import BoostConfig
-from workbench.mirrors import Mirror, MirroredRun
-from workbench.mirrors.mirror import State
-from workbench.mirrors.selection import Point
-from workbench.records import Event, EventKind, StepRecord
-from workbench.telemetry import RunRecorder
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.runs import RunRecorder
+from workbench.runs.mirrors import Mirror, MirroredRun
+from workbench.runs.mirrors.mirror import State
+from workbench.runs.mirrors.selection import Point
 
 STEPS = 40
 SUMMARY = {

@@ -10,11 +10,16 @@ import pytest
 
 from tests.experiments.small_tasks import small_task
 from tests.mirrors.fake_mirror import CONFIG, ENVIRONMENT, SUMMARY, FakeMirror, events_of_a_run, steps_of_a_run
+from workbench.api import train
 from workbench.cli import main
-from workbench.facade import train
-from workbench.mirrors import LiveMirrors, MirrorError, MirrorWarning, mirrors_named
-from workbench.records import EventKind
-from workbench.telemetry import read_run
+from workbench.core.records import EventKind
+from workbench.runs import read_run
+from workbench.runs.mirrors import (
+    LiveMirrors,
+    MirrorError,
+    MirrorWarning,
+    mirrors_named,
+)
 
 
 def begun(*mirrors: FakeMirror, wait_seconds: float = 30.0) -> LiveMirrors:
@@ -79,7 +84,7 @@ def test_a_mirror_that_hangs_holds_neither_the_run_nor_its_end() -> None:
 
 
 def test_a_slow_mirror_gets_fewer_points_and_every_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.mirrors.live._MOST_WAITING", 100)
+    monkeypatch.setattr("workbench.runs.mirrors.live._MOST_WAITING", 100)
     gate = threading.Event()
     mirror = FakeMirror(gate=gate)
     live = begun(mirror)

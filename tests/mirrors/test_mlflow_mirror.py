@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.mirrors.fake_mirror import STEPS, SUMMARY, record_run
-from workbench.mirrors import MirrorError, MlflowMirror, mirror_runs
+from workbench.runs.mirrors import MirrorError, MlflowMirror, mirror_runs
 
 pytestmark = [
     pytest.mark.slow,  # MLflow takes seconds to load and to make its tables

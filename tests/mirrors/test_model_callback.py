@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.mirrors.fake_mirror import FakeMirror
-from workbench.mirrors import MirrorCallback
+from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.mindspore.mirror_callback import MirrorCallback
 from workbench.nn import Model
-from workbench.training.callbacks import Callback, RunContext
 from workbench.training.trace_buffer import TraceBuffer
 
 

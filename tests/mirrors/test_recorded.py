@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.mirrors.fake_mirror import SUMMARY, FakeMirror, record_run
-from workbench.mirrors import MirrorError, MirrorFailedError, mirror_runs
-from workbench.mirrors import recorded as recorded_module
-from workbench.telemetry import RunError
+from workbench.runs import RunError
+from workbench.runs.mirrors import MirrorError, MirrorFailedError, mirror_runs
+from workbench.runs.mirrors import recorded as recorded_module
 
 
 def test_a_recorded_run_arrives_as_a_live_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

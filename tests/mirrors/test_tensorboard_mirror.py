@@ -10,8 +10,13 @@ import pytest
 
 from tests.mirrors.fake_mirror import ENVIRONMENT, STEPS, SUMMARY, record_run
 from workbench.cli import main
-from workbench.mirrors import MirrorError, MirrorFailedError, TensorBoardMirror, mirror_runs
-from workbench.mirrors.selection import SCALARS
+from workbench.runs.mirrors import (
+    MirrorError,
+    MirrorFailedError,
+    TensorBoardMirror,
+    mirror_runs,
+)
+from workbench.runs.mirrors.selection import SCALARS
 
 pytest.importorskip("tensorboard", reason='tensorboard is not installed; pip install "boost-workbench[mirrors]"')
 

@@ -18,8 +18,13 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.online.recommender import BATCH, Recommender, stream
-from workbench.online import OnlineCheckpoints, PageHinkley, Prequential, RecModel
-from workbench.training.callbacks import Callback, RunContext
+from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.online import (
+    OnlineCheckpoints,
+    PageHinkley,
+    Prequential,
+    RecModel,
+)
 
 
 class Counting(nn.Module):

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import (
     OnlineCheckpoints,
     OnlineSummary,
@@ -19,10 +21,8 @@ from workbench.online import (
     load_published,
 )
 from workbench.rec import RecModel
-from workbench.records import Event, EventKind, StepRecord
 from workbench.tasks.click_law import ClickLaw
 from workbench.tasks.clicks import ClickModel, click_stream, row_wise_adam
-from workbench.training.callbacks import Callback, RunContext
 
 
 class StopAt(Callback):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import RecordRules
 from workbench.rec import RecModel
-from workbench.training.callbacks import Callback, RunContext
 
 Batch = tuple[Tensor, Tensor]
 

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.online.recommender import Recommender, new_recommender, stream
-from workbench.embeddings import EvictingEmbedding
+from workbench.core.records import EventKind
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.nn import DynamicLossScaleManager, Model
 from workbench.online import OnlineCheckpoints, PageHinkley, Prequential
+from workbench.optim.embeddings import EvictingEmbedding
 from workbench.rec import RecModel
-from workbench.records import EventKind
+from workbench.runs import RunRecorder, column_info, read_run
 from workbench.tasks.digits import ResNet
-from workbench.telemetry import RunRecorder, column_info, read_run
 from workbench.training import BoostStep
-from workbench.training.callbacks import Callback, RunContext
 
 FREEZING: dict[str, Any] = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},

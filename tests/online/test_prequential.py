@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from torchmetrics.functional.classification import binary_auroc
 
 from tests.scaling.host_reads import forbid_host_reads
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import Prequential
 from workbench.online.ranking import exact_auc
 from workbench.rec import RecModel
-from workbench.training.callbacks import Callback, RunContext
 
 RECORDS = st.lists(
     st.tuples(st.sampled_from([-2.0, -1.0, 0.0, 0.5, 0.5000001, 3.0]) | st.floats(-30, 30), st.booleans()), max_size=60

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from tests.golden_files import golden_paths, load_json
+from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.rec import RecModel
-from workbench.training.callbacks import Callback, RunContext
 
 Batch = tuple[Tensor, Tensor]
 OLD_NAMES = ["begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"]

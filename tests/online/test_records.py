@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.online.recommender import Recommender, new_recommender, stream
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.online import RecordLimitError, RecordRules
 from workbench.online.record_rules import form_of, judge, select_rows
 from workbench.online.record_sieve import RecordSieve
 from workbench.rec import RecModel
-from workbench.records import Event, EventKind, StepRecord
 
 
 def good(n: int = 4) -> tuple[tuple[Tensor, Tensor], Tensor]:

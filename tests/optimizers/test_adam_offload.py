@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
-from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optim.adam_offload.optimizer import AdamOffload
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.golden_files import golden_paths, load_json, load_npz
-from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optim.adam_offload.optimizer import AdamOffload
 
 SETTINGS = ("learning_rate", "beta1", "beta2", "eps", "use_locking", "use_nesterov", "weight_decay", "loss_scale")
 

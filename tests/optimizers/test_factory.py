@@ -8,10 +8,10 @@ from torch import nn
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.config.optimizer import HYPER_PARAMETERS
-from workbench.optimizers import build_optimizer, change_optimizer_
-from workbench.optimizers.adam_offload import AdamOffload
-from workbench.optimizers.factory import DecayingDamping
-from workbench.optimizers.thor import Thor
+from workbench.optim import build_optimizer, change_optimizer_
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.factory import DecayingDamping
+from workbench.optim.thor.optimizer import Thor
 
 
 def network() -> nn.Sequential:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, distributed, nn
 
 from tests.optimizers.test_adam_offload import backward, network, train
-from workbench.optimizers.adam_offload import AdamOffload
-from workbench.optimizers.host_transfer import HostTransfer, make_buckets
-from workbench.optimizers.transfer_lanes import HostLane, Lane, Mark
+from workbench.optim.adam_offload.host_transfer import HostTransfer, make_buckets
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.adam_offload.transfer_lanes import HostLane, Lane, Mark
 
 
 class LateLane:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.optimizers.factor_blocks import FactorBlocks
-from workbench.optimizers.kronecker_factors import (
+from workbench.optim.thor.factor_blocks import FactorBlocks
+from workbench.optim.thor.kronecker_factors import (
     block_inverse,
     block_ranges,
     patches,
     precondition,
     same_padding,
 )
-from workbench.optimizers.thor import Thor
-from workbench.optimizers.thor_layers import find_layers
+from workbench.optim.thor.optimizer import Thor
+from workbench.optim.thor.thor_layers import find_layers
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.optimizers.row_wise import RowWiseAdagrad, RowWiseAdam, _merge_without_waiting, merge_rows
-from workbench.scaling import step_if_finite, unscale_and_check_
+from workbench.loss_scale import step_if_finite, unscale_and_check_
+from workbench.optim.row_wise import (
+    RowWiseAdagrad,
+    RowWiseAdam,
+    _merge_without_waiting,
+    merge_rows,
+)
 
 N_ROWS, DIM = 7, 3
 BOTH = pytest.mark.parametrize("kind", [RowWiseAdam, RowWiseAdagrad])
@@ -241,7 +246,7 @@ def test_a_device_that_is_not_waited_for_skips_likewise(
     kind: Any, flag: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path of accelerators, taken on the CPU: the flag is used in the arithmetic and the host never reads it."""
-    monkeypatch.setattr("workbench.optimizers.row_wise._reads_without_waiting", lambda tensor: False)
+    monkeypatch.setattr("workbench.optim.row_wise._reads_without_waiting", lambda tensor: False)
     model, twin = Scored(torch.float32), Scored(torch.float32)
     for net in (model, twin):
         net.table.weight.fresh_rows = torch.arange(N_ROWS) == 2  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tests.optimizers.test_adam_offload import network, train
-from workbench.optimizers.adam_offload import AdamOffload
-from workbench.optimizers.host_adam import adam_step_
-from workbench.optimizers.stochastic_rounding import RoundedAdam, round_stochastically_
+from workbench.optim.adam_offload.host_adam import adam_step_
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam, round_stochastically_
 
 
 def test_every_draw_is_a_neighbour_and_all_draws_average_to_the_value() -> None:

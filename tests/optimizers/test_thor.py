@@ -20,13 +20,13 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.algorithms.freeze_optimizer import FreezeOpt
-from workbench.algorithms.grad_centralization import register_centralization
-from workbench.algorithms.parameter_groups import rebuild_optimizer
-from workbench.optimizers.kronecker_factors import block_inverse, layer_norm_step, precondition
-from workbench.optimizers.thor import NamedParameter, Thor
-from workbench.records import Event, EventKind
-from workbench.scaling import decides_on_device, step_if_finite
+from workbench.core.records import Event, EventKind
+from workbench.loss_scale import decides_on_device, step_if_finite
+from workbench.methods.grad_centralization.method import register_centralization
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
+from workbench.methods.parameter_groups import rebuild_optimizer
+from workbench.optim.thor.kronecker_factors import block_inverse, layer_norm_step, precondition
+from workbench.optim.thor.optimizer import NamedParameter, Thor
 from workbench.training import TraceBuffer, apply, training_loop
 
 UNBOUNDED = math.inf

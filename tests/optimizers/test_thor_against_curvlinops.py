@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.optimizers.thor import Thor
+from workbench.optim.thor.optimizer import Thor
 
 curvlinops: Any = pytest.importorskip("curvlinops", reason="curvlinops-for-pytorch is not installed")
 

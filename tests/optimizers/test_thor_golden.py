@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
-from workbench.optimizers.kronecker_factors import (
+from workbench.optim.thor.kronecker_factors import (
     block_inverse,
     embedding_step,
     layer_norm_step,
@@ -21,7 +21,7 @@ from workbench.optimizers.kronecker_factors import (
     precondition,
     same_padding,
 )
-from workbench.optimizers.thor import Thor
+from workbench.optim.thor.optimizer import Thor
 
 TRAJECTORIES = [path for path in golden_paths("thor_*.npz") if path.stem != "thor_pieces"]
 PIECES = golden_paths("thor_pieces.npz")

@@ -10,9 +10,9 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from tests.ranks import Ranks
-from workbench import ranks
-from workbench.optimizers.factor_exchange import FactorExchange
-from workbench.optimizers.thor import Thor
+from workbench.core import distributed as ranks
+from workbench.optim.thor.factor_exchange import FactorExchange
+from workbench.optim.thor.optimizer import Thor
 from workbench.training import apply
 
 pytestmark = pytest.mark.slow  # starting ranks takes seconds

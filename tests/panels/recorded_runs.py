@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.config import BoostConfig
-from workbench.records import ExponentCounts, StepRecord
-from workbench.scaling import ScalePolicy, simulate
-from workbench.telemetry import SCHEMA_VERSION, RunRecorder
+from workbench.core.records import ExponentCounts, StepRecord
+from workbench.loss_scale import ScalePolicy, simulate
+from workbench.runs import SCHEMA_VERSION, RunRecorder
 
 __all__ = ["POLICY", "recorded_run"]
 

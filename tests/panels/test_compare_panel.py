@@ -230,8 +230,8 @@ def test_a_side_that_diverges_is_said(made: Callable[..., ComparePanel]) -> None
 
 
 def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -> None:
-    from workbench.experiments.run import RunProgress
     from workbench.panels.compare_panel import CompareOrder, _Step
+    from workbench.training.run import RunProgress
 
     panel = made()
     sides = (("O0", BoostConfig(), "O0"), ("O1", BoostConfig(), "O1"))

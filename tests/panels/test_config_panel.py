@@ -10,8 +10,13 @@ import ipywidgets as widgets
 import pytest
 
 from tests.panels.looking import everything, text_in
-from workbench.algorithms.catalog import METHODS
-from workbench.config import SWITCHES, BoostConfig, NetworkFacts, describe_parameters
+from workbench.config import (
+    SWITCHES,
+    BoostConfig,
+    NetworkFacts,
+    describe_parameters,
+)
+from workbench.methods.catalog import METHODS
 from workbench.panels.config_panel import ConfigPanel, card_html
 from workbench.panels.shared_config import SharedConfig
 

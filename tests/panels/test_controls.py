@@ -6,8 +6,18 @@ from typing import Any
 import ipywidgets as widgets
 import pytest
 
-from workbench.config import BoostConfig, ConfigError, ParameterInfo, describe_parameters
-from workbench.panels.controls import ParameterControl, control_for, number_text, parsed
+from workbench.config import (
+    BoostConfig,
+    ConfigError,
+    ParameterInfo,
+    describe_parameters,
+)
+from workbench.panels.controls import (
+    ParameterControl,
+    control_for,
+    number_text,
+    parsed,
+)
 
 PARAMETERS = describe_parameters()
 

@@ -205,7 +205,7 @@ def test_a_whole_study_is_exported_in_the_worker(
         assert go.wait(LONG)
         return SimpleNamespace(exported={t: out / f"boost_config.{t}.json" for t in ("o1", "o2")})
 
-    monkeypatch.setattr("workbench.facade.export", export)
+    monkeypatch.setattr("workbench.api.export", export)
     panel.study.value = f"{study}/"
     for _ in range(2):
         panel.export_button.click()

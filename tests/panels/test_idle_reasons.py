@@ -4,8 +4,18 @@ from typing import Any
 
 import pytest
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError, describe_parameters
-from workbench.panels.idle_reasons import idle_reason, owner_note, switch_refusals, with_switch
+from workbench.config import (
+    SWITCHES,
+    BoostConfig,
+    ConfigError,
+    describe_parameters,
+)
+from workbench.panels.idle_reasons import (
+    idle_reason,
+    owner_note,
+    switch_refusals,
+    with_switch,
+)
 
 PARAMETERS = describe_parameters()
 CONFIGS: dict[str, dict[str, Any]] = {

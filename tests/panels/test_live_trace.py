@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import math
 
+from workbench.core.records import Event, EventKind, StepRecord
 from workbench.panels.live_trace import LiveTrace
-from workbench.records import Event, EventKind, StepRecord
 
 
 def record(step: int, **columns: float) -> StepRecord:

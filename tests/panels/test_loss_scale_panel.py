@@ -14,12 +14,12 @@ import pytest
 from tests.panels.looking import drawn, our_threads, text_in
 from tests.panels.recorded_runs import POLICY, recorded_run
 from workbench.config import BoostConfig
-from workbench.experiments.replayed_run import ReplayedRun
+from workbench.loss_scale import ScalePolicy, simulate
 from workbench.panels.loss_scale_panel import LossScalePanel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
-from workbench.scaling import ScalePolicy, simulate
-from workbench.telemetry import Run, read_run
+from workbench.runs import Run, read_run
+from workbench.runs.replayed_run import ReplayedRun
 
 LONG = 60.0
 INIT, FACTOR, WINDOW = "loss_scale.init", "loss_scale.factor", "loss_scale.window"
@@ -293,7 +293,7 @@ def test_opening_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert go.wait(LONG)
         return read_run(path, **options)
 
-    monkeypatch.setattr("workbench.telemetry.read_run", slow)
+    monkeypatch.setattr("workbench.runs.read_run", slow)
     with LossScalePanel(recorded_run(tmp_path)) as panel:
         assert begun.wait(LONG)
         assert panel.state is PanelState.RUNNING

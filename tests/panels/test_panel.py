@@ -9,7 +9,13 @@ import pytest
 
 from workbench.config import ConfigError
 from workbench.panels import cells
-from workbench.panels.panel import Panel, close_recursively, error_sentence, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    close_recursively,
+    error_sentence,
+    row,
+    text_of,
+)
 from workbench.panels.state import PanelState
 from workbench.panels.worker import RunControl
 from workbench.tasks.errors import TaskError

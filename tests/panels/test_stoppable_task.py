@@ -4,9 +4,9 @@ import pytest
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig
-from workbench.experiments.run import run_task
-from workbench.experiments.speed_ratio import measure_speed_ratio
 from workbench.panels.stoppable_task import StoppedError, stoppable
+from workbench.training.run import run_task
+from workbench.training.speed import measure_speed_ratio
 
 
 class After:

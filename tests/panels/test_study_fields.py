@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from workbench.panels.study_fields import MORE_FIELDS
-from workbench.tuning.sampling import PRUNERS, SAMPLERS
+from workbench.study.sample.sampling import PRUNERS, SAMPLERS
 
 
 @pytest.mark.parametrize(("path", "names"), [("sampler.name", SAMPLERS), ("pruner.name", PRUNERS)])

@@ -16,9 +16,9 @@ from workbench.config import BoostConfig
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.study_panel import StudyPanel
+from workbench.study import read_result, read_study
+from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
-from workbench.tuning import read_result, read_study
-from workbench.tuning.storage import holding_study
 
 LONG = 120.0
 QUICK = {"confirm.seeds_min": 2, "confirm.seeds_max": 2, "confirm.candidates": 1, "speed.rounds": 2}

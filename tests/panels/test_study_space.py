@@ -10,8 +10,8 @@ from tests.panels.looking import everything
 from workbench.config import ConfigError
 from workbench.panels.panel import Panel
 from workbench.panels.study_space import SearchSpace
-from workbench.tuning import StudyError
-from workbench.tuning.search_space import read_space
+from workbench.study import StudyError
+from workbench.study.ask.search_space import read_space
 
 SPACE: dict[str, Any] = {
     "level": ["O1", "O2"],

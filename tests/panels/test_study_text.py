@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
-from workbench.tuning import parse_study
+from workbench.panels.study_text import (
+    new_study_text,
+    space_of,
+    study_text,
+    values_of,
+)
+from workbench.study import parse_study
 
 QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart" / "study.toml"
 

@@ -14,13 +14,13 @@ import torch
 from tests.experiments.small_tasks import small_task
 from tests.panels.looking import everything, our_threads, text_in
 from workbench.config import BoostConfig
+from workbench.core.records import Event, StepRecord
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.train_panel import TrainPanel
-from workbench.records import Event, StepRecord
+from workbench.runs import read_run
 from workbench.tasks import Task
-from workbench.telemetry import read_run
 
 LONG = 60.0
 

@@ -16,10 +16,16 @@ import pytest
 from tests.cli.conftest import Command
 from tests.telemetry.run_samples import some_steps
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, write_study
-from workbench.telemetry import RunRecorder, TelemetryError, list_runs, prune_runs, read_run
-from workbench.telemetry.writer_lock import being_written
-from workbench.tuning import read_result, tune
-from workbench.tuning.study_file import StudyFile
+from workbench.runs import (
+    RunRecorder,
+    TelemetryError,
+    list_runs,
+    prune_runs,
+    read_run,
+)
+from workbench.runs.writer_lock import being_written
+from workbench.study import read_result, tune
+from workbench.study.ask.study_file import StudyFile
 
 DAY = 86_400.0
 
@@ -40,11 +46,11 @@ class Clock:
         monkeypatch.setattr(time, "time", lambda: now() + self.offset)
         # Linux tells when a process began from when the machine did, which moves with the time of day.
         monkeypatch.setattr(psutil.Process, "create_time", lambda process: create_time(process) + self.offset)
-        monkeypatch.setattr("workbench.telemetry.recorder.datetime", Date)
+        monkeypatch.setattr("workbench.runs.recorder.datetime", Date)
         # Where it is looked up, and not in the module: SQLAlchemy asks what is a date and what a time.
         those = SimpleNamespace(datetime=Date, timedelta=dates.timedelta, UTC=dates.UTC)
-        monkeypatch.setattr("workbench.tuning.study_storage.datetime", those)
-        monkeypatch.setattr("workbench.tuning.ending.datetime", those)
+        monkeypatch.setattr("workbench.study.store.study_storage.datetime", those)
+        monkeypatch.setattr("workbench.study.run.ending.datetime", those)
 
     def jump(self, seconds: float) -> None:
         self.offset += seconds

@@ -15,8 +15,13 @@ from tests.telemetry.run_samples import some_steps
 from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
 from workbench.cli.failures import exit_code_of, sentence_of
 from workbench.config import BoostConfig
-from workbench.telemetry import RunRecorder, TelemetryError, list_runs, read_run
-from workbench.tuning import export_study, read_result, tune
+from workbench.runs import (
+    RunRecorder,
+    TelemetryError,
+    list_runs,
+    read_run,
+)
+from workbench.study import export_study, read_result, tune
 
 SMALL = (
     STUDY.replace("n_trials = 10", "n_trials = 3").replace("seeds_max = 6", "seeds_max = 3")

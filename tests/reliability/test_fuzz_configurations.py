@@ -15,8 +15,8 @@ from tests.reliability.guarded import FUZZ, result_or_sentence
 from tests.reliability.mutations import json_texts, mutated
 from tests.tuning.fake_experimenter import STUDY as FAKE
 from workbench.config import BoostConfig, ConfigError
-from workbench.tuning.errors import StudyError
-from workbench.tuning.study_file import StudyFile, parse_study, read_study
+from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.errors import StudyError
 
 VALID = BoostConfig.from_dict(
     {

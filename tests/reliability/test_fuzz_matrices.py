@@ -15,7 +15,7 @@ from safetensors.numpy import save
 
 from tests.reliability.guarded import FUZZ, result_or_sentence
 from tests.reliability.mutations import json_texts, mutated, odd_values
-from workbench.algorithms.pca_files import load_explained_variance, load_pca_matrix, load_snapshots
+from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, load_snapshots
 
 MATRIX = np.arange(10, dtype=np.float32).reshape(2, 5)
 SHAPES = {"a": (2, 2), "b": (1,)}

@@ -19,10 +19,22 @@ from pyarrow import parquet
 from tests.reliability.guarded import FUZZ, result_or_sentence
 from tests.reliability.mutations import json_texts, mutated, odd_values
 from tests.telemetry.run_samples import some_steps
+from workbench.api import replay
 from workbench.config import BoostConfig
-from workbench.facade import replay
-from workbench.records import Event, EventKind, ExponentCounts, StepRecord
-from workbench.telemetry import Run, RunError, RunRecorder, list_runs, prune_runs, read_run
+from workbench.core.records import (
+    Event,
+    EventKind,
+    ExponentCounts,
+    StepRecord,
+)
+from workbench.runs import (
+    Run,
+    RunError,
+    RunRecorder,
+    list_runs,
+    prune_runs,
+    read_run,
+)
 
 STEPS = [
     StepRecord(

@@ -18,9 +18,9 @@ from tests.config.config_strategies import legal_values
 from tests.reliability.guarded import FUZZ, result_or_sentence
 from tests.tuning.fake_experimenter import make_fake
 from workbench.config import BOOST_SECTIONS, BoostConfig, ConfigError
-from workbench.tuning import StudyFailedError, read_result, tune
-from workbench.tuning.errors import StudyError
-from workbench.tuning.study_file import StudyFile, parse_study
+from workbench.study import StudyFailedError, read_result, tune
+from workbench.study.ask.study_file import StudyFile, parse_study
+from workbench.study.errors import StudyError
 
 _share = st.floats(0.0, 0.9)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
-from workbench.tuning import tune
+from workbench.study import tune
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
-from workbench.tuning import TuneProgress, read_result, tune
+from workbench.study import TuneProgress, read_result, tune
 
 N_TRIALS = 2000
 # A trial that is kept in memory: its configuration, curve and drawn values, as Optuna holds them, and its record.

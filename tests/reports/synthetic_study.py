@@ -7,8 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
-from workbench.reports import StudyReport
+from workbench.core.records import (
+    CandidateRecord,
+    Choice,
+    TrialRecord,
+    Verdict,
+)
+from workbench.report import StudyReport
 
 HOSTILE = '</script><script>alert("x")</script><img src="https://example.org/x.png">'
 

@@ -9,9 +9,9 @@ import torch
 
 from tests.experiments.small_tasks import small_task
 from workbench.config import BoostConfig
-from workbench.experiments.dim_reduce import train_in_subspace
 from workbench.figures import dim_reduce_numbers
-from workbench.reports.dim_reduce_report import read_pairs, write_dim_reduce_report
+from workbench.report.dim_reduce_report import read_pairs, write_dim_reduce_report
+from workbench.training.subspace_runs import train_in_subspace
 
 
 def test_the_page_says_of_recorded_runs_what_the_runs_were(tmp_path: Path) -> None:

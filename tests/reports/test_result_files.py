@@ -9,8 +9,13 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
-from workbench.reports.result_files import ResultFiles, results_page, write_result_files
+from workbench.core.records import (
+    CandidateRecord,
+    Choice,
+    TrialRecord,
+    Verdict,
+)
+from workbench.report.result_files import ResultFiles, results_page, write_result_files
 
 BASE = TrialRecord(
     0, "complete", summary="nothing switched on", metric=0.98, metric_deficit=0.0, relative_step_time=1.0,

@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.reports.synthetic_study import HOSTILE, candidate, full_study
+from workbench.core.records import Choice, Verdict
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
-from workbench.records import Choice, Verdict
-from workbench.reports import StudyReport, study_report, study_report_html, write_study_report
-from workbench.reports.study_report import parameter_text
+from workbench.report import (
+    StudyReport,
+    study_report,
+    study_report_html,
+    write_study_report,
+)
+from workbench.report.study_report import parameter_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from workbench.reports.svg_chart import Panel, Point, chart
+from workbench.report.svg_chart import Panel, Point, chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

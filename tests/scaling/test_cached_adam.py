@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
-from workbench.scaling import step_if_finite
-from workbench.scaling.cached_adam import step_on_cached_lists
+from workbench.loss_scale import step_if_finite
+from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 
 @pytest.fixture(autouse=True, params=["our kernel", "torch's"])

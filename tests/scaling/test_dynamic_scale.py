@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.golden_files import golden_paths, load_json
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.scaling import (
+from workbench.loss_scale import (
     DynamicLossScaleManager,
     DynamicLossScaleUpdateCell,
     FixedLossScaleManager,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.golden_files import golden_paths, load_json
-from workbench.scaling import FixedLossScaleManager, FixedLossScaleUpdateCell
+from workbench.loss_scale import FixedLossScaleManager, FixedLossScaleUpdateCell
 
 TRACES = [load_json(path) for path in golden_paths("loss_scale_traces*.json")]
 

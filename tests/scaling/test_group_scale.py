@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.scaling import (
-    DynamicLossScaleUpdateCell,
+from workbench.loss_scale import DynamicLossScaleUpdateCell
+from workbench.methods.loss_scale_group.method import (
     GroupLossScaleManager,
     GroupMember,
     arising_overflow,

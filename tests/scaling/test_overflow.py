@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.scaling import (
+from workbench.loss_scale import (
     NonFusedOptimizerWarning,
     ScaleCollapseError,
     collapsed_at,
@@ -365,7 +365,7 @@ def test_own_optimizers_are_called_through_their_method() -> None:
 
 
 @pytest.mark.parametrize("build", [FUSED["adam"], PLAIN["adam"]], ids=["fused", "plain"])
-@pytest.mark.filterwarnings("ignore::workbench.scaling.NonFusedOptimizerWarning")
+@pytest.mark.filterwarnings("ignore::workbench.loss_scale.NonFusedOptimizerWarning")
 def test_a_scheduler_does_not_complain_when_the_first_step_is_skipped(build: Build) -> None:
     params = parameters()
     optimizer = build(params)

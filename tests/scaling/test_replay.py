@@ -11,8 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workbench.scaling import ScalePolicy, ScaleState, next_scale, replay, simulate
-from workbench.scaling.scale_rule import FLOAT32_MAX
+from workbench.loss_scale import (
+    ScalePolicy,
+    ScaleState,
+    next_scale,
+    replay,
+    simulate,
+)
+from workbench.loss_scale.rule import FLOAT32_MAX
 
 
 @st.composite

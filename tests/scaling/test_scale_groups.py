@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.scaling import ExponentTable, find_scale_groups, significand_loss
+from workbench.loss_scale import ExponentTable
+from workbench.methods.loss_scale_group.scale_groups import find_scale_groups, significand_loss
 
 
 def table(rows: list[dict[int, float]]) -> ExponentTable:

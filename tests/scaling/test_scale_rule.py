@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.golden_files import golden_paths, load_json
-from workbench.scaling import ScalePolicy, ScaleState, next_scale
-from workbench.scaling.scale_rule import (
+from workbench.loss_scale import ScalePolicy, ScaleState, next_scale
+from workbench.loss_scale.rule import (
     FLOAT32_MAX,
     checked_bounds,
     checked_factor,

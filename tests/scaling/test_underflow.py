@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.records import ExponentCounts
-from workbench.scaling import ExponentTable, exponent_table, underflow_share
+from workbench.core.records import ExponentCounts
+from workbench.loss_scale import ExponentTable, exponent_table, underflow_share
 
 
 @settings(deadline=None)

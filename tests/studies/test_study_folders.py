@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from workbench.config import BoostConfig
-from workbench.tuning.study_file import read_study
+from workbench.study.ask.study_file import read_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
 MISSION = ("boost_levels", "dim_reduce", "everything", "freeze_p", "loss_scale_windows")

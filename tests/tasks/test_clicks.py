@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from workbench.embeddings.mixing import mix64_number
-from workbench.metrics import new_accumulator
+from workbench.core.metrics import new_accumulator
+from workbench.optim.embeddings.mixing import mix64_number
 from workbench.tasks import load_task
 from workbench.tasks.click_law import FIELD_SHIFT, ClickLaw
 from workbench.tasks.clicks import ClickBatch, ClickModel, click_stream

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from workbench.tasks import Task, load_task
-from workbench.tasks.digits import LeNet, ResNet, load_images, split_indices
+from workbench.tasks.digits import (
+    LeNet,
+    ResNet,
+    load_images,
+    split_indices,
+)
 
 TASKS = ["digits-lenet", "digits-resnet"]
 

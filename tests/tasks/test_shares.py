@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from workbench.tasks import TaskError
-from workbench.tasks.batches import SeekableBatches, Share, ShuffledBatches, endless_batches, evaluation_batches
+from workbench.tasks.batches import (
+    SeekableBatches,
+    Share,
+    ShuffledBatches,
+    endless_batches,
+    evaluation_batches,
+)
 
 N_BATCHES = 5
 

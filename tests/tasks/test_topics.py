@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.tasks import load_task
-from workbench.tasks.topics import CONTEXT, ByteTransformer, load_text, training_starts
+from workbench.tasks.topics import (
+    CONTEXT,
+    ByteTransformer,
+    load_text,
+    training_starts,
+)
 
 
 @settings(max_examples=50, deadline=None)

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from workbench.records import Event, EventKind, ExponentCounts, StepRecord
+from workbench.core.records import (
+    Event,
+    EventKind,
+    ExponentCounts,
+    StepRecord,
+)
 
 __all__ = ["comparable", "events", "some_steps", "steps"]
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from workbench.telemetry import SCHEMA_VERSION, collect_environment
+from workbench.runs import SCHEMA_VERSION, collect_environment
 
 
 def test_the_environment_says_where_and_with_what() -> None:
@@ -33,7 +33,7 @@ def test_packages_that_are_not_installed_are_left_out() -> None:
 
 NO_TORCH = """
 import sys, tempfile
-from workbench.telemetry import RunRecorder, collect_environment, list_runs, read_run
+from workbench.runs import RunRecorder, collect_environment, list_runs, read_run
 recorder = RunRecorder.create(tempfile.mkdtemp(), {}, collect_environment())
 recorder.finish({})
 assert read_run(recorder.path).finished and len(list_runs(recorder.path.parent)) == 1

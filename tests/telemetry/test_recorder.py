@@ -20,8 +20,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.telemetry.run_samples import comparable, events, some_steps, steps
-from workbench.records import Event, EventKind, EventSink, StepRecord
-from workbench.telemetry import RunError, RunRecorder, TelemetryError, new_run_id, read_run
+from workbench.core.records import (
+    Event,
+    EventKind,
+    EventSink,
+    StepRecord,
+)
+from workbench.runs import (
+    RunError,
+    RunRecorder,
+    TelemetryError,
+    new_run_id,
+    read_run,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -152,7 +163,7 @@ def test_a_run_killed_at_any_byte_can_be_continued(tmp_path: Path) -> None:
 KILLED_WRITER = """
 import sys, time
 from tests.telemetry.run_samples import some_steps
-from workbench.telemetry import RunRecorder
+from workbench.runs import RunRecorder
 
 recorder = RunRecorder.create(sys.argv[1], {}, {}, "killed")
 for block in range(10**6):

@@ -14,9 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.telemetry.run_samples import some_steps
-from workbench.records import Event, EventKind, ExponentCounts, StepRecord
-from workbench.telemetry import RunError, RunRecorder, list_runs, prune_runs, read_run
-from workbench.telemetry.writer_lock import LOCK_NAME
+from workbench.core.records import (
+    Event,
+    EventKind,
+    ExponentCounts,
+    StepRecord,
+)
+from workbench.runs import (
+    RunError,
+    RunRecorder,
+    list_runs,
+    prune_runs,
+    read_run,
+)
+from workbench.runs.writer_lock import LOCK_NAME
 
 DAY = 86_400.0
 

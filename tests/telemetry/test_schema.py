@@ -6,9 +6,14 @@ from dataclasses import fields
 
 import pytest
 
-from workbench.records import Event, StepRecord
-from workbench.telemetry import COLUMNS, EVENT_COLUMNS, METHOD_COLUMNS, column_info
-from workbench.telemetry.schema import is_method_column
+from workbench.core.records import Event, StepRecord
+from workbench.runs import (
+    COLUMNS,
+    EVENT_COLUMNS,
+    METHOD_COLUMNS,
+    column_info,
+)
+from workbench.runs.schema import is_method_column
 
 
 def test_every_field_of_a_record_is_documented_in_its_order() -> None:

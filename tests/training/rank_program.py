@@ -20,8 +20,9 @@ from torch.optim import SGD
 sys.path.insert(0, str(Path(__file__).parents[2]))  # torchrun starts a script, not a module of the repository
 
 from tests.ranks import leave_together
-from workbench.algorithms.adasum import AdaSum
-from workbench.training import AutoBoost, BoostTrainOneStepCell, WithLossCell, apply
+from workbench.methods.adasum.method import AdaSum
+from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
+from workbench.training import AutoBoost, apply
 
 SHAPES = [(1,), (2,), (3,), (5,), (7,), (128, 3), (), (4, 1, 5)]
 ADASUM = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "adasum": True}}

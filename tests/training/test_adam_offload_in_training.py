@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.ranks import Ranks
-from workbench.optimizers.adam_offload import AdamOffload
+from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.training import apply
 from workbench.training.boosted import Boosted
 

@@ -14,14 +14,19 @@ from torch.optim import SGD, AdamW
 
 from tests.ranks import leave_together
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.algorithms.grad_freeze import FreezeOpt
-from workbench.algorithms.less_bn import LessBNReport
 from workbench.config import BoostConfig, ConfigError
-from workbench.records import EventKind
-from workbench.scaling import NonFusedOptimizerWarning
-from workbench.training import Boosted, TraceBuffer, apply, training_loop
+from workbench.core.records import EventKind
+from workbench.loss_scale import NonFusedOptimizerWarning
+from workbench.loss_scale.gradient_statistics import tensor_norms_and_maxima
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.methods.less_bn.method import LessBNReport
+from workbench.training import (
+    Boosted,
+    TraceBuffer,
+    apply,
+    training_loop,
+)
 from workbench.training.float16_gradients import float16_gradient_parameters
-from workbench.training.gradient_statistics import tensor_norms_and_maxima
 
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},

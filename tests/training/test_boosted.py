@@ -13,10 +13,16 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.checkpoint import checkpoint
 
-from workbench.algorithms.grad_freeze import FreezeOpt
 from workbench.config import BoostConfig
-from workbench.training import Boosted, apply, load_checkpoint, save_checkpoint, training_loop
-from workbench.training.loss_scaling import LossScaling
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.training import (
+    Boosted,
+    apply,
+    load_checkpoint,
+    save_checkpoint,
+    training_loop,
+)
 
 FREEZING = {
     "boost": {"mode": "manual", "grad_freeze": True},

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
-from workbench import ranks
+from workbench.core import distributed as ranks
+from workbench.mindspore.callbacks import (
+    Callback,
+    CallbackList,
+    LossMonitor,
+    RunContext,
+    TimeMonitor,
+)
 from workbench.nn import Model
-from workbench.training.callbacks import Callback, CallbackList, LossMonitor, RunContext, TimeMonitor
 
 OLD_NAMES = ["begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "end"]
 NEW_NAMES = [f"on_train_{name}" for name in OLD_NAMES]

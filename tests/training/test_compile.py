@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from workbench.algorithms.grad_freeze import FreezeOpt
-from workbench.training import Boosted, TraceBuffer, apply, training_loop
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.training import (
+    Boosted,
+    TraceBuffer,
+    apply,
+    training_loop,
+)
 
 GROUPS = 12  # more than torch's own limit of 8 graphs
 FREEZING = {

@@ -14,12 +14,18 @@ from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_npz
 from tests.golden_networks import assert_trajectory, build_loss, build_network, golden_batch, load_initial_weights
-from workbench.algorithms.dim_reduce import DimReduce
-from workbench.algorithms.pca import principal_components
-from workbench.algorithms.pca_files import list_snapshots, load_snapshots, save_pca_matrix
 from workbench.config import ConfigError
-from workbench.records import Event, EventKind
-from workbench.training import AutoBoost, Boosted, BoostTrainOneStepCell, TraceBuffer, WithLossCell, apply
+from workbench.core.records import Event, EventKind
+from workbench.methods.dim_reduce.method import DimReduce
+from workbench.methods.dim_reduce.pca import principal_components
+from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots, save_pca_matrix
+from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
+from workbench.training import (
+    AutoBoost,
+    Boosted,
+    TraceBuffer,
+    apply,
+)
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 from workbench.training.dim_reduce_update import DimReduceUpdate, trained_parameters
 

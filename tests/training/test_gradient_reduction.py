@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tests.ranks import Ranks
-from workbench import ranks
+from workbench.core import distributed as ranks
 from workbench.training import apply, gradient_reduction
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first
 

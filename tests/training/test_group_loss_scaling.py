@@ -21,21 +21,22 @@ from tests.golden_networks import assert_trajectory, build_optimizer, golden_bat
 from tests.scaling.host_reads import forbid_host_reads
 from workbench import train
 from workbench.config import BoostConfig
-from workbench.kernels.library import kernel_library
-from workbench.scaling import FixedLossScaleUpdateCell, GroupLossScaleManager
-from workbench.tasks import load_task
-from workbench.training import apply
-from workbench.training.boosted import Boosted
-from workbench.training.group_loss_scaling import GroupLossScaling, joined_units
-from workbench.training.loss_scaling import LossScaling
-from workbench.training.precision import Precision
-from workbench.training.scale_borders import maximal_units
-from workbench.training.trace_buffer import TraceBuffer
-from workbench.training.train_step_cells import (
+from workbench.core.kernels.library import kernel_library
+from workbench.loss_scale import FixedLossScaleUpdateCell
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.loss_scale_group.method import GroupLossScaleManager
+from workbench.methods.loss_scale_group.scale_borders import maximal_units
+from workbench.methods.loss_scale_group.scaling import GroupLossScaling, joined_units
+from workbench.mindspore.train_step_cells import (
     BoostTrainOneStepWithLossScaleCell,
     TrainOneStepWithLossScaleCell,
     WithLossCell,
 )
+from workbench.tasks import load_task
+from workbench.training import apply
+from workbench.training.boosted import Boosted
+from workbench.training.precision import Precision
+from workbench.training.trace_buffer import TraceBuffer
 
 CPU = torch.device("cpu")
 AUTOMATIC = {"loss_scale": {"kind": "dynamic", "groups": 3, "window": 50}}

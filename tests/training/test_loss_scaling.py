@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import BoostConfig
-from workbench.training.loss_scaling import LossScaling
+from workbench.loss_scale.scaler import LossScaling
 
 
 def parameter_with_gradient(gradient: Tensor) -> nn.Parameter:

@@ -20,11 +20,16 @@ from torchmetrics.classification import MulticlassF1Score
 
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig, ConfigError
-from workbench.nn import DynamicLossScaleManager, DynamicLossScaleUpdateCell, FixedLossScaleManager, Model
-from workbench.scaling import GroupLossScaleManager
+from workbench.methods.loss_scale_group.method import GroupLossScaleManager
+from workbench.mindspore.callbacks import Callback, RunContext
+from workbench.nn import (
+    DynamicLossScaleManager,
+    DynamicLossScaleUpdateCell,
+    FixedLossScaleManager,
+    Model,
+)
 from workbench.tasks.digits import ResNet
 from workbench.training import BoostStep, apply
-from workbench.training.callbacks import Callback, RunContext
 
 CE = nn.CrossEntropyLoss()
 FREEZING: dict[str, Any] = {

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.ranks import Ranks
-from workbench import ranks
+from workbench.core import distributed as ranks
+from workbench.mindspore.callbacks import (
+    Callback,
+    LossMonitor,
+    RunContext,
+    TimeMonitor,
+)
 from workbench.nn import DynamicLossScaleManager, Model
 from workbench.training import apply
-from workbench.training.callbacks import Callback, LossMonitor, RunContext, TimeMonitor
 
 pytestmark = pytest.mark.slow  # starting ranks takes seconds
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from tests.training import rank_program as program
-from workbench.algorithms.adasum import adasum_tree
+from workbench.methods.adasum.method import adasum_tree
 from workbench.training import apply
 
 pytestmark = pytest.mark.slow  # starting ranks takes seconds

@@ -11,13 +11,18 @@ from torch import nn
 from torch.optim import SGD
 
 from tests.scaling.host_reads import forbid_host_reads
-from workbench.records import EventKind
-from workbench.training import TraceBuffer, apply, trace_buffer, training_loop
-from workbench.training.gradient_statistics import (
+from workbench.core.records import EventKind
+from workbench.loss_scale.gradient_statistics import (
     exponent_counts,
     group_by_module,
     norm_and_maximum_of_finite,
     tensor_norms_and_maxima,
+)
+from workbench.training import (
+    TraceBuffer,
+    apply,
+    trace_buffer,
+    training_loop,
 )
 
 
@@ -100,7 +105,7 @@ def test_a_step_is_recorded_without_reading_the_device_and_the_host_records_the_
 def test_norm_and_maximum_of_finite_gradients_agree_with_those_tensor_by_tensor(
     copied: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.training.gradient_statistics._COPIED_ELEMENTS", copied)
+    monkeypatch.setattr("workbench.loss_scale.gradient_statistics._COPIED_ELEMENTS", copied)
     torch.manual_seed(0)
     gradients = [torch.randn(3, 4), -7 * torch.rand(5), torch.zeros(2), torch.randn(4, 3).t()]
     norms, maxima = tensor_norms_and_maxima(gradients)

@@ -21,20 +21,20 @@ from tests.golden_networks import (
     load_initial_weights,
 )
 from workbench.config import ConfigError
-from workbench.scaling import (
+from workbench.loss_scale import (
     DynamicLossScaleManager,
     DynamicLossScaleUpdateCell,
     FixedLossScaleUpdateCell,
     NonFusedOptimizerWarning,
 )
-from workbench.training import (
-    AutoBoost,
+from workbench.mindspore.train_step_cells import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
     TrainOneStepCell,
     TrainOneStepWithLossScaleCell,
     WithLossCell,
 )
+from workbench.training import AutoBoost
 
 CELLS = {
     "TrainOneStepWithLossScaleCell": TrainOneStepWithLossScaleCell,

@@ -15,10 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.algorithms.pca_files import list_snapshots, save_pca_matrix
 from workbench.config import BoostConfig
-from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
-from workbench.tuning.study_file import StudyFile
+from workbench.methods.dim_reduce.pca_files import list_snapshots, save_pca_matrix
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import (
+    PolicyOutcome,
+    RunStep,
+    SpeedMeasured,
+    Trained,
+)
 
 if TYPE_CHECKING:
     from workbench.config import NetworkFacts

@@ -10,9 +10,9 @@ import pytest
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, write_study
 from workbench.config import BoostConfig
-from workbench.tuning import tune
-from workbench.tuning.errors import StudyError
-from workbench.tuning.study_file import StudyFile, parse_study
+from workbench.study import tune
+from workbench.study.ask.study_file import StudyFile, parse_study
+from workbench.study.errors import StudyError
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").split("[confirm]")[0] + "[confirm]\nenabled = false\n"
 CHECK = (

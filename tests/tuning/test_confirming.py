@@ -13,13 +13,13 @@ import pytest
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls
 from workbench.config import BoostConfig
-from workbench.records import CandidateRecord, TrialRecord, Verdict
-from workbench.tuning.confirmation_runs import confirmation_seeds
-from workbench.tuning.confirming import Confirmation
-from workbench.tuning.contenders import Contender
-from workbench.tuning.experimenter import SpeedMeasured, Trained
-from workbench.tuning.study_file import parse_study
-from workbench.tuning.warm_up import WarmUps
+from workbench.core.records import CandidateRecord, TrialRecord, Verdict
+from workbench.study.answer.confirmation_runs import confirmation_seeds
+from workbench.study.answer.confirming import Confirmation
+from workbench.study.answer.contenders import Contender
+from workbench.study.ask.study_file import parse_study
+from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.warm_up import WarmUps
 
 FILE = parse_study(STUDY)
 

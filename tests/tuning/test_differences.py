@@ -1,4 +1,4 @@
-"""Tests for `workbench.tuning.differences`: the quick answer is the plans' own."""
+"""Tests for `workbench.study.ask.differences`: the quick answer is the plans' own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, describe_parameters
-from workbench.tuning.differences import Differences
-from workbench.tuning.plans import StudyPlans
-from workbench.tuning.search_space import read_space
+from workbench.config import (
+    LEVELS,
+    BoostConfig,
+    ConfigError,
+    NetworkFacts,
+    describe_parameters,
+)
+from workbench.study.ask.differences import Differences
+from workbench.study.ask.plans import StudyPlans
+from workbench.study.ask.search_space import read_space
 
 PATHS = [
     path

@@ -12,15 +12,15 @@ import torch
 from typer.testing import CliRunner
 
 from tests.tuning.fake_experimenter import write_study
-from workbench.algorithms.pca_files import load_explained_variance, load_pca_matrix
 from workbench.cli import app
 from workbench.config import BoostConfig
-from workbench.experiments.run import run_task
+from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix
+from workbench.study import TaskExperimenter, tune
+from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.warm_up import find_warm_up
 from workbench.tasks import load_task
-from workbench.tuning import TaskExperimenter, tune
-from workbench.tuning.experimenter import SpeedMeasured, Trained
-from workbench.tuning.study_file import StudyFile, read_study
-from workbench.tuning.warm_up import find_warm_up
+from workbench.training.run import run_task
 
 TASK = """
 from torch import nn

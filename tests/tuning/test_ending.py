@@ -11,8 +11,13 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
-from workbench.tuning import parse_study, read_result, tune
-from workbench.tuning.ending import SearchEnd, device_hours, dominated_area, trials_without_gain
+from workbench.study import parse_study, read_result, tune
+from workbench.study.run.ending import (
+    SearchEnd,
+    device_hours,
+    dominated_area,
+    trials_without_gain,
+)
 
 NO_CONFIRMATION = STUDY.replace("[confirm]", "[confirm]\nenabled = false")
 

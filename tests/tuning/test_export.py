@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.algorithms.pca_files import save_pca_matrix
 from workbench.config import BoostConfig
-from workbench.records import CandidateRecord, Choice, Verdict
-from workbench.tuning import StudyError
-from workbench.tuning.export import ExportContext, export_configs
-from workbench.tuning.plans import StudyPlans
+from workbench.core.records import CandidateRecord, Choice, Verdict
+from workbench.methods.dim_reduce.pca_files import save_pca_matrix
+from workbench.study import StudyError
+from workbench.study.answer.export import ExportContext, export_configs
+from workbench.study.ask.plans import StudyPlans
 
 CONTEXT = ExportContext("study", "digits-lenet", 3, "accuracy", "time_to_target", "abc", {})
 O0 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})

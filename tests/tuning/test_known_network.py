@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, make_fake, write_study
+from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
-from workbench.facade import tune as tune_task
+from workbench.study import read_result, tune
+from workbench.study.ask.search_space import Dimension, within_layers
+from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.run.objective import plain
+from workbench.study.store.storage import default_storage, on_its_network, open_storage
 from workbench.tasks import Task
-from workbench.tuning import read_result, tune
-from workbench.tuning.objective import plain
-from workbench.tuning.search_space import Dimension, within_layers
-from workbench.tuning.storage import default_storage, on_its_network, open_storage
-from workbench.tuning.study_file import StudyFile, parse_study, read_study
 
 PLAIN = NetworkFacts(0, 0, 3, 3, 0, 3)
 RESIDUAL = NetworkFacts(9, 4, 12, 6, 0, 12)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from workbench.tuning.experimenter import PolicyOutcome
-from workbench.tuning.loss_scale_policy import choose_policy, policies_of
-from workbench.tuning.study_file import LossScaleReplaySection
+from workbench.study.answer.loss_scale_policy import choose_policy, policies_of
+from workbench.study.ask.study_file import LossScaleReplaySection
+from workbench.study.run.experimenter import PolicyOutcome
 
 GOOD = PolicyOutcome(2.0**12, 2.0, 100, 1.0, 0.0, 2.0, 0.02, 0.001, 4096.0)
 

@@ -14,9 +14,9 @@ from optuna.storages import RDBStorage
 from sqlalchemy import event
 
 from tests.tuning.fake_experimenter import FakeExperimenter, write_study
-from workbench.tuning import read_study, trials_of, tune
-from workbench.tuning.notes import Notes
-from workbench.tuning.storage import default_storage
+from workbench.study import read_study, trials_of, tune
+from workbench.study.answer.notes import Notes
+from workbench.study.store.storage import default_storage
 
 TEXT = """
 [study]

@@ -7,9 +7,14 @@ import math
 import optuna
 import pytest
 
-from workbench.tuning.experimenter import SpeedMeasured, Trained
-from workbench.tuning.objective import Baseline, deficit_at_equal_time, score, steps_to_target
-from workbench.tuning.sampling import make_pruner
+from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.objective import (
+    Baseline,
+    deficit_at_equal_time,
+    score,
+    steps_to_target,
+)
+from workbench.study.sample.sampling import make_pruner
 
 CURVE = ((10, 0.5), (20, 0.7), (30, 0.8), (40, 0.9))
 BASELINE = Baseline(0.9, CURVE, True, 40)

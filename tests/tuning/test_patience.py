@@ -9,9 +9,9 @@ import optuna
 import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from workbench.tuning.errors import StudyError
-from workbench.tuning.patience import Patience, may_pass
-from workbench.tuning.storage import open_storage, shown_url
+from workbench.study.errors import StudyError
+from workbench.study.run.patience import Patience, may_pass
+from workbench.study.store.storage import open_storage, shown_url
 
 
 def away(text: str = "connection refused") -> optuna.exceptions.StorageInternalError:

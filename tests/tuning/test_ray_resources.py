@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.tuning.fake_experimenter import make_fake, write_study
-from workbench.tuning import RayEngine, StudyError, tune
-from workbench.tuning.ray_folders import marked, pack_run, python_files, study_folder_here, unpack_run
-from workbench.tuning.ray_resources import parse_resources
+from workbench.study import RayEngine, StudyError, tune
+from workbench.study.run.ray_folders import (
+    marked,
+    pack_run,
+    python_files,
+    study_folder_here,
+    unpack_run,
+)
+from workbench.study.run.ray_resources import parse_resources
 
 
 @pytest.mark.parametrize(

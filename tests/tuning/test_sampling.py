@@ -14,11 +14,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError
-from workbench.tuning import StudyError, grid, parse_study
-from workbench.tuning.grid import grid_points
-from workbench.tuning.sampling import make_sampler
-from workbench.tuning.search_space import Suggestion
-from workbench.tuning.whole_space import SearchedSpace, sampler_state, value_at
+from workbench.study import StudyError, parse_study
+from workbench.study.ask.search_space import Suggestion
+from workbench.study.sample import grid
+from workbench.study.sample.grid import grid_points
+from workbench.study.sample.sampling import make_sampler
+from workbench.study.sample.whole_space import SearchedSpace, sampler_state, value_at
 
 MIXED = """
 [study]

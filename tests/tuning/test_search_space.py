@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from workbench.config import BoostConfig, describe_parameters
-from workbench.tuning.errors import StudyError
-from workbench.tuning.plans import StudyPlans, explicit_config, needs_warm_up
-from workbench.tuning.search_space import read_space, suggest
+from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
+from workbench.study.ask.search_space import read_space, suggest
+from workbench.study.errors import StudyError
 
 ONE_RANK = StudyPlans()
 

@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from workbench.config import BoostConfig
-from workbench.records import CandidateRecord, TrialRecord, Verdict
-from workbench.tuning.plans import StudyPlans
-from workbench.tuning.selection import competing_trials, nothing_found, select, with_policy
+from workbench.core.records import CandidateRecord, TrialRecord, Verdict
+from workbench.study.answer.selection import (
+    competing_trials,
+    nothing_found,
+    select,
+    with_policy,
+)
+from workbench.study.ask.plans import StudyPlans
 
 CURVE = ((50, 0.8), (100, 0.9))
 O0 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})

@@ -15,10 +15,16 @@ from torch import nn
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
+from workbench.study import (
+    StudyStoppedError,
+    TaskExperimenter,
+    TuneProgress,
+    read_result,
+    tune,
+)
+from workbench.study.run.experimenter import RunStep
+from workbench.study.store.storage import default_storage
 from workbench.tasks import Task
-from workbench.tuning import StudyStoppedError, TaskExperimenter, TuneProgress, read_result, tune
-from workbench.tuning.experimenter import RunStep
-from workbench.tuning.storage import default_storage
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 6", "seeds_max = 3")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.tuning.fake_experimenter import STUDY, write_study
 from workbench.config import BoostConfig
-from workbench.tuning.errors import StudyError
-from workbench.tuning.study_file import parse_study, read_study
+from workbench.study.ask.study_file import parse_study, read_study
+from workbench.study.errors import StudyError
 
 
 def minimal(**study: Any) -> str:

@@ -13,11 +13,11 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from tests.tuning.fake_experimenter import FakeExperimenter, write_study
-from workbench.tuning.patience import Patience
-from workbench.tuning.stale_trials import StaleTrials
-from workbench.tuning.storage import TAKEN_ERRORS, default_storage, open_study
-from workbench.tuning.study_file import read_study
-from workbench.tuning.study_storage import StudyStorage, TrialTakenError, was_given_up
+from workbench.study.ask.study_file import read_study
+from workbench.study.run.patience import Patience
+from workbench.study.store.stale_trials import StaleTrials
+from workbench.study.store.storage import TAKEN_ERRORS, default_storage, open_study
+from workbench.study.store.study_storage import StudyStorage, TrialTakenError, was_given_up
 
 
 class Forgetful(StudyStorage):
@@ -71,7 +71,7 @@ def loaded(study: optuna.Study, database: StudyStorage) -> optuna.Study:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let new marks be those of a process on another machine."""
-    monkeypatch.setattr("workbench.tuning.process_mark._machine", lambda: "another")
+    monkeypatch.setattr("workbench.study.store.process_mark._machine", lambda: "another")
     monkeypatch.setattr("socket.gethostname", lambda: "another")
 
 
@@ -200,7 +200,7 @@ def test_a_process_that_is_gone_here_is_noticed_at_once(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: 2**22 + 1)  # larger than any process number
-        patch.setattr("workbench.tuning.process_mark._started", lambda pid: 1.0)
+        patch.setattr("workbench.study.store.process_mark._started", lambda pid: 1.0)
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == [0]
 
@@ -221,14 +221,14 @@ def test_a_trial_from_before_the_machine_was_started_again_is_nobodys_where_nobo
     study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.tuning.process_mark._machine", lambda: "the boot before")
+        patch.setattr("workbench.study.store.process_mark._machine", lambda: "the boot before")
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == []
     assert StaleTrials(here, study).put_back(alone=True) == [0]
 
 
 def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Forgetful) -> None:
-    from workbench.tuning.storage import put_back
+    from workbench.study.store.storage import put_back
 
     trial = study.ask()
     here.losses = 1
@@ -255,7 +255,7 @@ def test_a_study_and_a_trial_that_are_not_there_are_key_errors(here: Forgetful) 
 
 
 def test_trials_are_read_as_optuna_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.tuning.stored_trials._AT_ONCE", 5)
+    monkeypatch.setattr("workbench.study.store.stored_trials._AT_ONCE", 5)
     url = f"sqlite:///{tmp_path / 'all.db'}"
     ours = StudyStorage(url, patience=Patience(60.0))
     study = optuna.create_study(storage=url, study_name="all", directions=["minimize", "maximize"])

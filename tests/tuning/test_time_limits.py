@@ -25,12 +25,18 @@ from tests.tuning.fake_experimenter import (
     write_study,
 )
 from workbench.config import BoostConfig
-from workbench.records import Verdict
-from workbench.tuning import OutOfTimeError, StudyError, join_study, read_result, tune
-from workbench.tuning.experimenter import RunStep, SpeedMeasured, Trained
-from workbench.tuning.objective import Baseline, prospect
-from workbench.tuning.stopping import StoppableExperimenter
-from workbench.tuning.storage import default_storage
+from workbench.core.records import Verdict
+from workbench.study import (
+    OutOfTimeError,
+    StudyError,
+    join_study,
+    read_result,
+    tune,
+)
+from workbench.study.run.experimenter import RunStep, SpeedMeasured, Trained
+from workbench.study.run.objective import Baseline, prospect
+from workbench.study.run.stopping import StoppableExperimenter
+from workbench.study.store.storage import default_storage
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("seeds_max = 8", "seeds_max = 6")
 REPLAY = "\n[loss_scale_replay]\nsteps = 40\n"

@@ -1,4 +1,4 @@
-"""Tests for `workbench.tuning.trial_in_hand`: what is gathered is what Optuna would have written."""
+"""Tests for `workbench.study.store.trial_in_hand`: what is gathered is what Optuna would have written."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 
-from workbench.tuning.storage import open_storage
-from workbench.tuning.trial_in_hand import TrialInHand
+from workbench.study.store.storage import open_storage
+from workbench.study.store.trial_in_hand import TrialInHand
 
 
 def new_study(folder: Path) -> optuna.Study:

@@ -13,8 +13,15 @@ import pytest
 
 from tests.tuning.fake_experimenter import FakeExperimenter, write_study
 from workbench.cli import main
-from workbench.tuning import TRIAL_COLUMNS, StudyError, read_study, trial_table, tune, write_trial_table
-from workbench.tuning.storage import default_storage, open_storage, open_study
+from workbench.study import (
+    TRIAL_COLUMNS,
+    StudyError,
+    read_study,
+    trial_table,
+    tune,
+    write_trial_table,
+)
+from workbench.study.store.storage import default_storage, open_storage, open_study
 
 N_TRIALS = 4
 TEXT = f"""

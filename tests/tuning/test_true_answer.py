@@ -21,9 +21,9 @@ from workbench import Task, export
 from workbench import tune as tune_task
 from workbench.cli import main
 from workbench.config import BoostConfig
-from workbench.tuning import read_result, tune
-from workbench.tuning.experimenter import SpeedMeasured, Trained
-from workbench.tuning.study_file import StudyFile
+from workbench.study import read_result, tune
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import SpeedMeasured, Trained
 
 LUCKY, SOUND = 0.7, 0.5
 TWO_PLANS = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[false, true]", "[true]")
@@ -110,7 +110,7 @@ def test_point_8_what_is_confirmed_over_seeds_is_exported_and_shown_everywhere(
     table = pd.read_csv(directory / "result" / "candidates.csv")
     (row,) = table.loc[(table["export"] == "o1") & table["exported"]].to_dict("records")
     assert read_result(directory).chosen["o1"] == result.chosen["o1"] == row["candidate"]
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["status", str(directory)])
     assert result.chosen["o1"] in capsys.readouterr().out
     assert result.chosen["o1"] in page(directory)

@@ -23,10 +23,10 @@ from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
-from workbench.atomic_file import DiskFullError
 from workbench.config import BoostConfig
-from workbench.records import TrialRecord, Verdict
-from workbench.tuning import (
+from workbench.core.files import DiskFullError
+from workbench.core.records import TrialRecord, Verdict
+from workbench.study import (
     StudyBusyError,
     StudyChangedError,
     StudyError,
@@ -36,10 +36,10 @@ from workbench.tuning import (
     read_result,
     tune,
 )
-from workbench.tuning.experimenter import RunStep, Trained
-from workbench.tuning.storage import default_storage, holding_study, open_storage
-from workbench.tuning.stored_records import keep_candidates
-from workbench.tuning.study_file import StudyFile, read_study
+from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.run.experimenter import RunStep, Trained
+from workbench.study.store.storage import default_storage, holding_study, open_storage
+from workbench.study.store.stored_records import keep_candidates
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").replace("seeds_max = 8", "seeds_max = 6")
 
@@ -494,7 +494,7 @@ def test_ctrl_c_in_the_confirmation_loses_no_finished_run(tmp_path: Path) -> Non
 def start(directory: Path, jobs: int = 1) -> BaseProcess:
     """Run a study in a process of its own, forked from a fresh one that has imported what a study needs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.tuning"])
+    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.study"])
     arguments = {"jobs": jobs, "make_experimenter": make_slow_fake}
     process = context.Process(target=tune, args=(directory,), kwargs=arguments)
     process.start()

@@ -10,9 +10,14 @@ import pytest
 
 from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
 from workbench.config import BoostConfig
-from workbench.records import TrialRecord
-from workbench.tuning import StudyError, parse_study, read_result, tune
-from workbench.tuning.warm_start import EarlierPlan, earlier_plans, mapped_values
+from workbench.core.records import TrialRecord
+from workbench.study import (
+    StudyError,
+    parse_study,
+    read_result,
+    tune,
+)
+from workbench.study.ask.warm_start import EarlierPlan, earlier_plans, mapped_values
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 6").replace("[confirm]", "[confirm]\nenabled = false")
 NARROW = """

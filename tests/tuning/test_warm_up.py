@@ -17,15 +17,15 @@ import optuna
 import pytest
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, write_study
-from workbench.algorithms.pca_files import load_pca_matrix
 from workbench.config import BoostConfig
-from workbench.records import TrialRecord, Verdict
-from workbench.tuning import StudyError, export_study, tune
-from workbench.tuning.confirming import Confirmation
-from workbench.tuning.contenders import Contender
-from workbench.tuning.experimenter import SpeedMeasured, Trained
-from workbench.tuning.study_file import StudyFile, parse_study
-from workbench.tuning.warm_up import WarmUpError, WarmUps, find_warm_up
+from workbench.core.records import TrialRecord, Verdict
+from workbench.methods.dim_reduce.pca_files import load_pca_matrix
+from workbench.study import StudyError, export_study, tune
+from workbench.study.answer.confirming import Confirmation
+from workbench.study.answer.contenders import Contender
+from workbench.study.ask.study_file import StudyFile, parse_study
+from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up
 
 REDUCING = STUDY.replace(
     STUDY[STUDY.index("[space]") : STUDY.index("[confirm]")],
@@ -258,7 +258,7 @@ def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complet
     directory = write_study(tmp_path / "s", REDUCING)
     half = directory / "runs" / "warm_up_seed_0" / "snapshots"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.tuning"])
+    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.study"])
     process = context.Process(target=tune, args=(directory,), kwargs={"make_experimenter": make_very_slow_fake})
     process.start()
     wait_until(lambda: half.is_dir() and any(half.iterdir()))

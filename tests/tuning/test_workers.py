@@ -11,10 +11,15 @@ import pytest
 
 from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, write_study
 from workbench.config import BoostConfig
-from workbench.tuning import StudyError, join_study, read_result, tune
-from workbench.tuning.experimenter import Trained
-from workbench.tuning.study_file import StudyFile
-from workbench.tuning.worker_place import core_share, take_place
+from workbench.study import (
+    StudyError,
+    join_study,
+    read_result,
+    tune,
+)
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import Trained
+from workbench.study.run.worker_place import core_share, take_place
 
 TEXT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("[confirm]", "[confirm]\nenabled = false")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from workbench.tuning.write_ahead import follow_journal_mode, writing_ahead
+from workbench.study.store.write_ahead import follow_journal_mode, writing_ahead
 
 
 @pytest.fixture

@@ -6,10 +6,28 @@ machine slows them alike. Nothing here runs with the tests, other than at sizes 
 
 from __future__ import annotations
 
-from workbench.bench.benchmark import Answer, Benchmark, Finding, Request, load_warning, run_benchmark
+from workbench.bench.benchmark import (
+    Answer,
+    Benchmark,
+    Finding,
+    Request,
+    load_warning,
+    run_benchmark,
+)
 from workbench.bench.catalog import BENCHMARKS, BenchError, chosen
-from workbench.bench.contest import Sides, contest, is_installed, require_equal
-from workbench.bench.rounds import Estimate, interleaved, median_of, ratio_of, timed
+from workbench.bench.contest import (
+    Sides,
+    contest,
+    is_installed,
+    require_equal,
+)
+from workbench.bench.rounds import (
+    Estimate,
+    interleaved,
+    median_of,
+    ratio_of,
+    timed,
+)
 
 __all__ = [
     "BENCHMARKS",

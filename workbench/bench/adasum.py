@@ -20,12 +20,17 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, distributed
 
-from workbench import ranks
-from workbench.algorithms.adasum import ServerLinks, adasum_reduce_, adasum_sets_, adasum_tree
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
 from workbench.bench.rank_processes import answer_of_ranks
 from workbench.bench.rounds import Estimate, interleaved, ratio_of
+from workbench.core import distributed as ranks
+from workbench.methods.adasum.method import (
+    ServerLinks,
+    adasum_reduce_,
+    adasum_sets_,
+    adasum_tree,
+)
 
 __all__ = ["measure_adasum", "run_rank"]
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import psutil
 import torch
 
-from workbench import devices
 from workbench.bench.rounds import Estimate
-from workbench.telemetry import collect_environment
+from workbench.core import devices
+from workbench.runs import collect_environment
 
 __all__ = ["Answer", "Benchmark", "Finding", "Request", "Verdict", "load_warning", "run_benchmark"]
 

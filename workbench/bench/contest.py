@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from workbench import devices
 from workbench.bench.benchmark import Finding
 from workbench.bench.operations import operations_of
 from workbench.bench.rounds import Estimate, interleaved, median_of_copies
+from workbench.core import devices
 
 __all__ = ["Side", "Sides", "contest", "is_installed", "require_equal", "require_same"]
 

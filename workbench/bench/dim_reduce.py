@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.algorithms.dim_reduce import DimReduce, flat_vector, updated_curvature
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
+from workbench.methods.dim_reduce.method import DimReduce, flat_vector, updated_curvature
 
 __all__ = ["measure_dim_reduce"]
 

@@ -19,14 +19,26 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from workbench import devices
-from workbench.algorithms.freeze_optimizer import FreezeOpt
-from workbench.algorithms.grad_freeze import freeze_index_sequence
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
+from workbench.bench.image_nets import (
+    Batch,
+    copies,
+    image_batches,
+    residual_net,
+    sgd,
+    train_once,
+)
 from workbench.bench.operations import operations_of
-from workbench.bench.rounds import Estimate, fair_clock, median_of, ratio_of
+from workbench.bench.rounds import (
+    Estimate,
+    fair_clock,
+    median_of,
+    ratio_of,
+)
 from workbench.config import BoostConfig
+from workbench.core import devices
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
+from workbench.methods.grad_freeze.method import freeze_index_sequence
 from workbench.training import Boosted, apply
 
 __all__ = ["measure_freezing"]

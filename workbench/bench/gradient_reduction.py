@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from workbench import ranks
 from workbench.bench.benchmark import Finding
 from workbench.bench.rank_processes import answer_of_ranks
 from workbench.bench.rounds import interleaved, ratio_of
 from workbench.config import BoostConfig
-from workbench.experiments.setup import seed_everything
+from workbench.core import distributed as ranks
 from workbench.tasks import load_task
 from workbench.training import apply
+from workbench.training.setup import seed_everything
 
 __all__ = ["measure_reduction", "run_rank"]
 

@@ -14,8 +14,8 @@ from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
 from workbench.bench.many_tensors import Size, words
 from workbench.bench.optimizer_tail import ScaledTail
-from workbench.scaling import GroupLossScaleManager
-from workbench.training.group_loss_scaling import GroupLossScaling
+from workbench.methods.loss_scale_group.method import GroupLossScaleManager
+from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 
 __all__ = ["measure_group_scale"]
 

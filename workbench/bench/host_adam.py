@@ -14,9 +14,20 @@ from torch import nn
 from torch.optim import Adam
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side, Sides, contest, is_installed, require_equal
-from workbench.bench.many_tensors import Size, flat_tensors, parameters_with_gradients, words
-from workbench.optimizers.adam_offload import AdamOffload
+from workbench.bench.contest import (
+    Side,
+    Sides,
+    contest,
+    is_installed,
+    require_equal,
+)
+from workbench.bench.many_tensors import (
+    Size,
+    flat_tensors,
+    parameters_with_gradients,
+    words,
+)
+from workbench.optim.adam_offload.optimizer import AdamOffload
 
 __all__ = ["measure_host_adam"]
 

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.rounds import Estimate
 from workbench.config import BoostConfig
-from workbench.experiments.setup import prepare
-from workbench.tasks import Task, load_task, move_batch
+from workbench.core.batch import move_batch
+from workbench.tasks import Task, load_task
 from workbench.training import TraceBuffer, training_loop
+from workbench.training.setup import prepare
 
 __all__ = ["CONFIGS", "dispatched_waits", "measure_host_waits", "measure_host_waits_on", "profiled_waits"]
 

@@ -13,12 +13,17 @@ import numpy as np
 import torch
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.large_nets import RESNET_50, Text, image_task, text_task
+from workbench.bench.large_nets import (
+    RESNET_50,
+    Text,
+    image_task,
+    text_task,
+)
 from workbench.bench.levels import exported_configs
 from workbench.bench.rounds import interleaved, ratio_of
 from workbench.config import BoostConfig
-from workbench.experiments.speed_ratio import TimedSide
 from workbench.tasks import Task
+from workbench.training.speed import TimedSide
 
 __all__ = ["measure_large_levels", "measure_large_levels_on"]
 

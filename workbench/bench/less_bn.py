@@ -15,8 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side, Sides, contest, require_same
-from workbench.bench.image_nets import Batch, copies, image_batches, residual_net, sgd, train_once
+from workbench.bench.contest import (
+    Side,
+    Sides,
+    contest,
+    require_same,
+)
+from workbench.bench.image_nets import (
+    Batch,
+    copies,
+    image_batches,
+    residual_net,
+    sgd,
+    train_once,
+)
 from workbench.bench.rounds import fair_clock
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply

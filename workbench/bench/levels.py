@@ -3,7 +3,7 @@
 O1 with its defaults trains a ResNet-20 on made-up colour images. Exported configurations train the task of their
 study, where their accuracy was confirmed; of those the fastest counts. What they cost in accuracy is the studies' to
 say, and their sentence stands beside the number. Each kind of step that a freezing schedule has is timed beside O0's
-and weighted as the schedule does (`workbench.experiments.speed_ratio`).
+and weighted as the schedule does (`workbench.training.speed`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from torch import nn
 
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.image_nets import image_task, residual_net
-from workbench.bench.rounds import Estimate, fair_clock, interleaved, ratio_of
+from workbench.bench.rounds import (
+    Estimate,
+    fair_clock,
+    interleaved,
+    ratio_of,
+)
 from workbench.config import BoostConfig
-from workbench.experiments.speed_ratio import TimedSide
 from workbench.tasks import Task, load_task
+from workbench.training.speed import TimedSide
 
 __all__ = ["Exported", "exported_configs", "measure_levels"]
 

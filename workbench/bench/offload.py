@@ -15,11 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from workbench import devices
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import is_installed
-from workbench.bench.rounds import Estimate, interleaved, ratio_of, timed
-from workbench.optimizers.adam_offload import AdamOffload
+from workbench.bench.rounds import (
+    Estimate,
+    interleaved,
+    ratio_of,
+    timed,
+)
+from workbench.core import devices
+from workbench.optim.adam_offload.optimizer import AdamOffload
 
 __all__ = ["Encoder", "measure_offload", "measure_offload_on"]
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
-from workbench.embeddings import HashEmbedding
-from workbench.optimizers.row_wise import RowWiseAdagrad, RowWiseAdam
+from workbench.optim.embeddings import HashEmbedding
+from workbench.optim.row_wise import RowWiseAdagrad, RowWiseAdam
 
 __all__ = ["measure_online"]
 

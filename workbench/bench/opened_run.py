@@ -10,15 +10,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from workbench import facade
+from workbench import api
 from workbench.bench.benchmark import Finding
 from workbench.bench.kernel_messages import speak_as_in_a_kernel
 from workbench.bench.recorded import record_run
 from workbench.bench.rounds import interleaved, median_of, timed
-from workbench.experiments.replayed_run import ReplayedRun, policy_grid, usual_windows
 from workbench.figures import loss_scale_figure
 from workbench.panels import LossScalePanel
-from workbench.telemetry import read_run
+from workbench.runs import read_run
+from workbench.runs.replayed_run import ReplayedRun, policy_grid, usual_windows
 
 __all__ = ["measure_open_run"]
 
@@ -48,7 +48,7 @@ def measure_open_run(rounds: int, *, steps: int = 1_000_000) -> list[Finding]:
             timed(read_and_draw),
             lambda: _until_panel_shows(path),
             timed(lambda: replayed.judge(policies)),
-            timed(lambda: facade.replay(path, policies)),
+            timed(lambda: api.replay(path, policies)),
         ]
         rows = list(zip(*interleaved(sides, rounds), strict=True))
     told = f"{steps:,} steps"

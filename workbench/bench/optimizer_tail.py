@@ -15,11 +15,21 @@ from torch import nn
 from torch.optim import Adam
 
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Side, Sides, contest, require_equal
-from workbench.bench.many_tensors import Size, flat_tensors, parameters_with_gradients, words
-from workbench.scaling import DynamicLossScaleUpdateCell
-from workbench.training.loss_scaling import LossScaling
-from workbench.training.weight_update import CompleteWindow, PlainUpdate
+from workbench.bench.contest import (
+    Side,
+    Sides,
+    contest,
+    require_equal,
+)
+from workbench.bench.many_tensors import (
+    Size,
+    flat_tensors,
+    parameters_with_gradients,
+    words,
+)
+from workbench.loss_scale import DynamicLossScaleUpdateCell
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.weight_update import CompleteWindow, PlainUpdate
 
 __all__ = ["ScaledTail", "measure_optimizer_tail"]
 

@@ -14,10 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.algorithms.pca import principal_components
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Sides, contest, is_installed, require_equal
+from workbench.bench.contest import (
+    Sides,
+    contest,
+    is_installed,
+    require_equal,
+)
 from workbench.bench.rounds import Estimate
+from workbench.methods.dim_reduce.pca import principal_components
 
 __all__ = ["measure_pca", "subspace_angle"]
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from workbench import ranks
+from workbench.core import distributed as ranks
 
 __all__ = ["answer_of_ranks"]
 

@@ -11,9 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from workbench.config import BoostConfig
-from workbench.records import Event, EventKind, ExponentCounts, StepRecord
-from workbench.scaling import ScalePolicy, simulate
-from workbench.telemetry import SCHEMA_VERSION, RunRecorder
+from workbench.core.records import (
+    Event,
+    EventKind,
+    ExponentCounts,
+    StepRecord,
+)
+from workbench.loss_scale import ScalePolicy, simulate
+from workbench.runs import SCHEMA_VERSION, RunRecorder
 
 __all__ = ["record_run", "steps_and_events"]
 

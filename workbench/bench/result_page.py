@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.atomic_file import write_text_atomically
 from workbench.bench.catalog import BENCHMARKS
+from workbench.core.files import write_text_atomically
 
 __all__ = ["goals_table", "page", "read_answers", "with_table"]
 

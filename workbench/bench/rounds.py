@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from workbench.experiments.speed_ratio import bootstrap_median_interval
+from workbench.training.speed import bootstrap_median_interval
 
 __all__ = ["Estimate", "fair_clock", "interleaved", "median_of", "median_of_copies", "ratio_of", "timed"]
 

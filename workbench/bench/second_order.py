@@ -15,13 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import devices
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.contest import Sides, contest, is_installed, require_equal
+from workbench.bench.contest import (
+    Sides,
+    contest,
+    is_installed,
+    require_equal,
+)
 from workbench.bench.large_nets import RESNET_50, BottleneckNet, Images
 from workbench.bench.rounds import interleaved, median_of, timed
-from workbench.optimizers.thor import Thor
-from workbench.optimizers.thor_layers import Tally
+from workbench.core import devices
+from workbench.optim.thor.optimizer import Thor
+from workbench.optim.thor.thor_layers import Tally
 from workbench.tasks.digits import ResNet
 
 __all__ = ["measure_thor"]

@@ -26,10 +26,15 @@ import optuna
 from workbench.bench.benchmark import Finding
 from workbench.bench.rounds import median_of
 from workbench.config import BoostConfig, NetworkFacts, describe_parameters
-from workbench.tuning import tune
-from workbench.tuning.experimenter import PolicyOutcome, RunStep, SpeedMeasured, Trained
-from workbench.tuning.progress import TuneProgress
-from workbench.tuning.study_file import StudyFile
+from workbench.study import tune
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import (
+    PolicyOutcome,
+    RunStep,
+    SpeedMeasured,
+    Trained,
+)
+from workbench.study.run.progress import TuneProgress
 
 __all__ = ["measure_study_overhead"]
 

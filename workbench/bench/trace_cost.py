@@ -13,14 +13,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench import devices
 from workbench.bench.benchmark import Finding, Request
-from workbench.bench.rounds import Estimate, interleaved, median_of, ratio_of, timed
+from workbench.bench.rounds import (
+    Estimate,
+    interleaved,
+    median_of,
+    ratio_of,
+    timed,
+)
 from workbench.config import BoostConfig
-from workbench.experiments.setup import prepare
-from workbench.records import Event, StepRecord
-from workbench.tasks import Task, load_task, move_batch
+from workbench.core import devices
+from workbench.core.batch import move_batch
+from workbench.core.records import Event, StepRecord
+from workbench.tasks import Task, load_task
 from workbench.training import Boosted, TraceBuffer, training_loop
+from workbench.training.setup import prepare
 
 __all__ = ["measure_trace"]
 

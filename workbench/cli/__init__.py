@@ -26,7 +26,7 @@ from workbench.cli import (
     worker_command,
 )
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
-from workbench.rank_environment import is_first_rank
+from workbench.core.rank_environment import is_first_rank
 
 __all__ = ["app", "main"]
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from workbench.cli.output import JsonOption, only_result_on_stdout, plain, print_json, print_table, say
+from workbench.cli.output import (
+    JsonOption,
+    only_result_on_stdout,
+    plain,
+    print_json,
+    print_table,
+    say,
+)
 
 if TYPE_CHECKING:
     from workbench.bench import Answer, Finding
@@ -50,11 +57,16 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.atomic_file import write_text_atomically
-        from workbench.bench import BENCHMARKS, chosen, load_warning, run_benchmark
+        from workbench.bench import (
+            BENCHMARKS,
+            chosen,
+            load_warning,
+            run_benchmark,
+        )
         from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
-        from workbench.devices import select_device
+        from workbench.core.devices import select_device
+        from workbench.core.files import write_text_atomically
 
         wanted = chosen(names or [])
         if not listed:
@@ -88,7 +100,7 @@ def bench(
 
 
 def _write(folder: Path, answer: Answer) -> None:
-    from workbench.atomic_file import write_text_atomically
+    from workbench.core.files import write_text_atomically
 
     text = json_text.dumps(plain(answer.to_dict()), indent=2, allow_nan=False)
     write_text_atomically(folder / f"{answer.name}.json", text + "\n")

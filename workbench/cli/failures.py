@@ -25,8 +25,8 @@ from typing import Any
 
 import typer
 
-from workbench.atomic_file import DISK_FULL_CODES
-from workbench.rank_environment import is_first_rank
+from workbench.core.files import DISK_FULL_CODES
+from workbench.core.rank_environment import is_first_rank
 
 __all__ = ["FAILED", "INTERRUPTED", "WRONG_INPUT", "Interrupted", "exit_code_of", "report", "sentence_of"]
 
@@ -40,7 +40,7 @@ _STEP = "a training step"
 
 # Where this package calls into a task, and what the author of the task calls that place.
 _PARTS = {
-    ("workbench.experiments.evaluation", "evaluate"): "the evaluation",
+    ("workbench.training.evaluation", "evaluate"): "the evaluation",
     ("workbench.tasks.task", "new_model"): "model()",
     ("workbench.tasks.task", "new_optimizer"): "optimizer()",
     ("workbench.tasks.task", "new_scheduler"): "scheduler()",

@@ -41,7 +41,7 @@ def lab(
     port: int = PortOption,
 ) -> None:
     """Open JupyterLab on the notebooks; they are copied into ./notebooks first where they are missing."""
-    from workbench.templates import copy_templates
+    from workbench.cli.templates import copy_templates
 
     path = Path(name) if name and name.endswith(_SUFFIX) and Path(name).is_file() else None
     if path is None:

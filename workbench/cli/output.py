@@ -18,7 +18,7 @@ from typing import Any
 
 import typer
 
-from workbench.rank_environment import is_first_rank
+from workbench.core.rank_environment import is_first_rank
 
 __all__ = ["JsonOption", "only_result_on_stdout", "plain", "print_json", "print_table", "quoted", "say"]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from workbench.rank_environment import is_first_rank
+from workbench.core.rank_environment import is_first_rank
 
 __all__ = ["Bar", "clock", "progress_bar"]
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import typer
 
-from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
+from workbench.cli.output import (
+    JsonOption,
+    only_result_on_stdout,
+    print_json,
+    print_table,
+    quoted,
+    say,
+)
 
 __all__ = ["register"]
 
@@ -22,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def init(directory: Path = DirectoryArgument) -> None:
     """Write the notebooks and studies that come with the package into a folder of your own."""
-    from workbench.templates import copy_templates
+    from workbench.cli.templates import copy_templates
 
     written, kept = copy_templates(directory)
     for path in written:
@@ -35,7 +42,7 @@ def init(directory: Path = DirectoryArgument) -> None:
 def doctor(json: bool = JsonOption) -> None:
     """Say what this machine offers, and what is missing."""
     with only_result_on_stdout(json):
-        from workbench.doctor import examine
+        from workbench.core.doctor import examine
 
         findings = examine()
     if json:

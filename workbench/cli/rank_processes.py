@@ -37,7 +37,7 @@ def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
     Returns:
         Rank 0's exit code; 1 when it was killed.
     """
-    from workbench.ranks import serve_store
+    from workbench.core.distributed import serve_store
 
     # Served here, so that it outlives every rank: who is left reads there who has died. Kept by its name until the end.
     store, meeting = serve_store()

@@ -11,14 +11,21 @@ import typer
 
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
-from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
+from workbench.cli.output import (
+    JsonOption,
+    only_result_on_stdout,
+    print_json,
+    print_table,
+    quoted,
+    say,
+)
 from workbench.cli.progress import progress_bar
-from workbench.rank_environment import is_first_rank
+from workbench.core.rank_environment import is_first_rank
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.experiments.run import RunProgress, RunResult
+    from workbench.training.run import RunProgress, RunResult
 
 __all__ = ["register"]
 
@@ -84,12 +91,12 @@ def train(
     With `torchrun --nproc-per-node N -m workbench train ...` N processes train it together and write one run.
     """
     with only_result_on_stdout(json), progress_bar(steps, f"loading {task}") as bar, stop_on_ctrl_c() as stop:
-        from workbench import facade
+        from workbench import api
 
         def show(progress: RunProgress) -> None:
             bar.update(progress.step, text=task, note=_note(progress))
 
-        result = facade.train(
+        result = api.train(
             task,
             config,
             level=level,
@@ -138,7 +145,7 @@ def compare(
         progress_bar(seeds * n_sides * steps, f"loading {task}") as bar,
         saying_on_ctrl_c(f"interrupted; {kept}, and the same command compares anew from the start"),
     ):
-        from workbench import facade
+        from workbench import api
 
         labels: list[str] = []  # of the runs begun so far
 
@@ -147,7 +154,7 @@ def compare(
                 labels.append(label)
             bar.update((len(labels) - 1) * steps + progress.step, text=label, note=_note(progress))
 
-        comparison = facade.compare(
+        comparison = api.compare(
             task, list(configs), seeds=range(seeds), steps=steps, device=device, out=out, on_progress=show
         )
     if json:
@@ -177,9 +184,9 @@ def replay(
     json: bool = JsonOption,
 ) -> None:
     """Say, without training, what other loss-scale policies would have done to a recorded run."""
-    from workbench import facade
+    from workbench import api
 
-    result = facade.replay(run, init=init or None, factor=factor or None, window=window or None, minimum=minimum)
+    result = api.replay(run, init=init or None, factor=factor or None, window=window or None, minimum=minimum)
     table = result.table
     if json:
         print_json(
@@ -218,7 +225,7 @@ def list_recorded(
     json: bool = JsonOption,
 ) -> None:
     """List the runs of a folder, the newest first."""
-    from workbench.telemetry import list_runs
+    from workbench.runs import list_runs
 
     frame = list_runs(root)
     if json:
@@ -255,7 +262,7 @@ def prune_recorded(
     json: bool = JsonOption,
 ) -> None:
     """Remove old runs; runs that are still being written are left alone."""
-    from workbench.telemetry import prune_runs
+    from workbench.runs import prune_runs
 
     if keep is None and older_than_days is None:
         raise typer.BadParameter("say what may go: --keep N, --older-than-days DAYS, or both")
@@ -271,7 +278,7 @@ def prune_recorded(
 @runs_app.command("mirror")
 def mirror_recorded(path: Path = MirroredArgument, to: list[str] = ToOption, json: bool = JsonOption) -> None:
     """Show recorded runs in TensorBoard or MLflow; what is there already as a whole is left alone."""
-    from workbench.mirrors import mirror_runs, mirrors_named
+    from workbench.runs.mirrors import mirror_runs, mirrors_named
 
     sent = mirror_runs(path, mirrors_named(to))
     if json:

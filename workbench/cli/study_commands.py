@@ -15,14 +15,22 @@ import typer
 from workbench.cli import command_start
 from workbench.cli.failures import WRONG_INPUT
 from workbench.cli.interrupts import saying_on_ctrl_c
-from workbench.cli.output import JsonOption, only_result_on_stdout, plain, print_json, print_table, quoted, say
+from workbench.cli.output import (
+    JsonOption,
+    only_result_on_stdout,
+    plain,
+    print_json,
+    print_table,
+    quoted,
+    say,
+)
 from workbench.cli.progress import Bar, clock, progress_bar
 from workbench.cli.rank_processes import run_as_ranks
-from workbench.rank_environment import rank_environment
+from workbench.core.rank_environment import rank_environment
 
 if TYPE_CHECKING:
-    from workbench.records import TrialRecord
-    from workbench.tuning import RayEngine, StudyResult, TuneProgress
+    from workbench.core.records import TrialRecord
+    from workbench.study import RayEngine, StudyResult, TuneProgress
 
 __all__ = ["register"]
 
@@ -99,7 +107,7 @@ def tune(
     With `ranks` above 1 in study.toml it starts so many processes, which train each trial together.
     """
     began = command_start.began()
-    from workbench.tuning.study_file import read_study
+    from workbench.study.ask.study_file import read_study
 
     ray = _ray_engine(engine, address, resources_per_trial, jobs)
     section = read_study(study).study
@@ -114,10 +122,10 @@ def tune(
         loaded = threading.Event()
         if ray is None and ranks == 1:
             _end_while_loading(section.timeout_seconds if timeout is None else timeout, began, loaded)
-        from workbench import facade
+        from workbench import api
 
         try:
-            result = facade.tune(
+            result = api.tune(
                 study,
                 trials=trials,
                 timeout=timeout,
@@ -138,7 +146,7 @@ def tune(
 
 def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool = JsonOption) -> None:
     """Say how far a study is, its best trials and its verdicts."""
-    from workbench.tuning import read_result
+    from workbench.study import read_result
 
     result = read_result(study, storage=storage)
     if json:
@@ -183,15 +191,15 @@ def export(
         _export_trials(study, trials, storage, json=json)
         return
     with only_result_on_stdout(json):
-        from workbench import facade
+        from workbench import api
 
-        result = facade.export(study, out, require_confirmed=require_confirmed, storage=storage)
+        result = api.export(study, out, require_confirmed=require_confirmed, storage=storage)
     _print_result(result, json=json)
 
 
 def _export_trials(study: Path, path: Path, storage: str | None, *, json: bool) -> None:
-    from workbench.tuning import trial_table, write_trial_table
-    from workbench.tuning.trial_table import check_table_path
+    from workbench.study import trial_table, write_trial_table
+    from workbench.study.answer.trial_table import check_table_path
 
     check_table_path(path)  # before a database is asked for anything
     table = trial_table(study, storage=storage)
@@ -208,8 +216,8 @@ def _ray_engine(engine: Engine, address: str | None, resources: str | None, jobs
             if given is not None:
                 raise typer.BadParameter(f"{name} goes with --engine ray")
         return None
-    from workbench.tuning.ray_engine import RayEngine
-    from workbench.tuning.ray_resources import parse_resources
+    from workbench.study.run.ray_engine import RayEngine
+    from workbench.study.run.ray_resources import parse_resources
 
     asked = "CPU=1" if resources is None else resources
     parse_resources(asked)  # before anything is begun

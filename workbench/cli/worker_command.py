@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING
 import typer
 
 from workbench.cli.interrupts import saying_on_ctrl_c
-from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, quoted, say
+from workbench.cli.output import (
+    JsonOption,
+    only_result_on_stdout,
+    print_json,
+    quoted,
+    say,
+)
 from workbench.cli.progress import Bar, clock, progress_bar
 
 if TYPE_CHECKING:
-    from workbench.tuning import TuneProgress
+    from workbench.study import TuneProgress
 
 __all__ = ["register"]
 
@@ -60,7 +66,7 @@ def worker(
         saying_on_ctrl_c("interrupted; the trial that was running is put back, and any worker runs it again"),
         _ending_on_sigterm(),
     ):
-        from workbench import tuning
+        from workbench import study as tuning
 
         result = tuning.join_study(
             study,

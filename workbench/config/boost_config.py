@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from workbench.atomic_file import write_text_atomically
 from workbench.config.amp import AmpConfig
 from workbench.config.boost import (
     BoostSwitches,
@@ -30,11 +29,18 @@ from workbench.config.boost import (
 )
 from workbench.config.boost_json import read_json
 from workbench.config.compatibility import PRESETS, CompatibilityConfig
-from workbench.config.errors import ConfigError, did_you_mean, inner_type, sentence_of, shown
+from workbench.config.errors import (
+    ConfigError,
+    did_you_mean,
+    inner_type,
+    sentence_of,
+    shown,
+)
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import OptimizerConfig
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
+from workbench.core.files import write_text_atomically
 
 if TYPE_CHECKING:
     from workbench.config.facts import NetworkFacts

@@ -1,6 +1,6 @@
 """What a network offers to the methods that change it, in a few counts: what a plan has to know to say what acts.
 
-The counts are taken from a fresh copy of the network (``workbench.experiments.network_facts``) or, when a network is
+The counts are taken from a fresh copy of the network (``workbench.training.network_facts``) or, when a network is
 boosted, from what was done to it (``AutoBoost``). They stand here, without torch, so that plans can be resolved with
 them where no network is at hand: in a study's storage, in a panel.
 """
@@ -24,7 +24,7 @@ class NetworkFacts:
     """Counts that decide which methods find something to do.
 
     A *layer* is a run of parameters that freezing keeps together, see
-    :func:`workbench.algorithms.parameter_groups.split_into_chunks`. Where BatchNorms are removed there are fewer.
+    :func:`workbench.methods.parameter_groups.split_into_chunks`. Where BatchNorms are removed there are fewer.
 
     Args:
         batch_norms: BatchNorms of the network.

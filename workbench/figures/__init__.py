@@ -8,7 +8,12 @@ as a ``Drawing`` first, which is made in a twentieth of the time. Nothing here k
 
 from __future__ import annotations
 
-from workbench.figures.dim_reduce import DimReduceNumbers, SubspacePair, dim_reduce_figure, dim_reduce_numbers
+from workbench.figures.dim_reduce import (
+    DimReduceNumbers,
+    SubspacePair,
+    dim_reduce_figure,
+    dim_reduce_numbers,
+)
 from workbench.figures.frozen_layers import (
     FrozenLayersNumbers,
     TimeSaved,
@@ -24,7 +29,12 @@ from workbench.figures.gradient_exponents import (
 from workbench.figures.group_scales import GroupScalesNumbers, group_scales_figure, group_scales_numbers
 from workbench.figures.importance import ImportanceNumbers, importance_figure, importance_numbers
 from workbench.figures.labels import MetricScale
-from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
+from workbench.figures.loss_curves import (
+    LossCurveNumbers,
+    RunCurve,
+    loss_curve_numbers,
+    loss_curves_figure,
+)
 from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
 from workbench.figures.offload import OffloadNumbers, offload_figure, offload_numbers
 from workbench.figures.online_quality import OnlineQualityNumbers, online_quality_figure, online_quality_numbers
@@ -44,7 +54,12 @@ from workbench.figures.second_order import SecondOrderNumbers, second_order_figu
 from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
 from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
-from workbench.figures.theme import FIGURE_CONFIG, Theme, empty_figure, figure_text
+from workbench.figures.theme import (
+    FIGURE_CONFIG,
+    Theme,
+    empty_figure,
+    figure_text,
+)
 
 __all__ = [
     "FIGURE_CONFIG",

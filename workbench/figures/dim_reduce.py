@@ -11,7 +11,15 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.figures.frames import EventTable, StepTable, column, events_frame, steps_frame, subjects_by_step
+from workbench.core.records import EventKind
+from workbench.figures.frames import (
+    EventTable,
+    StepTable,
+    column,
+    events_frame,
+    steps_frame,
+    subjects_by_step,
+)
 from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import (
     BLUE,
@@ -25,7 +33,6 @@ from workbench.figures.theme import (
     translucent,
 )
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
-from workbench.records import EventKind
 
 __all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
 

@@ -12,7 +12,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.figures.theme import Theme, empty_layout, template_json, title_layout
+from workbench.figures.theme import (
+    Theme,
+    empty_layout,
+    template_json,
+    title_layout,
+)
 
 __all__ = ["Drawing"]
 

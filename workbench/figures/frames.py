@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from workbench.records import Event, StepRecord
+from workbench.core.records import Event, StepRecord
 
 __all__ = ["EventTable", "StepTable", "column", "events_frame", "flags", "steps_frame", "subjects_by_step"]
 

@@ -12,11 +12,20 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from workbench.core.records import StepRecord
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
-from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, bare_figure, empty_figure, set_title, translucent
+from workbench.figures.theme import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Theme,
+    bare_figure,
+    empty_figure,
+    set_title,
+    translucent,
+)
 from workbench.figures.thinning import bin_edges
-from workbench.records import StepRecord
 
 __all__ = ["FrozenLayersNumbers", "TimeSaved", "frozen_layers_figure", "frozen_layers_numbers", "time_saved_in_run"]
 

@@ -20,11 +20,29 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
-from workbench.figures.frames import StepTable, column, flags, steps_frame
-from workbench.figures.labels import counted, percent, plain, power_ticks
-from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme, empty_figure, new_figure
+from workbench.core.records import ExponentCounts
+from workbench.figures.frames import (
+    StepTable,
+    column,
+    flags,
+    steps_frame,
+)
+from workbench.figures.labels import (
+    counted,
+    percent,
+    plain,
+    power_ticks,
+)
+from workbench.figures.theme import (
+    DENSITY_SCALE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    Theme,
+    empty_figure,
+    new_figure,
+)
 from workbench.figures.thinning import bin_edges, thin_marks
-from workbench.records import ExponentCounts
 
 __all__ = [
     "ALL_GROUPS",

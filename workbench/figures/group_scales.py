@@ -16,11 +16,36 @@ import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
-from workbench.figures.frames import EventTable, StepTable, column, events_frame, flags, steps_frame
-from workbench.figures.labels import counted, percent, plain, power_of_two, power_ticks
-from workbench.figures.theme import COLORWAY, GREY, VERMILLION, Theme, empty_figure, new_figure
-from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, staircase_indices, thin_marks
-from workbench.records import EventKind
+from workbench.core.records import EventKind
+from workbench.figures.frames import (
+    EventTable,
+    StepTable,
+    column,
+    events_frame,
+    flags,
+    steps_frame,
+)
+from workbench.figures.labels import (
+    counted,
+    percent,
+    plain,
+    power_of_two,
+    power_ticks,
+)
+from workbench.figures.theme import (
+    COLORWAY,
+    GREY,
+    VERMILLION,
+    Theme,
+    empty_figure,
+    new_figure,
+)
+from workbench.figures.thinning import (
+    MAXIMUM_MARKS,
+    MAXIMUM_POINTS,
+    staircase_indices,
+    thin_marks,
+)
 
 __all__ = ["GroupScaleLine", "GroupScalesNumbers", "group_scales_figure", "group_scales_numbers"]
 

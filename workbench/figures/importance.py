@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from workbench.figures.labels import percent, plain
-from workbench.figures.theme import BLUE, GREY, Theme, empty_figure, new_figure
+from workbench.figures.theme import (
+    BLUE,
+    GREY,
+    Theme,
+    empty_figure,
+    new_figure,
+)
 
 __all__ = ["ImportanceNumbers", "importance_figure", "importance_numbers"]
 

@@ -25,7 +25,12 @@ import plotly.io as pio
 from plotly.graph_objects import FigureWidget
 
 from workbench.figures.drawing import Drawing
-from workbench.figures.theme import FIGURE_CONFIG, Theme, figure_text, template_json
+from workbench.figures.theme import (
+    FIGURE_CONFIG,
+    Theme,
+    figure_text,
+    template_json,
+)
 
 __all__ = ["LiveFigure", "static_mimebundle"]
 

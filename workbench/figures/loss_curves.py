@@ -11,7 +11,12 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 
 from workbench.figures.drawing import Drawing
-from workbench.figures.frames import StepTable, column, flags, steps_frame
+from workbench.figures.frames import (
+    StepTable,
+    column,
+    flags,
+    steps_frame,
+)
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks

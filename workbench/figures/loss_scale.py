@@ -14,12 +14,39 @@ import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 
+from workbench.core.records import EventKind
 from workbench.figures.drawing import Drawing
-from workbench.figures.frames import EventTable, StepTable, column, events_frame, flags, steps_frame, subjects_by_step
-from workbench.figures.labels import counted, percent, plain, power_of_two, power_ticks
-from workbench.figures.theme import BLUE, COLORWAY, GREEN, ORANGE, PURPLE, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, staircase_indices, thin_marks
-from workbench.records import EventKind
+from workbench.figures.frames import (
+    EventTable,
+    StepTable,
+    column,
+    events_frame,
+    flags,
+    steps_frame,
+    subjects_by_step,
+)
+from workbench.figures.labels import (
+    counted,
+    percent,
+    plain,
+    power_of_two,
+    power_ticks,
+)
+from workbench.figures.theme import (
+    BLUE,
+    COLORWAY,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    VERMILLION,
+    Theme,
+)
+from workbench.figures.thinning import (
+    MAXIMUM_MARKS,
+    MAXIMUM_POINTS,
+    staircase_indices,
+    thin_marks,
+)
 
 __all__ = ["LossScaleNumbers", "loss_scale_drawing", "loss_scale_figure", "loss_scale_numbers"]
 

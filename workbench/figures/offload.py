@@ -11,7 +11,12 @@ import plotly.graph_objects as go
 from workbench.figures.drawing import Drawing
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import compact, counted, percent
-from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Theme,
+)
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices
 
 __all__ = ["OffloadNumbers", "offload_drawing", "offload_figure", "offload_numbers"]

@@ -10,11 +10,26 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.figures.frames import EventTable, StepTable, column, events_frame, steps_frame
+from workbench.core.records import EventKind
+from workbench.figures.frames import (
+    EventTable,
+    StepTable,
+    column,
+    events_frame,
+    steps_frame,
+)
 from workbench.figures.labels import compact, counted, plain
-from workbench.figures.theme import BLUE, GREY, ORANGE, PURPLE, Theme, bare_figure, empty_figure, set_title
+from workbench.figures.theme import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    Theme,
+    bare_figure,
+    empty_figure,
+    set_title,
+)
 from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
-from workbench.records import EventKind
 
 __all__ = ["OnlineQualityNumbers", "online_quality_figure", "online_quality_numbers"]
 

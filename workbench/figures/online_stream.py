@@ -9,11 +9,37 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from workbench.figures.frames import EventTable, StepTable, column, events_frame, steps_frame
-from workbench.figures.labels import compact, counted, percent, plain
-from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme, bare_figure, empty_figure, set_title
-from workbench.figures.thinning import MAXIMUM_POINTS, staircase_indices, thin_indices, thin_marks
-from workbench.records import EventKind
+from workbench.core.records import EventKind
+from workbench.figures.frames import (
+    EventTable,
+    StepTable,
+    column,
+    events_frame,
+    steps_frame,
+)
+from workbench.figures.labels import (
+    compact,
+    counted,
+    percent,
+    plain,
+)
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    VERMILLION,
+    Theme,
+    bare_figure,
+    empty_figure,
+    set_title,
+)
+from workbench.figures.thinning import (
+    MAXIMUM_POINTS,
+    staircase_indices,
+    thin_indices,
+    thin_marks,
+)
 
 __all__ = ["Line", "OnlineStreamNumbers", "online_stream_figure", "online_stream_numbers"]
 

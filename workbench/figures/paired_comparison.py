@@ -11,7 +11,16 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 
 from workbench.figures.labels import MetricScale, counted, plain
-from workbench.figures.theme import BLUE, GREEN, GREY, VERMILLION, Theme, empty_figure, new_figure, translucent
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    VERMILLION,
+    Theme,
+    empty_figure,
+    new_figure,
+    translucent,
+)
 
 __all__ = ["PairedNumbers", "PairedSide", "paired_comparison_figure", "paired_comparison_numbers"]
 

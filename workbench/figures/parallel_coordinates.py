@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.core.records import TrialRecord
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import (
     BLUE,
@@ -27,7 +28,6 @@ from workbench.figures.theme import (
     new_figure,
     translucent,
 )
-from workbench.records import TrialRecord
 
 __all__ = [
     "ParallelAxis",

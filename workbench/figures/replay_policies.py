@@ -11,8 +11,20 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.figures.frames import column, flags
-from workbench.figures.labels import compact, counted, percent, plain
-from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, empty_figure, new_figure
+from workbench.figures.labels import (
+    compact,
+    counted,
+    percent,
+    plain,
+)
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Theme,
+    empty_figure,
+    new_figure,
+)
 
 __all__ = ["ReplayPoliciesNumbers", "policy_names", "replay_policies_figure", "replay_policies_numbers"]
 

@@ -11,12 +11,35 @@ import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
+from workbench.core.records import EventKind
 from workbench.figures.drawing import Drawing
-from workbench.figures.frames import EventTable, StepTable, column, events_frame, flags, steps_frame
-from workbench.figures.labels import compact, counted, percent, plain
-from workbench.figures.theme import BLUE, GREY, ORANGE, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, staircase_indices, thin_indices, thin_marks
-from workbench.records import EventKind
+from workbench.figures.frames import (
+    EventTable,
+    StepTable,
+    column,
+    events_frame,
+    flags,
+    steps_frame,
+)
+from workbench.figures.labels import (
+    compact,
+    counted,
+    percent,
+    plain,
+)
+from workbench.figures.theme import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    Theme,
+)
+from workbench.figures.thinning import (
+    MAXIMUM_POINTS,
+    staircase_indices,
+    thin_indices,
+    thin_marks,
+)
 
 __all__ = ["SecondOrderNumbers", "second_order_drawing", "second_order_figure", "second_order_numbers"]
 

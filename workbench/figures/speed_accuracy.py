@@ -9,6 +9,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from workbench.core.records import (
+    CandidateRecord,
+    Choice,
+    TrialRecord,
+    Verdict,
+)
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import (
     BLUE,
@@ -23,7 +29,6 @@ from workbench.figures.theme import (
     new_figure,
     translucent,
 )
-from workbench.records import CandidateRecord, Choice, TrialRecord, Verdict
 
 __all__ = ["VERDICT_SYMBOLS", "CandidatePoint", "SpeedAccuracyNumbers", "TrialPoint", "speed_accuracy_figure",
            "speed_accuracy_numbers"]  # fmt: skip

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.core.records import TrialRecord
 from workbench.figures.labels import counted, plain
-from workbench.figures.theme import BLUE, GREEN, GREY, ORANGE, Theme, empty_figure, new_figure
-from workbench.records import TrialRecord
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Theme,
+    empty_figure,
+    new_figure,
+)
 
 __all__ = ["StudyHistoryNumbers", "study_history_figure", "study_history_numbers"]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from workbench.atomic_file import replacing
+from workbench.core.files import replacing
 from workbench.online.background_writer import BackgroundWriter
 from workbench.training.checkpoint import read_checkpoint
 

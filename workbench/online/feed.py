@@ -9,7 +9,12 @@ from typing import Any
 
 from workbench.online.interrupts import Interrupts
 from workbench.online.read_ahead import ReadAhead
-from workbench.online.stream import OpenStream, Read, StreamPosition, read_stream
+from workbench.online.stream import (
+    OpenStream,
+    Read,
+    StreamPosition,
+    read_stream,
+)
 
 __all__ = ["Feed"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from workbench.records import Event, StepRecord
+from workbench.core.records import Event, StepRecord
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
@@ -14,7 +14,7 @@ __all__ = ["OnlineTrace", "StepSink"]
 
 
 class StepSink(Protocol):
-    """What keeps a run, for example a ``workbench.telemetry.RunRecorder``."""
+    """What keeps a run, for example a ``workbench.runs.RunRecorder``."""
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
         """Keep a block of steps and the events among them."""

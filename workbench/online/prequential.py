@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workbench.metrics import OutputKind
+from workbench.core.metrics import OutputKind
 from workbench.online.ranking import exact_auc
 
 __all__ = ["Prequential", "binary_log_losses", "click_scores"]

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from workbench.atomic_file import replacing, write_text_atomically
+from workbench.core.files import replacing, write_text_atomically
 from workbench.online.background_writer import BackgroundWriter
 
 __all__ = ["Published", "SnapshotPublisher", "apply_delta_", "changed_rows", "load_published"]

@@ -20,8 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench import ranks
-from workbench.metrics import output_kind
+from workbench.core import distributed as ranks
+from workbench.core.metrics import output_kind
+from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label
+from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunContext
+from workbench.mindspore.model import Callbacks, Model
+from workbench.mindspore.model_arguments import check_kind, check_sink_size
 from workbench.online.checkpoints import OnlineCheckpoints
 from workbench.online.interrupts import Interrupts
 from workbench.online.online_trace import StepSink
@@ -31,12 +35,8 @@ from workbench.online.publishing import SnapshotPublisher
 from workbench.online.record_rules import RecordRules
 from workbench.online.session import OnlineSession, RefusedBatchError
 from workbench.online.stream import OpenStream, check_stream
-from workbench.training.batch_calls import called_with, checked_loss, data_and_label
 from workbench.training.boosted import Boosted
-from workbench.training.callbacks import CallbackList, CallbackParameters, RunContext
 from workbench.training.loop import training_loop
-from workbench.training.model import Callbacks, Model
-from workbench.training.model_arguments import check_kind, check_sink_size
 from workbench.training.outcome import StepOutcome
 
 __all__ = ["OnlineSummary", "RecModel"]
@@ -116,7 +116,7 @@ class RecModel(Model):
                 that opens a stream after a number of batches: ``lambda n: stream(seed, start=n)``. With a criterion a
                 batch is a pair ``(data, label)``; without one the network gets all its items and returns the loss, or
                 ``(loss, prediction, label)``.
-            callbacks: A callback or several; see ``workbench.training.callbacks``.
+            callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
             dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
             sink_size: Has no effect; on an accelerator in sink mode it must be 1.
             queue_size: Batches that a thread reads ahead, at most; 0 reads each when it is needed, in this thread. It
@@ -129,7 +129,7 @@ class RecModel(Model):
             resume: Whether to continue the newest checkpoint, if there is one, where its stream stopped. Without an
                 opener the batches before that are read and dropped.
             publisher: Where and when snapshots for serving are published; one is published at the end, too.
-            recorder: Keeps steps and events, for example ``workbench.telemetry.RunRecorder``.
+            recorder: Keeps steps and events, for example ``workbench.runs.RunRecorder``.
             record_gradients: Whether it also keeps norm and maximum of the gradients.
 
         Returns:

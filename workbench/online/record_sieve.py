@@ -7,7 +7,13 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from workbench.online.record_rules import BatchForm, RecordRules, form_of, judge, select_rows
+from workbench.online.record_rules import (
+    BatchForm,
+    RecordRules,
+    form_of,
+    judge,
+    select_rows,
+)
 
 __all__ = ["RecordLimitError", "RecordSieve", "Tell"]
 

@@ -14,6 +14,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from workbench.core.records import Event, EventKind
+from workbench.core.wrapped_model import unwrapped
+from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
 from workbench.online.checkpoints import OnlineCheckpoints
 from workbench.online.feed import Feed
 from workbench.online.interrupts import Interrupts
@@ -25,12 +28,9 @@ from workbench.online.record_rules import RecordRules
 from workbench.online.record_sieve import RecordSieve
 from workbench.online.stream import OpenStream, StreamPosition
 from workbench.online.table_growth import table_figures
-from workbench.records import Event, EventKind
 from workbench.training.boosted import Boosted
-from workbench.training.callbacks import Callback, CallbackParameters, RunContext
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.outcome import StepOutcome
-from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["OnlineSession", "RefusedBatchError"]
 

@@ -25,7 +25,7 @@ class Occupancy(Protocol):
 
 @runtime_checkable
 class GrowingTable(Protocol):
-    """A module that hands out rows, such as ``workbench.embeddings.EvictingEmbedding``."""
+    """A module that hands out rows, such as ``workbench.optim.embeddings.EvictingEmbedding``."""
 
     def occupancy(self) -> Occupancy:
         """Return how full it is."""

@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ipywidgets as widgets
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError, requested_switches
+from workbench.config import (
+    SWITCHES,
+    BoostConfig,
+    ConfigError,
+    requested_switches,
+)
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
 from workbench.figures import MetricScale
@@ -29,16 +34,29 @@ from workbench.panels import placed_widgets as placed
 from workbench.panels.copy_button import WHOLE_WORDS
 from workbench.panels.durations import duration_text
 from workbench.panels.figure_place import FigurePlace
-from workbench.panels.panel import Panel, Theme, close_recursively, column, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    close_recursively,
+    column,
+    row,
+    text_of,
+)
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
-from workbench.panels.style import error_html, faint, note_html, table, words
+from workbench.panels.style import (
+    error_html,
+    faint,
+    note_html,
+    table,
+    words,
+)
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
-    from workbench.experiments.comparison import Comparison
-    from workbench.experiments.run import RunProgress
     from workbench.tasks import Task
+    from workbench.training.compare import Comparison
+    from workbench.training.run import RunProgress
 
 __all__ = ["CompareOrder", "ComparePanel", "compare_in_thread", "seeds_of", "settled_config"]
 
@@ -93,10 +111,10 @@ def compare_in_thread(order: CompareOrder, control: RunControl) -> Comparison:
         TaskError: When the task cannot be found or loaded.
         StoppedError: When somebody stopped it, within one step.
     """
-    from workbench import devices
-    from workbench.experiments.comparison import Side, compare_configs
+    from workbench.core import devices
     from workbench.panels.stoppable_task import stoppable
     from workbench.tasks import load_task
+    from workbench.training.compare import Side, compare_configs
 
     task = load_task(order.task) if isinstance(order.task, str) else order.task
     control.send(_Began(MetricScale(task.metric_name, higher_is_better=task.higher_is_better)))

@@ -15,7 +15,6 @@ from typing import Any
 import ipywidgets as widgets
 from markdown_it import MarkdownIt
 
-from workbench.algorithms.catalog import METHODS
 from workbench.config import (
     SWITCHES,
     BoostConfig,
@@ -26,14 +25,32 @@ from workbench.config import (
 )
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
+from workbench.methods.catalog import METHODS
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.copy_button import copy_button
-from workbench.panels.idle_reasons import idle_reason, owner_note, switch_refusals, with_switch
-from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.idle_reasons import (
+    idle_reason,
+    owner_note,
+    switch_refusals,
+    with_switch,
+)
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    column,
+    row,
+    text_of,
+)
 from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import error_html, faint, note_html, table, words
+from workbench.panels.style import (
+    error_html,
+    faint,
+    note_html,
+    table,
+    words,
+)
 
 __all__ = ["ConfigPanel", "card_html"]
 

@@ -21,10 +21,21 @@ from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import number_text
 from workbench.panels.copy_button import WHOLE_WORDS, copy_button
 from workbench.panels.mindspore_notes import mindspore_notes
-from workbench.panels.panel import Panel, Theme, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    row,
+    text_of,
+)
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
-from workbench.panels.style import error_html, faint, note_html, table, words
+from workbench.panels.style import (
+    error_html,
+    faint,
+    note_html,
+    table,
+    words,
+)
 from workbench.panels.worker import Outcome, RunControl
 
 __all__ = ["ExportPanel", "exported_files"]
@@ -342,9 +353,9 @@ class ExportPanel(Panel):
 
 
 def _export_study(study: str, folder: Path, control: RunControl) -> list[Path]:
-    from workbench import facade
+    from workbench import api
 
-    return list(facade.export(study, folder).exported.values())
+    return list(api.export(study, folder).exported.values())
 
 
 def _nothing_exported(study: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from workbench.records import Event, EventKind, StepRecord
+from workbench.core.records import Event, EventKind, StepRecord
 
 __all__ = ["LiveTrace"]
 

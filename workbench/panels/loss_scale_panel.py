@@ -30,19 +30,30 @@ from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for, parsed
 from workbench.panels.figure_place import FigurePlace
 from workbench.panels.idle_reasons import idle_reason, switch_refusals
-from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    column,
+    row,
+    text_of,
+)
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
-from workbench.panels.style import error_html, faint, note_html, words
+from workbench.panels.style import (
+    error_html,
+    faint,
+    note_html,
+    words,
+)
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from workbench.experiments.replayed_run import ReplayedRun
-    from workbench.scaling import ScalePolicy
-    from workbench.telemetry import Run
+    from workbench.loss_scale import ScalePolicy
+    from workbench.runs import Run
+    from workbench.runs.replayed_run import ReplayedRun
 
 __all__ = ["LossScalePanel"]
 
@@ -303,7 +314,7 @@ class LossScalePanel(Panel):
             self.open(path)
 
     def _judge_lists(self) -> None:
-        from workbench.experiments.replayed_run import policy_grid
+        from workbench.runs.replayed_run import policy_grid
 
         opened = self._opened
         if opened is None or opened.replayed is None:
@@ -354,7 +365,7 @@ class LossScalePanel(Panel):
         self._answer_next()
 
     def _policy_on_sliders(self, *, tell: bool) -> ScalePolicy | None:
-        from workbench.scaling import ScalePolicy
+        from workbench.loss_scale import ScalePolicy
 
         values = {path: control.value for path, control in self._policy_controls.items()}
         valid = True
@@ -387,8 +398,8 @@ class LossScalePanel(Panel):
     # -- in the workers ------------------------------------------------------------------------------------------------
 
     def _open(self, source: Run | str | Path, control: RunControl) -> str:
-        from workbench.experiments.replayed_run import ReplayedRun, policy_grid, usual_windows
-        from workbench.telemetry import read_run
+        from workbench.runs import read_run
+        from workbench.runs.replayed_run import ReplayedRun, policy_grid, usual_windows
 
         # The trace needs no histograms, which take most of the time; the reader looks at it while they are read.
         run = read_run(source, most_histograms=0) if isinstance(source, (str, Path)) else source
@@ -644,7 +655,7 @@ def _show(live: LiveFigure | FigurePlace, figure: go.Figure | Drawing) -> None:
 
 def _listed_runs(folder: Path) -> list[tuple[str, Path]]:
     """Return labels and directories of the newest runs below a folder."""
-    from workbench.telemetry import list_runs
+    from workbench.runs import list_runs
 
     table = list_runs(folder).head(_LONGEST_LIST)
     return [
@@ -685,7 +696,7 @@ def _facts_html(run: Run) -> str:
 
 
 def _watched(run: Run) -> bool:
-    from workbench.experiments.replayed_run import recorded_policy
+    from workbench.runs.replayed_run import recorded_policy
 
     policy = recorded_policy(run)
     return policy is None or policy.kind == "dynamic" or policy.init != 1.0 or bool(len(run.overflow_steps))

@@ -20,7 +20,14 @@ import ipywidgets as widgets
 from workbench.panels import cells
 from workbench.panels.placed_widgets import Html, Row, Stack
 from workbench.panels.state import PanelState, StateMachine
-from workbench.panels.style import FITTING, STYLE, badge, error_html, note_html, words
+from workbench.panels.style import (
+    FITTING,
+    STYLE,
+    badge,
+    error_html,
+    note_html,
+    words,
+)
 from workbench.panels.worker import Worker
 
 __all__ = ["Panel", "Theme", "close_recursively", "column", "error_sentence", "row", "text_of"]

@@ -6,7 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Plan
+from workbench.config import (
+    LEVELS,
+    BoostConfig,
+    ConfigError,
+    NetworkFacts,
+    Plan,
+)
 
 __all__ = ["SharedConfig"]
 

@@ -13,8 +13,8 @@ from workbench.panels.controls import number_text
 from workbench.panels.style import faint, table, words
 
 if TYPE_CHECKING:
-    from workbench.records import TrialRecord
-    from workbench.tuning import StudyResult
+    from workbench.core.records import TrialRecord
+    from workbench.study import StudyResult
 
 __all__ = ["answer_html", "curve_of", "trial_html"]
 
@@ -26,7 +26,7 @@ def curve_of(trial: TrialRecord, directory: Path) -> RunCurve:
         trial: The trial.
         directory: Folder of the study.
     """
-    from workbench.telemetry import read_run
+    from workbench.runs import read_run
 
     label = "O0" if trial.number == 0 else f"trial {trial.number}"
     time = trial.relative_step_time if math.isfinite(trial.relative_step_time) else 1.0

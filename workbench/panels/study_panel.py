@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ipywidgets as widgets
 
-from workbench.atomic_file import write_text_atomically
 from workbench.config import BoostConfig
+from workbench.core.files import write_text_atomically
 from workbench.figures import (
     MetricScale,
     RunCurve,
@@ -34,20 +34,36 @@ from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import control_for, number_text
 from workbench.panels.durations import duration_text
 from workbench.panels.figure_place import nothing_html
-from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    column,
+    row,
+    text_of,
+)
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_fields import COMMON_FIELDS, JOBS, MORE_FIELDS
 from workbench.panels.study_space import SearchSpace
-from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
-from workbench.panels.style import error_html, faint, note_html, words
+from workbench.panels.study_text import (
+    new_study_text,
+    space_of,
+    study_text,
+    values_of,
+)
+from workbench.panels.style import (
+    error_html,
+    faint,
+    note_html,
+    words,
+)
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
-    from workbench.records import TrialRecord
+    from workbench.core.records import TrialRecord
+    from workbench.study import StudyResult, TuneProgress
     from workbench.tasks import Task
-    from workbench.tuning import StudyResult, TuneProgress
 
 __all__ = ["StudyOrder", "StudyPanel", "run_study"]
 
@@ -121,7 +137,8 @@ def run_study(order: StudyOrder, control: RunControl) -> StudyResult | None:
     Raises:
         StudyError: When the study is wrong; a study that is asked something else keeps its file.
     """
-    from workbench import facade, tuning
+    from workbench import api
+    from workbench import study as tuning
 
     tuning.parse_study(order.text, source="study.toml", default_name=order.folder.resolve().name)
     path = order.folder / "study.toml"
@@ -138,7 +155,7 @@ def run_study(order: StudyOrder, control: RunControl) -> StudyResult | None:
             control.send(_Known(tuning.read_result(order.folder)))
 
     try:
-        return facade.tune(
+        return api.tune(
             order.folder,
             fresh=order.fresh,
             jobs=order.jobs,
@@ -687,7 +704,7 @@ class StudyPanel(Panel):
 
 
 def _read_study(folder: Path) -> StudyResult:
-    from workbench import tuning
+    from workbench import study as tuning
 
     return tuning.read_result(folder)
 

@@ -9,11 +9,22 @@ from typing import Any, Final
 
 import ipywidgets as widgets
 
-from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parameters
+from workbench.config import (
+    LEVELS,
+    ConfigError,
+    ParameterInfo,
+    describe_parameters,
+)
 from workbench.config.errors import did_you_mean
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import number_text, parsed
-from workbench.panels.panel import Panel, close_recursively, column, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    close_recursively,
+    column,
+    row,
+    text_of,
+)
 from workbench.panels.style import error_html, words
 
 __all__ = ["SearchSpace", "SpaceRow"]

@@ -1,7 +1,7 @@
 """Between the controls of a study and the text of its ``study.toml``; comments and layout of an existing file survive.
 
 Values go by paths such as ``"study.n_trials"``, the search space by config paths. What is allowed is said in one place
-only, ``workbench.tuning.parse_study``; here nothing is checked beyond TOML.
+only, ``workbench.study.parse_study``; here nothing is checked beyond TOML.
 """
 
 from __future__ import annotations

@@ -34,18 +34,29 @@ from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.durations import duration_text
 from workbench.panels.live_trace import LiveTrace
-from workbench.panels.panel import Panel, Theme, column, row, text_of
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    column,
+    row,
+    text_of,
+)
 from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
-from workbench.panels.style import error_html, faint, note_html, words
+from workbench.panels.style import (
+    error_html,
+    faint,
+    note_html,
+    words,
+)
 from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
-    from workbench.experiments.run import RunProgress, RunResult
-    from workbench.experiments.speed_ratio import SpeedRatio
-    from workbench.records import Event, StepRecord
+    from workbench.core.records import Event, StepRecord
     from workbench.tasks import Task
+    from workbench.training.run import RunProgress, RunResult
+    from workbench.training.speed import SpeedRatio
 
 __all__ = ["RunOrder", "TrainPanel", "train_and_measure"]
 
@@ -110,14 +121,14 @@ def train_and_measure(order: RunOrder, control: RunControl) -> tuple[RunResult |
         ConfigError: When the configuration cannot be resolved.
     """
     control.send(_Phase("loading"))
-    from workbench import facade
+    from workbench import api
     from workbench.tasks import load_task
 
     task = load_task(order.task) if isinstance(order.task, str) else order.task
     result = None
     if order.steps:
         control.send(_Phase("training", MetricScale(task.metric_name, higher_is_better=task.higher_is_better)))
-        result = facade.train(
+        result = api.train(
             task,
             order.config,
             level=order.level,
@@ -138,8 +149,8 @@ def train_and_measure(order: RunOrder, control: RunControl) -> tuple[RunResult |
 
 
 def _measured(order: RunOrder, task: Task, control: RunControl) -> SpeedRatio | None:
-    from workbench import devices
-    from workbench.experiments.speed_ratio import measure_speed_ratio
+    from workbench.core import devices
+    from workbench.training.speed import measure_speed_ratio
 
     control.send(_Phase("measuring the time of a step against O0"))
     device = devices.select_device(order.device)

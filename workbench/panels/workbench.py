@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.panels import placed_widgets as placed
-from workbench.panels.panel import Panel, Theme, close_recursively, text_of
+from workbench.panels.panel import (
+    Panel,
+    Theme,
+    close_recursively,
+    text_of,
+)
 from workbench.panels.preload import Preload
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
@@ -122,8 +127,8 @@ class Workbench(Panel):
 
     def _look_at_network(self) -> None:
         """Let all tabs know what the methods would find in the task's network."""
-        from workbench.experiments.network_facts import network_facts
         from workbench.tasks import load_task
+        from workbench.training.network_facts import network_facts
 
         try:
             task = load_task(self._task) if isinstance(self._task, str) else self._task

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from workbench.openmp import release_pool
+from workbench.core.openmp import release_pool
 from workbench.panels.short_turns import short_turns
 
 __all__ = ["Gate", "Outcome", "RunControl", "Worker"]
@@ -55,7 +55,7 @@ class Outcome:
 
 
 class Gate:
-    """Holds the work between two steps; fits ``workbench.experiments.run.Pause``."""
+    """Holds the work between two steps; fits ``workbench.training.run.Pause``."""
 
     def __init__(self) -> None:
         self._open = threading.Event()

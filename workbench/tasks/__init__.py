@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from workbench.batch import batch_size_of, move_batch
-from workbench.metrics import METRIC_NAMES, MetricAccumulator
+from workbench.core.batch import batch_size_of, move_batch
+from workbench.core.metrics import METRIC_NAMES, MetricAccumulator
 from workbench.tasks.batches import ShuffledBatches
 from workbench.tasks.errors import TaskError
 from workbench.tasks.loading import BUILT_IN, load_task

@@ -1,7 +1,7 @@
 """A law of clicks that changes: which record comes at each place of an endless stream, and why it was clicked.
 
-Record i is a function of (seed, i) alone, by a generator with access by position (`workbench.embeddings.mixing`), so a
-stream can be opened anywhere and gives the same records again. A record has
+Record i is a function of (seed, i) alone, by a generator with access by position (`workbench.optim.embeddings.mixing`),
+so a stream can be opened anywhere and gives the same records again. A record has
 
 * **ids**, one per field. A field's ids follow Zipf's law with exponent 1: the id of rank r, of V in all, has a chance
   proportional to about 1 / r. In even fields (users, say) the vocabulary V grows slowly and an id keeps its rank. In
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.embeddings.mixing import mix64_array
+from workbench.optim.embeddings.mixing import mix64_array
 
 __all__ = ["FIELD_SHIFT", "ClickLaw"]
 

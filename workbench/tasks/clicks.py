@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.embeddings import EvictingEmbedding
-from workbench.optimizers.row_wise import RowWiseAdam
+from workbench.optim.embeddings import EvictingEmbedding
+from workbench.optim.row_wise import RowWiseAdam
 from workbench.tasks.batches import digest_of_batches
 from workbench.tasks.click_law import ClickLaw
 from workbench.tasks.task import Task

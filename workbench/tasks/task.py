@@ -22,9 +22,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from workbench import ranks
-from workbench.batch import batch_size_of
-from workbench.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
+from workbench.core import distributed as ranks
+from workbench.core.batch import batch_size_of
+from workbench.core.metrics import (
+    Direction,
+    MetricAccumulator,
+    MetricError,
+    MetricRule,
+    metric_rule,
+)
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
 
@@ -54,7 +60,7 @@ class Task:
             an epoch, that returns an iterable. A re-iterable shuffles itself.
         evaluate: Evaluation batches: a re-iterable or a function of a seed. With functions of the same seed,
             ``train(seed)`` and ``evaluate(seed)`` may be the two sides of one split.
-        metric: Name (``workbench.metrics.METRIC_NAMES`` or a torchmetrics class) or torchmetrics object.
+        metric: Name (``workbench.core.metrics.METRIC_NAMES`` or a torchmetrics class) or torchmetrics object.
         scheduler: Optional function of the optimizer and the total number of steps that returns a scheduler.
         direction: ``"maximize"`` or ``"minimize"``; None where the metric knows.
         data_hash: Version of the data; empty means that ``data_digest()`` derives one from the first batches.

@@ -10,25 +10,13 @@ from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 from workbench.training.loop import training_loop
 from workbench.training.outcome import BoostStep, StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
-from workbench.training.train_step_cells import (
-    BoostTrainOneStepCell,
-    BoostTrainOneStepWithLossScaleCell,
-    TrainOneStepCell,
-    TrainOneStepWithLossScaleCell,
-    WithLossCell,
-)
 
 __all__ = [
     "AutoBoost",
     "BoostStep",
-    "BoostTrainOneStepCell",
-    "BoostTrainOneStepWithLossScaleCell",
     "Boosted",
     "StepOutcome",
     "TraceBuffer",
-    "TrainOneStepCell",
-    "TrainOneStepWithLossScaleCell",
-    "WithLossCell",
     "apply",
     "load_checkpoint",
     "save_checkpoint",

@@ -11,16 +11,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench import ranks
 from workbench.config import BoostConfig, Plan
+from workbench.core import distributed as ranks
+from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.loss_scale_group.scale_borders import NOT_COMPILED
+from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 from workbench.training.auto_boost import AutoBoost, read_config
 from workbench.training.boosted import Boosted
-from workbench.training.group_loss_scaling import GroupLossScaling
-from workbench.training.loss_scaling import LossScaling
 from workbench.training.plan_update import update_of
 from workbench.training.precision import Precision, cast_model_
-from workbench.training.scale_borders import NOT_COMPILED
-from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["apply"]
 

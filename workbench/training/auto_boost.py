@@ -16,15 +16,15 @@ import numpy as np
 from torch import distributed, nn
 from torch.optim import SGD, Optimizer
 
-from workbench import ranks
-from workbench.algorithms.full_normalization import NEEDS_CRITERION, HeadRule
-from workbench.algorithms.grad_freeze import GradientFreeze
-from workbench.algorithms.less_bn import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
-from workbench.algorithms.optimizer_process import OptimizerProcess
-from workbench.algorithms.parameter_groups import named_trainable_parameters, split_into_chunks
-from workbench.algorithms.parameter_process import ParameterProcess
-from workbench.algorithms.parameter_succession import follow_parameters
 from workbench.config import BoostConfig, NetworkFacts, Plan
+from workbench.core import distributed as ranks
+from workbench.methods.grad_centralization.optimizer_process import OptimizerProcess
+from workbench.methods.grad_freeze.method import GradientFreeze
+from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
+from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
+from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
+from workbench.methods.parameter_process import ParameterProcess
+from workbench.methods.parameter_succession import follow_parameters
 
 __all__ = ["AutoBoost", "boost_plan_of", "boosted_module_of", "read_config"]
 
@@ -120,7 +120,7 @@ class AutoBoost:
             criterion: What judges the network's output; a head is normalised only where this is known to be a
                 classification. A network that ends in torch's criterion says so itself.
             example_inputs: What LessBN may call the network with, see
-                :func:`workbench.algorithms.less_bn.reduce_batch_norms_`.
+                :func:`workbench.methods.less_bn.method.reduce_batch_norms_`.
 
         Returns:
             The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on

@@ -26,17 +26,17 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.algorithms.grad_accumulation import AccumulationWindow
-from workbench.algorithms.grad_freeze import FreezeOpt, allow_one_graph_per_group, refuse_reentrant_checkpoints
-from workbench.algorithms.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.config import Plan
-from workbench.records import EventSink
-from workbench.training.adasum_update import AdaSumUpdate
+from workbench.core.records import EventSink
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.adasum.update import AdaSumUpdate
+from workbench.methods.grad_accumulation.method import AccumulationWindow
+from workbench.methods.grad_freeze.method import FreezeOpt, allow_one_graph_per_group, refuse_reentrant_checkpoints
+from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
+from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
-from workbench.training.loss_scaling import LossScaling
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
-from workbench.training.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 
 __all__ = ["Boosted", "GradientObserver"]
 
@@ -296,7 +296,7 @@ class Boosted:
         Raises:
             RuntimeError: If torch.distributed has not been initialised, or the ranks' models differ.
             ValueError: If ``ddp`` is asked for with AdaSum, which combines updates and not gradients; for gradients
-                there is ``workbench.algorithms.adasum.adasum_hook``.
+                there is ``workbench.methods.adasum.method.adasum_hook``.
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError("distribute() needs a process group; call torch.distributed.init_process_group() first")

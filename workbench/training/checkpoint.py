@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from workbench.atomic_file import write_bytes_atomically
+from workbench.core.files import write_bytes_atomically
 from workbench.training.boosted import Boosted
 
 __all__ = ["checkpoint_state", "load_checkpoint", "read_checkpoint", "restore_generators", "save_checkpoint"]

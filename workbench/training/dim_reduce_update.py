@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
-from workbench import ranks
-from workbench.algorithms.dim_reduce import DimReduce, component_rows
-from workbench.algorithms.pca import principal_components
-from workbench.algorithms.pca_files import load_explained_variance, load_pca_matrix, prepare_pca_matrix
 from workbench.config import ConfigError, Plan, line_search_trials
-from workbench.records import Event, EventKind
+from workbench.core import distributed as ranks
+from workbench.core.records import Event, EventKind
+from workbench.core.wrapped_model import unwrapped
+from workbench.methods.dim_reduce.method import DimReduce, component_rows
+from workbench.methods.dim_reduce.pca import principal_components
+from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, prepare_pca_matrix
+from workbench.methods.weight_update import CompleteWindow
 from workbench.training.auto_boost import boosted_module_of
-from workbench.training.weight_update import CompleteWindow
-from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["DimReduceUpdate", "dim_reduce_update", "trained_parameters"]
 

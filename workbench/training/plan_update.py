@@ -6,9 +6,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import Plan
-from workbench.training.adasum_update import AdaSumUpdate
+from workbench.methods.adasum.update import AdaSumUpdate
+from workbench.methods.weight_update import PlainUpdate, WeightUpdate
 from workbench.training.dim_reduce_update import dim_reduce_update
-from workbench.training.weight_update import PlainUpdate, WeightUpdate
 
 __all__ = ["update_of"]
 

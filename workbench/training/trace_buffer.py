@@ -15,22 +15,27 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from workbench import devices
-from workbench.records import Event, EventKind, ExponentCounts, StepRecord
-from workbench.scaling import exponent_table, host_values, underflow_share
-from workbench.scaling.host_values import float32
-from workbench.training.boosted import Boosted
-from workbench.training.float16_gradients import float16_gradient_parameters
-from workbench.training.gradient_statistics import (
+from workbench.core import devices
+from workbench.core.records import (
+    Event,
+    EventKind,
+    ExponentCounts,
+    StepRecord,
+)
+from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale import exponent_table, host_values, underflow_share
+from workbench.loss_scale.gradient_statistics import (
     EXPONENT_BINS,
     exponent_counts,
     group_by_module,
     norm_and_maximum_of_finite,
     tensor_norms_and_maxima,
 )
-from workbench.training.group_loss_scaling import GroupLossScaling
+from workbench.loss_scale.host_values import float32
+from workbench.methods.loss_scale_group.scaling import GroupLossScaling
+from workbench.training.boosted import Boosted
+from workbench.training.float16_gradients import float16_gradient_parameters
 from workbench.training.outcome import StepOutcome
-from workbench.training.wrapped_model import unwrapped
 
 __all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
 

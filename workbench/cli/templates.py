@@ -1,0 +1,70 @@
+"""The notebooks and studies that come with the package, for ``workbench init`` and ``workbench lab``.
+
+In a wheel they lie in the package; in a checkout they are the repository's own folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from workbench.core.files import write_bytes_atomically
+
+__all__ = ["MissingTemplatesError", "copy_templates", "template_files"]
+
+_PACKAGED = Path(__file__).parents[1] / "packaged_templates"
+_CHECKOUT = Path(__file__).parents[2]
+_PATTERNS = (
+    "studies/*/study.toml",
+    "studies/*/README.md",
+    "studies/*/*.py",
+    "studies/*/*/*.json",
+    "notebooks/*.ipynb",
+)
+_ANSWERS = "result"  # of a study: they belong to the machine that found them
+
+
+class MissingTemplatesError(RuntimeError):
+    """The package was installed without its notebooks and studies; nobody who runs it can help that."""
+
+
+def template_files() -> Iterator[tuple[Path, Path]]:
+    """Yield (file, path relative to the folder it goes to), sorted."""
+    root = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+    for pattern in _PATTERNS:
+        for path in sorted(root.glob(pattern)):
+            if path.parent.name != _ANSWERS:
+                yield path, path.relative_to(root)
+
+
+def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], list[Path]]:
+    """Write the templates into a folder; what is already there is kept.
+
+    Args:
+        directory: Folder to write into; made when missing.
+        folder: Only those of this folder, ``"notebooks"`` or ``"studies"``; empty means all.
+
+    Returns:
+        Files written and files kept.
+
+    Raises:
+        MissingTemplatesError: When this installation has no templates.
+        NotADirectoryError: When ``directory`` is a file.
+    """
+    files = [(path, relative) for path, relative in template_files() if folder in {"", relative.parts[0]}]
+    if not files:
+        raise MissingTemplatesError(
+            f"this installation carries no {folder or 'notebooks and studies'}; install boost-workbench again"
+        )
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(20, "not a folder; name a folder to write into", str(directory))
+    written, kept = [], []
+    for source, relative in files:
+        target = directory / relative
+        if target.exists():
+            kept.append(target)
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomically(target, source.read_bytes())
+        written.append(target)
+    return written, kept

@@ -1,0 +1,343 @@
+"""Devices behind one door: CPU, CUDA, Ascend NPU and whatever else ``torch.accelerator`` knows.
+
+No other module asks which kind of device it is talking to. What differs between them, and only that, is decided
+here: which one to take, how to wait for it, how much memory it holds, which dtypes its autocast knows, and where an
+overflow of a step can be seen.
+
+An Ascend NPU has two overflow modes. In *INF/NAN* mode arithmetic follows IEEE 754 and an overflow shows in the
+gradients, as on any other device. In *saturation* mode results stick to the largest finite number, the gradients look
+healthy, and only a hardware flag tells: it must be cleared before the step and read after it
+(``torch_npu.npu.utils``: ``is_support_inf_nan``, ``clear_npu_overflow_flag``, ``get_npu_overflow_flag``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import platform
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+__all__ = [
+    "autocast_supported",
+    "begin_overflow_watch",
+    "collective_backend",
+    "device_name",
+    "device_overflow",
+    "device_type",
+    "hardware_summary",
+    "memory_bytes",
+    "moved",
+    "peak_memory_bytes",
+    "pins_memory",
+    "rank_device",
+    "reset_peak_memory",
+    "select_device",
+    "synchronize",
+    "tensor_on",
+    "use_threads",
+]
+
+
+# An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
+_WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
+
+
+def select_device(name: str | torch.device = "auto") -> torch.device:
+    """Return the device of this name, checked to be present.
+
+    Args:
+        name: ``"auto"`` (the accelerator if there is one, else the CPU), ``"cpu"``, or an accelerator such as
+            ``"cuda"``, ``"cuda:1"`` or ``"npu"``.
+
+    Returns:
+        The device; an accelerator without an index keeps none and means the current one.
+
+    Raises:
+        ValueError: When the name is no device name, or no such device is present on this machine.
+        TypeError: When ``name`` is neither text nor a device.
+    """
+    if not isinstance(name, str | torch.device):
+        raise TypeError(f"`device` must be a name such as 'auto', 'cpu' or 'cuda:0', got {name!r}")
+    wanted = str(name).strip().lower()
+    accelerator = _accelerator()
+    if wanted == "auto":
+        return torch.device("cpu") if accelerator is None else accelerator
+    kind, _, index = wanted.partition(":")
+    present = "cpu" if accelerator is None else f"cpu, {accelerator.type} ({torch.accelerator.device_count()})"
+    if not kind.isidentifier() or (":" in wanted and not index.isdecimal()):
+        raise ValueError(f"`device` must be 'auto', 'cpu' or an accelerator such as 'cuda:0' or 'npu', got {name!r}")
+    if kind == "cpu":
+        if int(index or 0) > 0:
+            raise ValueError(f"`device` must be present on this machine, got {name!r}; there is one CPU device, 'cpu'")
+        return torch.device("cpu")
+    if accelerator is None or kind != accelerator.type:
+        raise ValueError(f"`device` must be present on this machine, got {name!r}; available: auto, {present}")
+    if index and int(index) >= torch.accelerator.device_count():
+        raise ValueError(f"`device` must be present on this machine, got {name!r}; available: auto, {present}")
+    return torch.device(wanted)
+
+
+def rank_device(name: str | torch.device, local_rank: int) -> torch.device:
+    """Return the device of one rank and make it the current one: the CPU, or the accelerator of this number.
+
+    Args:
+        name: As for ``select_device``, without an index: each rank takes its own.
+        local_rank: Number of the rank among those of this machine.
+
+    Raises:
+        ValueError: When the name has an index, or there are fewer accelerators than ranks on this machine.
+    """
+    device = select_device(name)
+    if device.type == "cpu":
+        return device
+    if isinstance(name, str) and device.index is not None:
+        raise ValueError(
+            f"`device` must be {device.type!r} without an index over several ranks, since each takes its own, "
+            f"got {str(name)!r}"
+        )
+    if local_rank >= torch.accelerator.device_count():
+        raise ValueError(
+            f"`device` must have an accelerator per rank of this machine: there are {torch.accelerator.device_count()} "
+            f"({device.type}), and this is local rank {local_rank}; start fewer ranks, or train on 'cpu'"
+        )
+    torch.accelerator.set_device_index(local_rank)
+    return torch.device(device.type, local_rank)
+
+
+def collective_backend(device: str | torch.device) -> str:
+    """Return the backend of torch.distributed for tensors on this device: gloo, nccl, hccl, ..."""
+    # torch_npu registers hccl for "npu" when it is imported, so this table is torch's to keep.
+    return str(torch.distributed.get_default_backend_for_device(device_type(device)))
+
+
+def use_threads(number: int) -> None:
+    """Let CPU operations of this process use so many threads.
+
+    Args:
+        number: Threads, at least 1.
+    """
+    torch.set_num_threads(number)
+
+
+def device_type(device: str | torch.device) -> str:
+    """Return the kind of a device without its index: ``"cpu"``, ``"cuda"``, ``"npu"``, ..."""
+    # Not torch.device(device).type: "npu" is a device only after torch_npu was imported.
+    return device.type if isinstance(device, torch.device) else device.partition(":")[0]
+
+
+def device_name(device: str | torch.device) -> str:
+    """Return what a person would call the device: the CPU's or the accelerator's model name."""
+    if device_type(device) == "cpu":
+        return _cpu_model()
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(name_of(device)) if name_of is not None else device_type(device)
+
+
+def synchronize(device: str | torch.device) -> None:
+    """Wait until everything dispatched to the device has finished; nothing to wait for on a CPU."""
+    if device_type(device) != "cpu":
+        torch.accelerator.synchronize(torch.device(device))
+
+
+def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+    """Return numbers of the host as a tensor on a device; the host does not wait until they are there.
+
+    Args:
+        device: Where the tensor shall lie.
+        values: Numbers, or sequences of equal lengths.
+        dtype: Format; None for the one torch infers.
+    """
+    # From memory that is not pinned a copy makes the host wait; `torch.tensor(..., device=...)` copies so.
+    numbers = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=pins_memory(device))
+    return numbers.to(device, non_blocking=True)
+
+
+def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """Return a tensor on a device; where it comes from the host, the host does not wait until it is there.
+
+    Args:
+        tensor: Any; itself is returned where it lies there already.
+        device: Where it shall lie.
+    """
+    if tensor.is_cpu and tensor.layout == torch.strided and pins_memory(device):
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def pins_memory(device: str | torch.device) -> bool:
+    """Return whether there is host memory that the device copies from and to by itself."""
+    return device_type(device) not in _WITHOUT_PINNED_MEMORY
+
+
+def memory_bytes(device: str | torch.device) -> int:
+    """Return the memory in use, bytes: allocated tensors on an accelerator, this process's resident set on a CPU.
+
+    Without waiting for the device. A CPU's on Linux takes some 2 us in a loop and 50 amid a training that has emptied
+    the caches, an accelerator's 100 to 200, for torch counts much else besides.
+    """
+    if device_type(device) == "cpu":
+        file = _memory_file(os.getpid())
+        if file is not None:
+            return int(os.pread(file, 256, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(_process(os.getpid()).memory_info().rss)
+    return int(torch.accelerator.memory_allocated(torch.device(device)))
+
+
+def peak_memory_bytes(device: str | torch.device) -> int:
+    """Return the largest ``memory_bytes`` since ``reset_peak_memory``, bytes.
+
+    On a CPU the kernel's high-water mark of the resident set is read (Linux); elsewhere the present size is all
+    that is known, and returned.
+    """
+    if device_type(device) != "cpu":
+        return int(torch.accelerator.max_memory_allocated(torch.device(device)))
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return memory_bytes(device)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), memory_bytes(device))
+
+
+def reset_peak_memory(device: str | torch.device) -> None:
+    """Let ``peak_memory_bytes`` start from the memory now in use.
+
+    On a Linux CPU this resets the high-water mark of the process (``/proc/self/clear_refs``, proc(5)); where that is
+    not permitted or not known the old mark stays.
+    """
+    if device_type(device) != "cpu":
+        torch.accelerator.reset_peak_memory_stats(torch.device(device))
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return  # a read-only /proc or another system: the mark is a convenience, not worth failing a run for
+
+
+def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
+    """Return whether ``torch.autocast`` works on this device with this dtype."""
+    return _autocast_supported(device_type(device), dtype)
+
+
+def hardware_summary() -> dict[str, Any]:
+    """Describe this machine and the software below us, as values that JSON can hold.
+
+    Returns:
+        Keys ``cpu`` (model), ``cpu_cores`` (logical), ``cpu_cores_usable`` (that this process may run on),
+        ``torch_threads``, ``memory_bytes``, ``accelerator`` (model, ``""`` when there is none), ``accelerator_type``,
+        ``accelerator_count``, ``accelerator_memory_bytes``, ``platform``, ``python`` and ``torch``.
+    """
+    accelerator = _accelerator()
+    summary: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cpu_cores": psutil.cpu_count(logical=True) or 0,
+        "cpu_cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "torch_threads": torch.get_num_threads(),
+        "memory_bytes": int(psutil.virtual_memory().total),
+        "accelerator": "",
+        "accelerator_type": "",
+        "accelerator_count": 0,
+        "accelerator_memory_bytes": 0,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if accelerator is not None:
+        summary["accelerator"] = device_name(accelerator)
+        summary["accelerator_type"] = accelerator.type
+        summary["accelerator_count"] = torch.accelerator.device_count()
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # some backends do not tell; 0 stands for unknown
+            summary["accelerator_memory_bytes"] = int(torch.accelerator.get_memory_info(accelerator)[1])
+    return summary
+
+
+def _accelerator() -> torch.device | None:
+    """Return the accelerator; a torch that was built for one says None where none is present."""
+    return torch.accelerator.current_accelerator(check_available=True)
+
+
+def begin_overflow_watch(device: str | torch.device) -> None:
+    """Clear the device's overflow flag before a step; call it before the forward pass.
+
+    Does something on an NPU in saturation mode only. Everywhere else an overflow shows in the gradients.
+    """
+    utils = _saturating_npu_utils(device)
+    if utils is not None:
+        utils.clear_npu_overflow_flag()
+
+
+def device_overflow(device: str | torch.device) -> Tensor | None:
+    """Say whether the device itself saw an overflow since ``begin_overflow_watch``.
+
+    Returns:
+        None where the gradients tell (CPU, CUDA, NPU in INF/NAN mode): check them. On an NPU in saturation mode a
+        float32 scalar, 1.0 after an overflow, else 0.0. It lies on the *host*, because reading the flag is a host
+        synchronisation already; a 0-dimensional host tensor may be combined with device tensors, for example
+        ``torch.maximum(found_inf, flag)``.
+    """
+    utils = _saturating_npu_utils(device)
+    if utils is None:
+        return None
+    return torch.tensor(float(bool(utils.get_npu_overflow_flag())), dtype=torch.float32)
+
+
+def _saturating_npu_utils(device: str | torch.device) -> ModuleType | None:
+    """Return ``torch_npu.npu.utils`` when this is an NPU in saturation mode, else None."""
+    if device_type(device) != "npu":
+        return None
+    utils = importlib.import_module("torch_npu.npu.utils")
+    # Asked every time, not cached: a set lookup beside a step, and the mode is the driver's to change.
+    return None if utils.is_support_inf_nan() else utils
+
+
+@functools.cache
+def _autocast_supported(kind: str, dtype: torch.dtype) -> bool:
+    # An unsupported dtype makes torch.autocast warn and switch itself off (CPU) or raise (CUDA without bfloat16); a
+    # device type that no loaded backend owns makes the first question raise.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if not torch.amp.is_autocast_available(kind):
+                return False
+            with torch.autocast(kind, dtype=dtype):
+                return torch.is_autocast_enabled(kind)
+        except (RuntimeError, ValueError):
+            return False
+
+
+@functools.lru_cache(maxsize=1)
+def _process(pid: int) -> psutil.Process:
+    return psutil.Process(pid)  # keyed by pid, so that a forked child does not read its parent's memory
+
+
+@functools.lru_cache(maxsize=1)
+def _memory_file(pid: int) -> int | None:
+    """Return an open descriptor of what Linux tells about a process's memory (proc(5)); None elsewhere."""
+    try:
+        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)  # psutil opens it anew for every answer
+    except OSError:
+        return None
+
+
+@functools.cache
+def _cpu_model() -> str:
+    if sys.platform == "linux":
+        try:
+            text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            text = ""
+        for line in text.splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine()

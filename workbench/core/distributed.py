@@ -1,0 +1,541 @@
+"""The ranks that train together: how a process joins them, what they agree on, and how it leaves.
+
+    with joined("auto") as device:      # nothing happens when WORLD_SIZE is absent or 1
+        ...                             # every rank does the same; rank 0 records and decides
+
+Two process groups serve different needs. Gradients travel in the default group with the device's own backend. What
+the host has to agree on (stop now, the metric is 0.97) travels in a *control group* on the CPU (gloo), so that it never
+waits for the device.
+
+A rank that dies must not leave the others waiting. A collective alone tells little: gloo reports a closed connection
+to whoever talked to the dead rank and nothing to the rest, and the message names an address, no rank. So every rank
+*beats*: a thread with its own connection to the store counts upwards there twice a second, and notes there how the rank
+ended. A rank whose collective fails looks whose beats have stopped, and says so (`RankFailure`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+from workbench.core import devices
+from workbench.core.rank_environment import RankEnvironment, rank_environment
+
+__all__ = [
+    "RankFailure",
+    "StepVotes",
+    "barrier",
+    "broadcast_object",
+    "explained",
+    "joined",
+    "mean_over_ranks",
+    "rank",
+    "serve_store",
+    "together",
+    "world_size",
+]
+
+T = TypeVar("T")
+
+# Public in torch's documentation, but not for type checkers; absent where torch was built without distributed.
+_TCP_STORE: Any = getattr(distributed, "TCPStore", None)
+_PREFIX_STORE: Any = getattr(distributed, "PrefixStore", None)
+
+TIMEOUT_VARIABLE = "WORKBENCH_RANKS_TIMEOUT"
+_TIMEOUT_SECONDS = 600.0  # torch's own for nccl; the slowest single step of a rank has to fit
+_BEAT_SECONDS = 0.5
+_SILENCE_SECONDS = 3.0  # six beats; a thread may wait for the interpreter's lock, but not so long
+_LAG_SECONDS = 2 * _BEAT_SECONDS  # a last beat may be heard so long after it was made
+_PATIENCE_SECONDS = 60.0  # silence after which a rank counts as dead even though no collective has failed
+_GRACE_SECONDS = 15.0  # for a rank to end by itself after another one failed
+_CONTROL_TIMEOUT = datetime.timedelta(days=1)  # rank 0 may evaluate for hours; beats tell whether it lives
+_ENDED = b"ended:"
+_PASSED_ON = "told: "  # last words of a rank that another one's failure has ended
+
+
+class RankFailure(ConnectionError):  # noqa: N818  # the failure of another process; an OSError, as lost connections are
+    """Another rank has died, ended with an error, or does not answer.
+
+    Args:
+        sentence: Which rank, and what is known.
+        tells: Whether this is the rank that should say it; the others keep silent.
+        own: Whether it is this rank that has failed, by the error's cause.
+    """
+
+    def __init__(self, sentence: str, *, tells: bool = True, own: bool = False) -> None:
+        super().__init__(sentence)
+        self.tells = tells
+        self.own = own
+
+
+def world_size() -> int:
+    """Return how many ranks there are; 1 without a process group."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return this process's rank; 0 without a process group."""
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+
+
+@contextlib.contextmanager
+def joined(device: str | torch.device = "auto", *, timeout_seconds: float | None = None) -> Iterator[torch.device]:
+    """Train together with the other ranks while the block runs, when torchrun or its like started this process.
+
+    Without ``WORLD_SIZE``, with one rank, or inside a process group that somebody else has made, only the device is
+    chosen. Blocks may be nested; the outer one counts.
+
+    Args:
+        device: Device name. Over ranks an accelerator is named without an index: each rank takes its own.
+        timeout_seconds: How long a collective may wait for the other ranks, > 0; None takes the environment variable
+            ``WORKBENCH_RANKS_TIMEOUT``, or 600.
+
+    Yields:
+        The device of this rank.
+
+    Raises:
+        ValueError: When the device is not present, or ranks are to share one accelerator.
+        RankEnvironmentError: When the variables of torchrun are incomplete.
+        RankFailure: When another rank has died, ended with an error, or does not answer in time.
+    """
+    here = rank_environment()
+    if here is None or world_size() > 1:
+        local = None if here is None else here.local_rank
+        yield devices.select_device(device) if local is None else devices.rank_device(device, local)
+        return
+    session = _Joined.session = _Session(here, _timeout(timeout_seconds))
+    try:
+        with _signals_of_a_rank(session):
+            try:
+                chosen = devices.rank_device(device, here.local_rank)
+                session.open(chosen)
+                yield chosen
+                session.meet()
+            except BaseException as raised:
+                error = explained(raised)
+                session.ending = True
+                session.close(error)
+                if error is raised:
+                    raise
+                raise error from raised
+            session.close(None)
+    finally:
+        _Joined.session = None
+
+
+def barrier() -> None:
+    """Wait for the other ranks; nothing to wait for when there are none."""
+    if world_size() > 1:
+        distributed.barrier(group=_control())
+
+
+def broadcast_object(value: T) -> T:
+    """Return rank 0's value on every rank.
+
+    Args:
+        value: What rank 0 says; must be picklable. The other ranks' are ignored.
+    """
+    if world_size() == 1:
+        return value
+    box: list[Any] = [value if rank() == 0 else None]
+    distributed.broadcast_object_list(box, src=0, group=_control(), device=torch.device("cpu"))
+    said: T = box[0]
+    return said
+
+
+def mean_over_ranks(values: Sequence[float]) -> list[float]:
+    """Return the mean over ranks of each number; as many numbers on every rank."""
+    if world_size() == 1 or not values:
+        return list(values)
+    total = torch.tensor(values, dtype=torch.float64, device="cpu")
+    distributed.all_reduce(total, group=_control())
+    return [float(value) for value in total / world_size()]
+
+
+class StepVotes:
+    """What ranks wish at a step, known to all of them one step later.
+
+    The exchange runs beside the next step, so that nobody waits for it; the price is that one step.
+    """
+
+    def __init__(self) -> None:
+        self._pending: tuple[Tensor, distributed.Work | None] | None = None
+
+    def exchange(self, *wishes: bool) -> tuple[bool, ...]:
+        """Send this step's wishes and return those of the step before.
+
+        Args:
+            wishes: As many on every rank and at every step.
+
+        Returns:
+            For each wish whether any rank had it at the step before; False at the first step.
+        """
+        before = self.settle()
+        sent = torch.tensor(wishes, dtype=torch.int32, device="cpu")
+        work = distributed.all_reduce(sent, distributed.ReduceOp.MAX, group=_control(), async_op=True)
+        self._pending = sent, work
+        return before or (False,) * len(wishes)
+
+    def settle(self) -> tuple[bool, ...]:
+        """Wait for the exchange under way and return what it says; empty when there is none."""
+        if self._pending is None:
+            return ()
+        (wishes, work), self._pending = self._pending, None
+        if work is not None:
+            work.wait()
+        return tuple(bool(wish) for wish in wishes.tolist())
+
+
+def together(failed: BaseException | None) -> None:
+    """End a piece of work that every rank does, so that one that failed alike on all ranks is no failure of a rank.
+
+    A rank that failed waits for the others, who reach the same point by the same failure or by success. When one does
+    not come within some seconds it waits in a collective for this one, and only leaving can wake it.
+
+    Args:
+        failed: What ended the work here; None for success.
+
+    Raises:
+        RankFailure: When the others do not come.
+    """
+    if _Joined.session is not None:
+        _Joined.session.count_out(failed)
+
+
+def explained(error: BaseException) -> BaseException:
+    """Return the failure of a rank that is behind an error, or the error itself.
+
+    Only errors of communication, and the signal by which torchrun ends the ranks that are left, are looked into; that
+    takes up to four seconds.
+    """
+    if isinstance(error, RankFailure) or not (_is_communication(error) or isinstance(error, _Terminated)):
+        return error
+    session = _Joined.session
+    if session is None or session.watch is None:
+        return error
+    session.ending = True  # torchrun's SIGTERM may come while this looks around
+    failure = session.watch.diagnose()
+    if failure is not None:
+        return failure
+    if isinstance(error, _Terminated):
+        return error
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return RankFailure(
+        f"all {session.here.world_size} ranks are alive, but one does not answer within {session.timeout:g} seconds "
+        f"(rank {session.here.rank} waited: {first_line}); set {TIMEOUT_VARIABLE} to more seconds when steps take so "
+        "long",
+        tells=session.here.rank == 0,
+    )
+
+
+def serve_store() -> tuple[Any, dict[str, str]]:
+    """Serve the store in which ranks of this machine meet, for a process that starts them.
+
+    Returns:
+        The store, to be kept until the ranks have ended, and the environment variables that lead to it.
+    """
+    store = _TCP_STORE("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    variables = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return store, variables
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came."""
+
+
+class _Session:
+    """One process's part in the ranks, from meeting to leaving."""
+
+    def __init__(self, here: RankEnvironment, timeout: float) -> None:
+        self.here = here
+        self.timeout = timeout
+        self.watch: _Watch | None = None
+        self.control: distributed.ProcessGroup | None = None
+        self.ending = False
+        self._hosts = here.rank == 0 and not here.store_is_served
+        self._works = 0
+        self._store = self._connect(is_master=self._hosts)
+        self._shared = _PREFIX_STORE(f"workbench/{here.attempt}", self._store)
+        self._backend = ""
+        own = _PREFIX_STORE(f"workbench/{here.attempt}", self._connect(is_master=False))
+        self.watch = _Watch(own, here, min(timeout, _PATIENCE_SECONDS))
+        self.watch.start()
+
+    def open(self, device: torch.device) -> None:
+        """Make both process groups."""
+        self._backend = devices.collective_backend(device)
+        distributed.init_process_group(
+            self._backend,
+            store=_PREFIX_STORE("default", self._shared),
+            rank=self.here.rank,
+            world_size=self.here.world_size,
+            timeout=datetime.timedelta(seconds=self.timeout),
+            device_id=None if device.type == "cpu" else device,
+        )
+        self.control = distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
+
+    def meet(self) -> None:
+        """Wait for the others at the end, so that nobody's last message meets a closed door."""
+        distributed.barrier(group=self.control)
+
+    def count_out(self, failed: BaseException | None) -> None:
+        """Count this rank out of the current piece of work; one that failed waits for the rest."""
+        key = f"work/{self._works}"
+        self._works += 1
+        came = self._shared.add(key, 1)
+        until = time.monotonic() + _GRACE_SECONDS
+        while failed is not None and came < self.here.world_size:
+            if time.monotonic() > until:
+                sentence = f"rank {self.here.rank} of {self.here.world_size} failed alone: {_said(failed)}"
+                raise RankFailure(sentence, tells=self.here.rank == 0, own=True) from failed
+            time.sleep(0.05)
+            came = self._shared.add(key, 0)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave: note how, close connections, and keep the store while others need it."""
+        if distributed.is_initialized() and (error is None or self._backend == "gloo"):
+            # Closed connections wake ranks that wait for this one. nccl's would wait for its own collectives first.
+            with contextlib.suppress(RuntimeError):
+                distributed.destroy_process_group()
+        if self.watch is not None:
+            self.watch.leave("" if error is None else _said(error))
+            if self._hosts:
+                self.watch.wait_for_others(_SILENCE_SECONDS + _LAG_SECONDS)
+
+    def _connect(self, *, is_master: bool) -> Any:
+        try:
+            return _TCP_STORE(
+                self.here.host,
+                self.here.port,
+                is_master=is_master,
+                timeout=datetime.timedelta(seconds=self.timeout),
+                wait_for_workers=False,
+            )
+        except (distributed.DistError, RuntimeError) as error:
+            raise RankFailure(
+                f"rank {self.here.rank} of {self.here.world_size} cannot meet the others at {self.here.host}:"
+                f"{self.here.port} ({str(error).strip().splitlines()[0]})"
+            ) from error
+
+
+class _Watch(threading.Thread):
+    """Beats for this rank and listens to the others.
+
+    Args:
+        store: A connection of its own: others block while they wait.
+        here: This rank.
+        patience: Silence, seconds, after which a rank is dead although no collective has failed.
+    """
+
+    def __init__(self, store: Any, here: RankEnvironment, patience: float) -> None:
+        super().__init__(name="rank watch", daemon=True)
+        self._store = store
+        self._here = here
+        self._patience = patience
+        self._leaving = threading.Event()
+        self._last_words = ""
+        now = time.monotonic()
+        self._heard: dict[int, tuple[bytes, float]] = dict.fromkeys(range(here.world_size), (b"", now))
+        self._complete = False
+        self._store_lost: float | None = None
+
+    def run(self) -> None:
+        """Beat until the rank leaves or the store is gone."""
+        beats = 0
+        while not self._leaving.wait(_BEAT_SECONDS if beats else 0.0):
+            beats += 1
+            if not self._try(str(beats).encode()):
+                break
+            self._end_if_waiting_in_vain()
+        while not self._leaving.wait(_BEAT_SECONDS):  # the store is gone: so is whoever served it
+            self._end_if_waiting_in_vain()
+        self._try(_ENDED + self._last_words.encode())
+
+    def leave(self, last_words: str) -> None:
+        """Stop beating and note how the rank ended.
+
+        Args:
+            last_words: The error that ended it; empty for success.
+        """
+        self._last_words = last_words
+        self._leaving.set()
+        self.join(_SILENCE_SECONDS)
+
+    def wait_for_others(self, seconds: float) -> None:
+        """Wait until the others have left, at most so long: with this process the store goes."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._try(None):
+            if all(words.startswith(_ENDED) for other, (words, _) in self._heard.items() if other != self._here.rank):
+                return
+            time.sleep(0.05)
+
+    def diagnose(self) -> RankFailure | None:
+        """Find out, within some seconds, which rank has failed; None when all are alive."""
+        asked = time.monotonic()
+        while time.monotonic() - asked < _LAG_SECONDS + _SILENCE_SECONDS:
+            if self._last_words_of_others() or self._store_lost is not None:
+                return self._failure(asked - _PATIENCE_SECONDS)
+            time.sleep(0.05)
+        return self._failure(asked + _LAG_SECONDS)
+
+    def _try(self, words: bytes | None) -> bool:
+        """Write this rank's words, listen to the others; return whether the store still answers."""
+        here = self._here
+        try:
+            if words is not None:
+                self._store.set(f"rank/{here.rank}", words)
+            others = list(range(here.world_size))
+            if not self._complete:  # asking for a key that is not there would wait for it
+                others = [other for other in others if self._store.check([f"rank/{other}"])]
+                self._complete = len(others) == here.world_size
+            now = time.monotonic()
+            for other, heard in zip(others, self._store.multi_get([f"rank/{other}" for other in others]), strict=True):
+                if heard != self._heard[other][0]:
+                    self._heard[other] = heard, now
+        except (distributed.DistError, RuntimeError):
+            self._store_lost = self._store_lost or time.monotonic()
+            return False
+        return True
+
+    def _last_words_of_others(self) -> dict[int, str]:
+        return {
+            other: words.removeprefix(_ENDED).decode(errors="replace")
+            for other, (words, _) in sorted(self._heard.items())
+            if other != self._here.rank and words.startswith(_ENDED) and words != _ENDED
+        }
+
+    def _failure(self, since: float) -> RankFailure | None:
+        """Return who has failed: who left last words, or has been silent since a moment."""
+        here, n = self._here, self._here.world_size
+        ended = self._last_words_of_others()
+        silent = [
+            other
+            for other, (words, heard) in sorted(self._heard.items())
+            if other != here.rank and heard < since and not words.startswith(_ENDED)
+        ]
+        # A rank that another one's failure has ended is no cause, and was left to say what the cause is.
+        causes = {other: words for other, words in ended.items() if not words.startswith(_PASSED_ON)}
+        first = next(other for other in range(n) if other not in causes and other not in silent)
+        tells = here.rank == first
+        if self._store_lost is not None:
+            if here.store_is_served:
+                return RankFailure(f"the process that started rank {here.rank} of {n} is gone", tells=tells)
+            if 0 not in ended:
+                return RankFailure(f"rank 0 of {n} has died", tells=here.rank == 1)
+        missing = [other for other in silent if not self._heard[other][0]]
+        if missing or silent:
+            who = " and ".join(f"rank {other}" for other in missing or silent)
+            verb, fate = "has" if len(missing or silent) == 1 else "have", "not come" if missing else "died"
+            return RankFailure(f"{who} of {n} {verb} {fate}", tells=tells)
+        for other, words in causes.items():
+            told = f"rank {other} of {n} ended with an error: {words}"
+            return RankFailure(told, tells=tells and 0 not in causes)  # rank 0 says its own errors
+        for words in ended.values():
+            return RankFailure(words.removeprefix(_PASSED_ON), tells=False)
+        return None
+
+    def _end_if_waiting_in_vain(self) -> None:
+        """End the process when another rank has failed long ago and the main thread still waits for it."""
+        now = time.monotonic()
+        left = [at for words, at in self._heard.values() if words.startswith(_ENDED) and words != _ENDED]
+        left += [self._store_lost] if self._store_lost is not None else []
+        silent = self._complete and any(
+            now - at > self._patience
+            for other, (words, at) in self._heard.items()
+            if other != self._here.rank and not words.startswith(_ENDED)
+        )
+        if not silent and not any(now - at > _GRACE_SECONDS for at in left):
+            return
+        failure = self._failure(now - self._patience)
+        if failure is not None:
+            if failure.tells:
+                print(f"workbench: {failure}", file=sys.stderr, flush=True)
+            os._exit(1)  # the main thread waits below Python, where no exception reaches it
+
+
+class _Joined:
+    """What this process has joined: at most one session, or a default group that somebody else has made."""
+
+    session: _Session | None = None
+    beside: tuple[Any, distributed.ProcessGroup] | None = None  # that group, and our control group for its ranks
+
+
+def _control() -> distributed.ProcessGroup:
+    """Return the control group; beside a default group of somebody else's it is made when first needed."""
+    if _Joined.session is not None and _Joined.session.control is not None:
+        return _Joined.session.control
+    world = distributed.group.WORLD
+    if _Joined.beside is None or _Joined.beside[0] is not world:
+        _Joined.beside = world, distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
+    return _Joined.beside[1]
+
+
+def _timeout(given: float | None) -> float:
+    if given is None:
+        text = os.environ.get(TIMEOUT_VARIABLE, "")
+        try:
+            given = float(text) if text else _TIMEOUT_SECONDS
+        except ValueError:
+            given = float("nan")
+        if not given > 0:
+            raise ValueError(f"{TIMEOUT_VARIABLE} must be a number of seconds above 0, got {text!r}")
+    if not 0 < given < float("inf"):
+        raise ValueError(f"`timeout_seconds` must be above 0, got {given!r}")
+    return given
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, RankFailure):
+        return _said(error.__cause__) if error.own and error.__cause__ is not None else f"{_PASSED_ON}{error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, _Terminated):
+        return "terminated"
+    if type(error).__module__.split(".")[0] == "workbench":
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _is_communication(error: BaseException) -> bool:
+    """Return whether an error comes from a collective; gloo's are plain RuntimeErrors that name its source files."""
+    if isinstance(error, distributed.DistError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "NCCL", "HCCL", "ProcessGroup"))
+
+
+@contextlib.contextmanager
+def _signals_of_a_rank(session: _Session) -> Iterator[None]:
+    """Let rank 0 alone decide on Ctrl-C, and turn SIGTERM into an exception, so that the run is recorded as ended."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if not session.ending:
+            session.ending = True
+            raise _Terminated(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
+    if session.here.rank != 0:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

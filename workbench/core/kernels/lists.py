@@ -1,0 +1,316 @@
+"""Kernels called on lists of tensors.
+
+Whoever has a `Listed` has made sure that a kernel can go through its tensors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import math
+import struct
+from array import array
+from collections.abc import Sequence
+from operator import is_
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from workbench.core.kernels.library import KernelLibrary, kernel_library
+from workbench.core.kernels.tensors import Listed, listed
+
+__all__ = [
+    "AdamLists",
+    "AdamSettings",
+    "Lasting",
+    "adam_",
+    "adam_lists",
+    "adam_rounded_",
+    "combine_rows",
+    "inner_products",
+    "mix_",
+    "norm_and_maximum",
+    "unscale_and_check_",
+]
+
+_GRAIN: Final = 32_768  # elements per thread below which another thread costs more than it saves; torch's own
+
+_RUN: Final = 32_768  # elements whose products one thread adds up
+
+
+class AdamSettings(ctypes.Structure):
+    """What is the same for all elements of a step of Adam, as ``struct adam`` of ``kernels.c``; all are float32.
+
+    With gradient g, weight w, decay d, moments m and v::
+
+        g = sign * g + d * w
+        m = m + first_weight * (g - m)
+        v = v * beta2 + second_weight * g * g
+        w = w * shrink - step * m / (sqrt(v) / correction + eps)
+    """
+
+    _fields_ = (
+        ("first_weight", ctypes.c_float),
+        ("beta2", ctypes.c_float),
+        ("second_weight", ctypes.c_float),
+        ("correction", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("step", ctypes.c_float),
+        ("decay", ctypes.c_float),
+        ("shrink", ctypes.c_float),
+        ("sign", ctypes.c_float),
+    )
+
+
+def unscale_and_check_(values: Listed, factors: Sequence[float]) -> Sequence[int]:
+    """Multiply each tensor by its factor in place.
+
+    Args:
+        values: Float32.
+        factors: One per tensor; rounded to float32.
+
+    Returns:
+        Per tensor 1 if an element was inf or NaN before, else 0.
+    """
+    assert values.dtype is torch.float32
+    assert len(factors) == len(values.lengths)
+    library, by = _library(), array("f", factors)
+    found = array("i", bytes(4 * len(by)))
+    library.functions.unscale_and_check(
+        len(by), _at(values.addresses), _at(values.lengths), _at(by), _at(found), _threads(library, values.lengths)
+    )
+    increment_version(values.tensors)
+    return found
+
+
+def norm_and_maximum(values: Listed) -> tuple[float, float]:
+    """Return L2 norm and largest absolute value of all tensors together.
+
+    Args:
+        values: Float32.
+
+    Returns:
+        Both; squares are added up in float32 by the thousand, then in double precision. The maximum is NaN where an
+        element is inf or NaN.
+    """
+    assert values.dtype is torch.float32
+    squares, bits = ctypes.c_double(), ctypes.c_uint32()
+    _library().functions.squares_and_maximum(
+        len(values.lengths),
+        *map(_at, (values.addresses, values.lengths)),
+        ctypes.byref(squares),
+        ctypes.byref(bits),
+    )
+    (maximum,) = struct.unpack("=f", struct.pack("=I", bits.value))
+    return math.sqrt(squares.value), maximum if math.isfinite(maximum) else math.nan
+
+
+def inner_products(ours: Listed, theirs: Listed) -> list[tuple[float, float, float]]:
+    """Return a.b, a.a and b.b of every pair of tensors; the same bits for any number of threads.
+
+    Args:
+        ours: Float32.
+        theirs: Likewise, each with as many elements as its partner.
+    """
+    assert ours.dtype is theirs.dtype is torch.float32
+    assert ours.lengths == theirs.lengths
+    library, lengths = _library(), ours.lengths
+    first_runs = array("q", itertools.accumulate((-(-length // _RUN) for length in lengths), initial=0))
+    sums = array("d", bytes(24 * first_runs[-1]))
+    library.functions.inner_products(
+        len(lengths),
+        *map(_at, (ours.addresses, theirs.addresses, lengths, first_runs)),
+        _RUN,
+        _at(sums),
+        _threads(library, lengths),
+    )
+    if len(sums) == 3 * len(lengths) and 0 not in lengths:  # a run each
+        return list(zip(sums[0::3], sums[1::3], sums[2::3], strict=True))
+    products = []
+    for begin, end in itertools.pairwise(first_runs):
+        across, own, other = (sum(sums[3 * begin + part : 3 * end : 3]) for part in range(3))
+        products.append((across, own, other))
+    return products
+
+
+def mix_(ours: Listed, theirs: Listed, own: Sequence[float], other: Sequence[float]) -> None:
+    """Replace every tensor a by own a + other b.
+
+    Args:
+        ours: The a, float32.
+        theirs: The b, likewise, each with as many elements as its partner.
+        own: A factor for each a, rounded to float32.
+        other: A factor for each b, rounded to float32.
+    """
+    assert ours.dtype is theirs.dtype is torch.float32
+    assert ours.lengths == theirs.lengths
+    assert len(own) == len(other) == len(ours.lengths)
+    library, of_own, of_other = _library(), array("f", own), array("f", other)
+    library.functions.mix(
+        len(of_own),
+        *map(_at, (ours.addresses, theirs.addresses, ours.lengths)),
+        *map(_at, (of_own, of_other)),
+        _threads(library, ours.lengths),
+    )
+    increment_version(ours.tensors)
+
+
+def combine_rows(matrix: Tensor, factors: Tensor, out: Tensor) -> bool:
+    """Form two linear combinations of a matrix's rows, for which the matrix is read once.
+
+    Args:
+        matrix: ``[rows, columns]``.
+        factors: ``[2, rows]``.
+        out: ``[2, columns]``, where they are written: the same bits for any number of threads.
+
+    Returns:
+        Whether they were: False where the kernel cannot go through these tensors.
+
+    Raises:
+        ValueError: When the shapes do not belong together.
+    """
+    if matrix.ndim != 2 or factors.shape != (2, matrix.shape[0]) or out.shape != (2, matrix.shape[1]):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (matrix, factors, out))
+        raise ValueError(f"shapes must be [rows, columns], [2, rows] and [2, columns], got {shapes}")
+    all_three = listed([matrix, factors, out])
+    if all_three is None:
+        return False
+    library = _library()
+    library.functions.combine_rows(*matrix.shape, *all_three.addresses, _threads(library, all_three.lengths[:1]))
+    increment_version([out])
+    return True
+
+
+class AdamLists(NamedTuple):
+    """What a step of Adam goes through, float32 but for moments that are rounded; see `adam_lists`."""
+
+    weights: Listed
+    gradients: Listed
+    first: Listed
+    second: Listed
+
+    @property
+    def lasting(self) -> Lasting:
+        """What may serve in the next step again; gradients, which may be many bytes, must not be kept for that."""
+        return self.weights, self.first, self.second
+
+
+Lasting: TypeAlias = tuple[Listed, Listed, Listed]
+"""Weights and both moments."""
+
+
+def adam_lists(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    moments: torch.dtype = torch.float32,
+    *,
+    before: Lasting | None = None,
+) -> AdamLists | None:
+    """List what a step of Adam takes; None where a kernel cannot go through it.
+
+    Args:
+        weights: Any number.
+        gradients: As many.
+        first: First moments, as many.
+        second: Second moments, as many.
+        moments: What moments must be.
+        before: ``lasting`` of an earlier step: lists whose tensors are the same, and lie where they lay, serve again.
+    """
+    of_weights, of_first, of_second = before or (None, None, None)
+    w, g = _again(weights, torch.float32, of_weights), listed(gradients)
+    m, v = _again(first, moments, of_first), _again(second, moments, of_second)
+    if w is None or g is None or m is None or v is None or not w.lengths == g.lengths == m.lengths == v.lengths:
+        return None
+    return AdamLists(w, g, m, v)
+
+
+def _again(tensors: Sequence[Tensor], dtype: torch.dtype, before: Listed | None) -> Listed | None:
+    if (
+        before is not None
+        and before.dtype is dtype
+        and len(before.tensors) == len(tensors)
+        and all(map(is_, before.tensors, tensors))
+        and before.still_holds()
+    ):
+        return before
+    return listed(list(tensors), dtype)  # a copy: the caller's list may change
+
+
+def adam_(lists: AdamLists, settings: AdamSettings) -> None:
+    """Take a step of Adam in place, with the bits of torch's fused kernel on one thread; gradients stay as they are.
+
+    Args:
+        lists: All float32. Moments are in no graph, so autograd hears of the weights only.
+        settings: Numbers of the step.
+    """
+    assert {one.dtype for one in lists} == {torch.float32}
+    library, lengths = _library(), lists.weights.lengths
+    library.functions.adam(
+        len(lengths),
+        *(_at(values.addresses) for values in lists),
+        _at(lengths),
+        ctypes.byref(settings),
+        _lanes(),
+        _threads(library, lengths),
+    )
+    increment_version(lists.weights.tensors)
+
+
+def adam_rounded_(lists: AdamLists, settings: AdamSettings, *, table: Tensor, places: Tensor, piece: int) -> None:
+    """Take a step of Adam in place on bfloat16 moments, rounded by a table.
+
+    Args:
+        lists: Moments are bfloat16.
+        settings: Numbers of the step; ``correction`` is taken for 1.
+        table: Noise in [0, 65536) for element i of a piece at its place + i, int32, 1-D, at least ``piece`` past the
+            largest place.
+        places: Two per piece, for first and second moments, piece after piece of weight after weight; int64.
+        piece: Elements of a piece.
+    """
+    assert lists.first.dtype is lists.second.dtype is torch.bfloat16
+    library, lengths = _library(), lists.weights.lengths
+    *first_pieces, pieces = itertools.accumulate((-(-length // piece) for length in lengths), initial=0)
+    assert len(places) == 2 * pieces
+    kept = array("q", first_pieces)
+    library.functions.adam_rounded(
+        len(lengths),
+        *(_at(values.addresses) for values in lists),
+        _at(lengths),
+        ctypes.byref(settings),
+        table.data_ptr(),
+        places.data_ptr(),
+        _at(kept),
+        piece,
+        _threads(library, lengths),
+    )
+    increment_version(lists.weights.tensors)
+
+
+def _library() -> KernelLibrary:
+    library = kernel_library()
+    assert library is not None  # who has a list has a library
+    return library
+
+
+def _at(numbers: array[Any]) -> int:
+    return numbers.buffer_info()[0]
+
+
+@functools.cache
+def _lanes() -> int:
+    """Return how many floats the narrowest vectors of torch's loop hold on this processor.
+
+    With AVX-512 a vector holds 16, but of what is left at the end its compiler takes the first eight in half a vector,
+    with the roundings of a whole one.
+    """
+    return {"AVX512": 8, "AVX2": 8}.get(torch.backends.cpu.get_cpu_capability(), 4)
+
+
+def _threads(library: KernelLibrary, lengths: array[int]) -> int:
+    most = torch.get_num_threads() if library.has_threads else 1
+    return min(most, 1 + sum(lengths) // _GRAIN)

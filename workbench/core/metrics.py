@@ -1,0 +1,388 @@
+"""Metrics: a name or a torchmetrics object, accumulated over the evaluation batches, with its direction.
+
+``accuracy``, ``loss`` and ``bits_per_byte`` are summed here, on the device and without waiting for it, because every
+study needs one of them and torchmetrics takes a second to import. Everything else is torchmetrics' own arithmetic,
+built when the first outputs show how many classes there are.
+
+Outputs are logits unless the loss says otherwise: probabilities under ``BCELoss``, log-probabilities under
+``NLLLoss``. Logits are turned into probabilities here and not by torchmetrics, which decides batch by batch from the
+range of the values and would mix scales.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.core.batch import batch_size_of
+
+__all__ = [
+    "METRIC_NAMES",
+    "Direction",
+    "MetricAccumulator",
+    "MetricError",
+    "MetricRule",
+    "metric_rule",
+    "new_accumulator",
+]
+
+Direction = Literal["maximize", "minimize"]
+OutputKind = Literal["logits", "probabilities", "log_probabilities"]
+
+METRIC_NAMES: Mapping[str, Direction] = {
+    "accuracy": "maximize",
+    "auroc": "maximize",
+    "average_precision": "maximize",
+    "bits_per_byte": "minimize",
+    "f1": "maximize",
+    "loss": "minimize",
+    "mae": "minimize",
+    "mse": "minimize",
+    "precision": "maximize",
+    "r2": "maximize",
+    "recall": "maximize",
+    "rmse": "minimize",
+}
+"""Names known here, each with the direction that is better."""
+
+
+class MetricError(ValueError):
+    """A metric is unknown, or does not fit what it is given; the message names it, the rule and what came."""
+
+
+_ALIASES = {"acc": "accuracy", "auc": "auroc", "bpb": "bits_per_byte", "f1_score": "f1"}
+_TARGET_KEYS = ("labels", "label", "targets", "target", "y")
+
+
+class MetricAccumulator(Protocol):
+    """A metric while it is being accumulated over the evaluation batches."""
+
+    needs: Literal["outputs", "loss"]
+    """What ``update`` takes: the model's outputs for the batch, or the scalar mean loss over it."""
+
+    def update(self, value: Any, batch: Any) -> None:
+        """Add one batch."""
+        ...
+
+    def compute(self) -> float:
+        """Return the metric of all batches added; waits for the device once."""
+        ...
+
+
+@dataclass(frozen=True)
+class MetricRule:
+    """A task's metric, checked: its name, its direction and how to begin a new accumulation.
+
+    Args:
+        name: Canonical name, or the class of a torchmetrics object.
+        higher_is_better: Direction.
+        create: Begins a new accumulation.
+    """
+
+    name: str
+    higher_is_better: bool
+    create: Callable[[], MetricAccumulator]
+
+
+def metric_rule(metric: Any, direction: Direction | None, loss: Any) -> MetricRule:
+    """Return the rule behind a task's ``metric`` and ``direction``.
+
+    Args:
+        metric: One of ``METRIC_NAMES``, the name of a torchmetrics class that needs no argument (for example
+            ``"BinaryF1Score"``), or a torchmetrics object (anything with ``update(outputs, targets)``, ``compute()``
+            and ``reset()``).
+        direction: ``"maximize"``, ``"minimize"``, or None where the metric itself knows.
+        loss: The task's loss; tells whether outputs are logits.
+
+    Raises:
+        MetricError: When the metric is unknown, its direction is unknown, or the direction contradicts a known name.
+    """
+    if direction not in (None, "maximize", "minimize"):
+        raise MetricError(f"`direction` must be 'maximize' or 'minimize', got {direction!r}")
+    name, known, create = _resolved(metric, loss)
+    if name in METRIC_NAMES and direction not in (None, METRIC_NAMES[name]):
+        raise MetricError(f"`direction` of metric {name!r} is {METRIC_NAMES[name]!r}, got {direction!r}; leave it out")
+    higher = known if direction is None else direction == "maximize"
+    if higher is None:
+        raise MetricError(
+            f"metric {name} does not say which direction is better; give `direction` 'maximize' or 'minimize'"
+        )
+    return MetricRule(name, higher, create)
+
+
+def new_accumulator(metric: Any, loss: Any) -> MetricAccumulator:
+    """Begin to accumulate a metric whose direction does not matter.
+
+    Args:
+        metric: As in `metric_rule`.
+        loss: Criterion; tells whether outputs are logits. None for logits.
+
+    Raises:
+        MetricError: When the metric is unknown or cannot work.
+    """
+    return _resolved(metric, loss)[2]()
+
+
+def _resolved(metric: Any, loss: Any) -> tuple[str, bool | None, Callable[[], MetricAccumulator]]:
+    """Return name, whether higher is better (None where nobody says) and how to begin."""
+    if isinstance(metric, str):
+        name = _ALIASES.get(metric.strip().lower(), metric.strip().lower())
+        if name in METRIC_NAMES:
+            return name, METRIC_NAMES[name] == "maximize", _creator(name, output_kind(loss), _takes_one_hot(loss))
+        metric = _torchmetrics_by_name(metric.strip())
+    if isinstance(metric, type):
+        raise MetricError(
+            f"`metric` must be a name or an object, got the class {metric.__name__}; write {metric.__name__}(...)"
+        )
+    if not all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset")):
+        raise MetricError(
+            f"`metric` must be a name ({', '.join(METRIC_NAMES)}) or a torchmetrics object, got {type(metric).__name__}"
+        )
+    higher = getattr(metric, "higher_is_better", None)
+    known = higher if isinstance(higher, bool) else None
+    return type(metric).__name__, known, functools.partial(_GivenMetric, metric)
+
+
+def output_kind(loss: Any) -> OutputKind:
+    """Return what the model's outputs are, judged by the criterion; logits when it does not tell."""
+    if isinstance(loss, nn.BCELoss) or loss is F.binary_cross_entropy:
+        return "probabilities"
+    if isinstance(loss, nn.NLLLoss) or loss is F.nll_loss:
+        return "log_probabilities"
+    return "logits"
+
+
+def _takes_one_hot(loss: Any) -> bool:
+    # Only here floating-point targets shaped like the outputs are one class each; under BCELoss they are many labels.
+    return isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
+
+
+class _Accuracy:
+    """Share of samples (or tokens, pixels) whose predicted class is the target; targets of -100 do not count."""
+
+    needs: Literal["outputs", "loss"] = "outputs"
+
+    def __init__(self, kind: OutputKind, one_hot: bool) -> None:
+        self._one_hot = one_hot
+        self._threshold = 0.5 if kind == "probabilities" else 0.0
+        self._correct: Tensor | None = None
+        self._counted: Tensor | None = None
+
+    def update(self, value: Any, batch: Any) -> None:
+        outputs, targets = _logits_of(value), _target_of(batch)
+        if self._one_hot:
+            targets = _class_indices(outputs, targets)
+        if outputs.ndim == targets.ndim + 1 and outputs.shape[1] > 1:
+            predicted = outputs.argmax(dim=1)
+        elif outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1):
+            predicted, targets = (outputs > self._threshold).reshape(-1), targets.reshape(-1)
+        else:
+            raise MetricError(
+                f"metric 'accuracy' needs outputs [n, classes] with targets [n], or one output per target, "
+                f"got {list(outputs.shape)} and {list(targets.shape)}; give a torchmetrics object instead"
+            )
+        counted = targets != -100
+        correct = ((predicted == targets) & counted).sum()
+        self._correct = correct if self._correct is None else self._correct + correct
+        self._counted = counted.sum() if self._counted is None else self._counted + counted.sum()
+
+    def compute(self) -> float:
+        if self._correct is None or self._counted is None:
+            raise MetricError("metric 'accuracy' has seen no batch; `evaluate` must yield at least one")
+        return float(self._correct) / max(int(self._counted), 1)
+
+
+class _MeanLoss:
+    """Mean loss over the samples, in the loss's unit divided by ``unit``."""
+
+    needs: Literal["outputs", "loss"] = "loss"
+
+    def __init__(self, unit: float) -> None:
+        self._unit = unit
+        self._losses: list[Tensor] = []
+        self._sizes: list[int] = []
+
+    def update(self, value: Any, batch: Any) -> None:
+        self._losses.append(value.detach())
+        self._sizes.append(batch_size_of(batch))
+
+    def compute(self) -> float:
+        if not self._losses:
+            raise MetricError("metric 'loss' has seen no batch; `evaluate` must yield at least one")
+        losses = torch.stack([loss.float() for loss in self._losses]).tolist()  # one transfer, then exact sums
+        total = math.fsum(loss * size for loss, size in zip(losses, self._sizes, strict=True))
+        return total / sum(self._sizes) / self._unit
+
+
+class _GivenMetric:
+    """A torchmetrics object of the user's, copied so that evaluations do not share state."""
+
+    needs: Literal["outputs", "loss"] = "outputs"
+
+    def __init__(self, metric: Any) -> None:
+        self._metric = copy.deepcopy(metric)
+        self._metric.reset()
+
+    def update(self, value: Any, batch: Any) -> None:
+        outputs, targets = _logits_of(value), _target_of(batch)
+        if callable(getattr(self._metric, "to", None)):
+            self._metric = self._metric.to(outputs.device)
+        self._metric.update(outputs, targets)
+
+    def compute(self) -> float:
+        return _as_number(self._metric.compute(), type(self._metric).__name__)
+
+
+class _NamedTorchmetric:
+    """A torchmetrics metric known by a short name, built from the shape of the first outputs."""
+
+    needs: Literal["outputs", "loss"] = "outputs"
+
+    def __init__(self, name: str, kind: OutputKind, one_hot: bool) -> None:
+        self._name = name
+        self._kind = kind
+        self._one_hot = one_hot
+        self._metric: Any = None
+
+    def update(self, value: Any, batch: Any) -> None:
+        outputs, targets = _logits_of(value).float(), _target_of(batch)
+        if self._name in _REGRESSION:
+            if outputs.numel() != targets.numel():
+                raise MetricError(
+                    f"metric {self._name!r} needs outputs shaped like the targets, "
+                    f"got {list(outputs.shape)} and {list(targets.shape)}"
+                )
+            self._start(1, outputs.device).update(outputs.reshape(-1), targets.reshape(-1).float())
+            return
+        if self._one_hot:
+            targets = _class_indices(outputs, targets)
+        if outputs.ndim == 2 and outputs.shape[1] > 1 and targets.ndim == 1:
+            # log-probabilities too: softmax of their logarithms gives the probabilities back
+            probabilities = outputs if self._kind == "probabilities" else outputs.softmax(dim=1)
+            n_classes = outputs.shape[1]
+            if n_classes == 2:  # class 1 is the positive one
+                probabilities = probabilities[:, 1]
+            self._start(n_classes, outputs.device).update(probabilities, targets.long())
+        elif outputs.numel() == targets.numel() and (targets.ndim <= 1 or targets.shape[-1] == 1):
+            probabilities = outputs.sigmoid() if self._kind == "logits" else outputs
+            self._start(2, outputs.device).update(probabilities.reshape(-1), targets.reshape(-1).long())
+        else:
+            raise MetricError(
+                f"metric {self._name!r} needs outputs [n, classes] or [n] with targets [n], "
+                f"got {list(outputs.shape)} and {list(targets.shape)}; give a torchmetrics object instead"
+            )
+
+    def compute(self) -> float:
+        if self._metric is None:
+            raise MetricError(f"metric {self._name!r} has seen no batch; `evaluate` must yield at least one")
+        return _as_number(self._metric.compute(), self._name)
+
+    def _start(self, n_classes: int, device: torch.device) -> Any:
+        if self._metric is None:
+            self._metric = _build_torchmetric(self._name, n_classes).to(device)
+        return self._metric
+
+
+_REGRESSION: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "mae": ("MeanAbsoluteError", {}),
+    "mse": ("MeanSquaredError", {}),
+    "r2": ("R2Score", {}),
+    "rmse": ("MeanSquaredError", {"squared": False}),
+}
+_CLASSIFICATION: Mapping[str, str] = {
+    "auroc": "AUROC",
+    "average_precision": "AveragePrecision",
+    "f1": "F1Score",
+    "precision": "Precision",
+    "recall": "Recall",
+}
+
+
+def _build_torchmetric(name: str, n_classes: int) -> Any:
+    # As `accuracy` and `loss`: of several ranks each measures what it is given. torchmetrics would wait in compute()
+    # for the other ranks, and where only the first one evaluates, for ever.
+    alone = {"sync_on_compute": False}
+    if name in _REGRESSION:
+        from torchmetrics import regression
+
+        class_name, options = _REGRESSION[name]
+        return getattr(regression, class_name)(**options, **alone)
+    from torchmetrics import classification
+
+    if n_classes == 2:
+        return getattr(classification, f"Binary{_CLASSIFICATION[name]}")(**alone)
+    return getattr(classification, f"Multiclass{_CLASSIFICATION[name]}")(num_classes=n_classes, **alone)
+
+
+def _creator(name: str, kind: OutputKind, one_hot: bool) -> Callable[[], MetricAccumulator]:
+    if name == "accuracy":
+        return functools.partial(_Accuracy, kind, one_hot)
+    if name == "loss":
+        return functools.partial(_MeanLoss, 1.0)
+    if name == "bits_per_byte":
+        return functools.partial(_MeanLoss, math.log(2.0))  # a loss in nats per byte
+    return functools.partial(_NamedTorchmetric, name, kind, one_hot)
+
+
+def _torchmetrics_by_name(name: str) -> Any:
+    import torchmetrics
+    from torchmetrics import classification, regression
+
+    for module in (classification, regression, torchmetrics):
+        found = getattr(module, name, None)
+        if isinstance(found, type) and issubclass(found, torchmetrics.Metric):
+            try:
+                return found()
+            except (TypeError, ValueError) as error:
+                raise MetricError(
+                    f"metric {name!r} needs arguments ({error}); give the object instead, such as {name}(...)"
+                ) from error
+    near = difflib.get_close_matches(name, [*METRIC_NAMES, *_ALIASES], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known names: {', '.join(METRIC_NAMES)}"
+    raise MetricError(f"`metric` must be a known name or a torchmetrics class, got {name!r}{hint}")
+
+
+def _logits_of(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor):
+        return outputs.detach()
+    logits = getattr(outputs, "logits", None)  # Hugging Face's model outputs
+    if isinstance(logits, Tensor):
+        return logits.detach()
+    raise MetricError(f"the metric needs a tensor of outputs, the model returned {type(outputs).__name__}")
+
+
+def _target_of(batch: Any) -> Tensor:
+    target: Any = None
+    if isinstance(batch, Mapping):
+        target = next((batch[key] for key in _TARGET_KEYS if key in batch), None)
+    elif isinstance(batch, list | tuple) and len(batch) >= 2:
+        target = batch[1]
+    if not isinstance(target, Tensor):
+        raise MetricError(
+            "the metric needs targets: evaluation batches must be pairs (x, y) or mappings with a tensor under one of "
+            f"{', '.join(_TARGET_KEYS)}; or use metric 'loss'"
+        )
+    return target
+
+
+def _class_indices(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return classes for one-hot targets, which ``CrossEntropyLoss`` takes as probabilities; others as they are."""
+    one_hot = targets.is_floating_point() and outputs.ndim == 2 and outputs.shape == targets.shape
+    return targets.argmax(dim=1) if one_hot and targets.shape[1] > 1 else targets
+
+
+def _as_number(value: Any, name: str) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise MetricError(
+            f"metric {name} must be one number, got shape {list(value.shape)}; average it, e.g. average='macro'"
+        )
+    return float(value)

@@ -1,0 +1,356 @@
+"""Is a candidate as good as O0, and is it faster? Paired bounds of both, and what it would take to decide.
+
+A *pair* is one seed: O0 and the candidate trained on the same split with the same seed. The *drop* of a pair is how
+far the candidate's metric lies on the wrong side of O0's (positive = worse), so subtracting within the pair removes
+what the seed does to both. The mean drop is bounded by Student's t, as for any paired comparison (`decide`). The ratio
+of the two times is bounded by order statistics of its logarithm (`time_ratio`): a candidate that never reaches its
+target on a seed has no time there, and a median bears that where a mean does not.
+
+When such bounds are looked at, and what errors they share, is the subject of
+:mod:`workbench.study.answer.planned_tests`. Pure arithmetic on plain numbers: no torch, no storage, no clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.core.records import Verdict
+
+__all__ = [
+    "Decision",
+    "DropBounds",
+    "TimeRatio",
+    "decidable_drop",
+    "decide",
+    "fewest_pairs_for_a_ratio",
+    "format_duration",
+    "paired_drop_bounds",
+    "paired_drops",
+    "pairs_to_decide",
+    "planned_pairs",
+    "smallest_gap",
+    "time_ratio",
+]
+
+_POWER = 0.8
+"""Probability with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)."""
+
+_FAR = 10_000
+"""Pairs beyond which a comparison counts as undecidable in practice."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropBounds:
+    """Mean paired drop with its one-sided bounds.
+
+    Args:
+        mean: Mean drop, in the metric's unit (positive = worse than O0).
+        lower: One-sided lower bound; -inf with fewer than two pairs.
+        upper: One-sided upper bound; +inf with fewer than two pairs.
+        spread: Standard deviation of one pair's drop that the bounds use; NaN with fewer than two pairs.
+        n_pairs: Number of pairs.
+        error: Probability that one of the bounds misses the true mean, in (0, 0.5).
+    """
+
+    mean: float
+    lower: float
+    upper: float
+    spread: float
+    n_pairs: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a candidate keeps the metric after some pairs, and what it would take to decide if that is open.
+
+    Args:
+        verdict: Confirmed, undecided or refuted.
+        bounds: The bounds it rests on.
+        allowed_drop: Drop that is allowed, in the metric's unit.
+        more_pairs: Further pairs that would probably decide it; 0 when decided, None when no practical number would.
+        leaning: Where an open verdict would then fall; the verdict itself when decided.
+        reason: Why, where it is not the bounds: a diverged run, too few pairs; empty otherwise.
+    """
+
+    verdict: Verdict
+    bounds: DropBounds
+    allowed_drop: float
+    more_pairs: int | None
+    leaning: Verdict
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRatio:
+    """O0's time / the candidate's with an interval of 95 % or more; larger is faster.
+
+    Args:
+        ratio: Point estimate, the median over the pairs; 0 when most of them never reach the target.
+        low: Lower end of the interval; 0 when nothing bounds it.
+        high: Upper end; inf when nothing bounds it.
+        more_pairs: Fresh pairs whose interval would probably leave 1 out; 0 when this one does, None when no practical
+            number would do.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    more_pairs: int | None = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the interval holds 1: neither faster nor slower is shown."""
+        return not (self.low > 1.0 or self.high < 1.0)
+
+
+def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least: int, at_most: int) -> int:
+    """Return how many pairs confirm a candidate without any drop with probability 0.8.
+
+    Args:
+        spread: Standard deviation of one pair's drop, from pilot pairs, in the metric's unit.
+        allowed_drop: Drop that is allowed, in the metric's unit.
+        error: Error of the last look, in (0, 0.5).
+        at_least: Smallest number, at least 2.
+        at_most: Largest number; also what an allowed drop of 0 takes, which no number decides.
+    """
+    for n_pairs in range(at_least, at_most):
+        if decidable_drop(spread, n_pairs, error=error) <= allowed_drop:
+            return n_pairs
+    return max(at_least, at_most)
+
+
+def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
+    """Return the smallest allowed drop that a test of so many pairs can decide.
+
+    Decide means: confirm a candidate whose true drop is 0 with probability 0.8, ``(t(1 - error) + t(0.8)) s / sqrt(n)``
+    with n - 1 degrees of freedom; a little on the safe side of the exact noncentral t.
+
+    Args:
+        spread: Standard deviation of one pair's drop, in the metric's unit.
+        n_pairs: Pairs, at least 2.
+        error: Error of the last look, in (0, 0.5).
+    """
+    return _margin(spread, n_pairs, error) + _margin(spread, n_pairs, 1.0 - _POWER)
+
+
+def fewest_pairs_for_a_ratio(error: float) -> int:
+    """Return how many pairs `time_ratio` needs at least for an interval whose ends miss with this probability."""
+    return math.ceil(-math.log2(error))
+
+
+def time_ratio(
+    times: Sequence[tuple[float, float]],
+    step_time: tuple[float, float, float],
+    *,
+    warm_up: float = 0.0,
+    error: float = 0.025,
+) -> TimeRatio:
+    """Return how much sooner the candidate gets where O0 gets, with its interval.
+
+    Each pair gives ``log(a / (w + r b))``, with a and b the steps that O0 and the candidate take, r the time of the
+    candidate's step relative to O0's and w the warm-up. The interval of their median is bounded by the k-th smallest
+    and the k-th largest, k the largest with ``P(Binomial(n, 1/2) < k) <= error``, which needs no distribution (Hahn and
+    Meeker, "Statistical Intervals", 1991, section 5.2). What the interval of r does to it is independent, so the
+    half-widths are added in quadrature. Without pairs the ratio is that of the steps' times.
+
+    Args:
+        times: Per pair the steps of O0 and of the candidate, in steps of their own, greater than 0; inf for a
+            candidate that does not arrive.
+        step_time: r with the ends of its 95 % interval.
+        warm_up: Steps of O0 before the candidate's first one.
+        error: Probability that one end misses, in (0, 0.5).
+    """
+    ratio, low, high = step_time
+    if not times:
+        return _around(-math.log(ratio), 0.0, 0.0, math.log(ratio / low), math.log(high / ratio))
+
+    def logarithms(r: float) -> list[float]:
+        values = (a / (warm_up + r * b) for a, b in times)
+        return sorted(math.log(value) if value > 0.0 else -math.inf for value in values)
+
+    def median(r: float) -> float:
+        values = logarithms(r)
+        n = len(values)
+        return (values[(n - 1) // 2] + values[n // 2]) / 2.0
+
+    values, middle = logarithms(ratio), median(ratio)
+    k, tail = 0, 0.0
+    while k < len(values) and (tail := tail + math.comb(len(values), k) / 2.0 ** len(values)) <= error:
+        k += 1
+    if middle == -math.inf:
+        return TimeRatio(0.0, 0.0, math.exp(values[-k]) if k else math.inf, None)
+    below, above = (middle - values[k - 1], values[-k] - middle) if k else (math.inf, math.inf)
+    finite = [value for value in values if value > -math.inf]
+    spread = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.inf
+    return _around(middle, below, above, median(low) - middle, middle - median(high), spread)
+
+
+def _around(middle: float, below: float, above: float, up: float, down: float, spread: float = math.nan) -> TimeRatio:
+    """Build the interval around a logarithm, and say how many fresh pairs would take 1 out of it."""
+    low, high = middle - math.hypot(below, down), middle + math.hypot(above, up)
+    more: int | None = 0
+    if low <= 0.0 <= high:
+        of_steps = down if middle > 0.0 else up
+        room = middle * middle - of_steps * of_steps
+        # A median's standard error is 1.25 of a mean's; below six pairs it has no 95 % interval at all.
+        needed = (1.25 * 2.0 * spread) ** 2 / room if room > 0.0 else math.inf
+        more = max(math.ceil(needed), 6) if needed <= _FAR else None
+    return TimeRatio(math.exp(middle), math.exp(low), math.exp(high) if high < 700.0 else math.inf, more)
+
+
+def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[float]:
+    """Return how far the candidate lies on the wrong side of O0, pair by pair.
+
+    Args:
+        pairs: (O0 metric, candidate metric), one per seed.
+        higher_is_better: Direction of the metric.
+
+    Returns:
+        Drops in the metric's unit, positive = worse.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    return [sign * (baseline - candidate) for baseline, candidate in pairs]
+
+
+def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolution: float = 0.0) -> DropBounds:
+    """Bound the mean of paired drops from both sides, each with probability ``1 - error``.
+
+    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)`` with ``s`` the sample standard deviation. When a metric moves in
+    steps, five equal pairs would give s = 0 and a bound of no width; ``s`` is therefore never taken below the spread
+    of the rounding itself, ``resolution / sqrt(12)``.
+
+    Args:
+        drops: Drop of every pair, in the metric's unit; finite.
+        error: Probability that a bound misses, in (0, 0.5).
+        resolution: Smallest step of the metric, in its unit; 0 for a continuous one.
+
+    Returns:
+        The bounds; infinite with fewer than two pairs, and with a NaN mean when there is none.
+
+    Raises:
+        ValueError: When ``error`` lies outside (0, 0.5), or a drop is NaN or infinite.
+    """
+    if not 0.0 < error < 0.5:
+        raise ValueError(f"`error` must lie in (0, 0.5), got {error}")
+    if not all(math.isfinite(drop) for drop in drops):
+        raise ValueError(f"`drops` must be finite, got {list(drops)}; a diverged run has no drop")
+    n_pairs = len(drops)
+    mean = math.fsum(drops) / n_pairs if n_pairs else math.nan
+    if n_pairs < 2:
+        return DropBounds(mean, -math.inf, math.inf, math.nan, n_pairs, error)
+    spread = max(float(np.std(np.asarray(drops, dtype=np.float64), ddof=1)), resolution / math.sqrt(12.0))
+    margin = _margin(spread, n_pairs, error)
+    return DropBounds(mean, mean - margin, mean + margin, spread, n_pairs, error)
+
+
+def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
+    """Return how many pairs in all would decide, if mean and spread stayed what they are now.
+
+    Args:
+        bounds: Bounds so far, of at least two pairs.
+        allowed_drop: Drop that is allowed, in the metric's unit.
+
+    Returns:
+        Number of pairs in all; None when the mean lies on the allowed drop, or no practical number is enough.
+    """
+    distance = abs(allowed_drop - bounds.mean)
+    if bounds.n_pairs < 2 or not distance > 0.0:
+        return None
+    low, high = 2, 4  # the margin shrinks with every pair: find the first that fits by doubling, then by halves
+    while _margin(bounds.spread, high, bounds.error) > distance:
+        low, high = high, 2 * high
+        if high > _FAR:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        if _margin(bounds.spread, middle, bounds.error) > distance:
+            low = middle + 1
+        else:
+            high = middle
+    return high
+
+
+def smallest_gap(values: Iterable[float]) -> float:
+    """Return the smallest step between metrics that were seen: for an accuracy over N samples 1 / N, or a multiple.
+
+    Args:
+        values: Metrics of any runs of one task; NaN is passed over.
+
+    Returns:
+        The smallest difference of two values that differ by more than rounding; 0 when there is none.
+    """
+    finite = sorted(value for value in values if math.isfinite(value))
+    # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
+    scale = max((abs(value) for value in finite), default=0.0)
+    gaps = [b - a for a, b in itertools.pairwise(finite) if b - a > 1e-9 * scale]
+    return min(gaps, default=0.0)
+
+
+def decide(
+    pairs: Sequence[tuple[float, float]],
+    allowed_drop: float,
+    *,
+    higher_is_better: bool,
+    error: float = 0.05,
+    resolution: float | None = None,
+) -> Decision:
+    """Judge by its pairs at one look whether a candidate keeps the metric.
+
+    Args:
+        pairs: (O0 metric, candidate metric), one per seed; a diverged candidate has a NaN metric.
+        allowed_drop: Drop that is allowed, in the metric's unit, at least 0.
+        higher_is_better: Direction of the metric.
+        error: Probability of a wrong verdict at this look, in (0, 0.5).
+        resolution: Smallest step of the metric; None takes the smallest gap between the metrics seen.
+
+    Returns:
+        Confirmed when the upper bound lies within the allowed drop, refuted when the lower bound lies above it or a
+        run of the candidate diverged, undecided otherwise. Pairs whose O0 run diverged say nothing and are left out.
+
+    Raises:
+        ValueError: When ``allowed_drop`` is not a number of at least 0.
+    """
+    if not allowed_drop >= 0.0:
+        raise ValueError(f"`allowed_drop` must be at least 0, got {allowed_drop}")
+    usable = [(a, b) for a, b in pairs if math.isfinite(a)]
+    diverged = sum(not math.isfinite(b) for _, b in usable)
+    finite = [(a, b) for a, b in usable if math.isfinite(b)]
+    step = smallest_gap(value for pair in finite for value in pair) if resolution is None else resolution
+    drops = paired_drops(finite, higher_is_better=higher_is_better)
+    bounds = paired_drop_bounds(drops, error=error, resolution=step)
+    if diverged:
+        reason = f"{diverged} of {len(usable)} runs diverged"
+        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED, reason)
+    if bounds.n_pairs < 2:
+        reason = f"only {bounds.n_pairs} of the at least 2 pairs a bound needs"
+        return Decision(Verdict.UNDECIDED, bounds, allowed_drop, 2 - bounds.n_pairs, Verdict.UNDECIDED, reason)
+    if bounds.upper <= allowed_drop:
+        return Decision(Verdict.CONFIRMED, bounds, allowed_drop, 0, Verdict.CONFIRMED)
+    if bounds.lower > allowed_drop:
+        return Decision(Verdict.REFUTED, bounds, allowed_drop, 0, Verdict.REFUTED)
+    leaning = Verdict.CONFIRMED if bounds.mean < allowed_drop else Verdict.REFUTED
+    total = pairs_to_decide(bounds, allowed_drop)
+    more = None if total is None else max(total - bounds.n_pairs, 1)
+    return Decision(Verdict.UNDECIDED, bounds, allowed_drop, more, leaning)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``."""
+    if seconds < 90.0:
+        return f"{max(seconds, 1.0):.0f} s"
+    if seconds < 5400.0:
+        return f"{seconds / 60.0:.0f} min"
+    return f"{seconds / 3600.0:.1f} h"
+
+
+def _margin(spread: float, n_pairs: int, error: float) -> float:
+    # Here, because most processes that train never judge: half a second less before their first step.
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # scipy ships no types
+
+    return float(stdtrit(n_pairs - 1, 1.0 - error)) * spread / math.sqrt(n_pairs)

@@ -1,0 +1,245 @@
+"""The step of torch's fused Adam on lists that are kept from step to step.
+
+``torch.optim.Adam(fused=True)`` gathers its lists anew in every step, sorts them by device and dtype, and counts up one
+tensor per parameter. For many small parameters that takes several times as long as the kernel. Here lists are kept, and
+the counts are elements of one tensor, so that one operation moves all of them. Kernel, order of operations and state
+are torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place.
+
+Nothing is taken on trust: lists are used only while every parameter's state still holds the very tensors they hold.
+Finding that out costs a few comparisons of identity per parameter.
+
+On a CPU with a C compiler a kernel of our own takes the step, with all tensors in one parallel region.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from workbench.core import kernels
+from workbench.loss_scale import host_values
+
+__all__ = ["exact_flag", "step_on_cached_lists"]
+
+_STATE = ("exp_avg", "exp_avg_sq", "step")
+_DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
+
+
+class _Lists:
+    """What one call of the kernel takes, but for gradients and numbers.
+
+    Args:
+        parameters: Of one device and dtype, all with state.
+        states: Their entries in the optimizer's state; the counts there are replaced by elements of one tensor.
+    """
+
+    __slots__ = ("counts", "device", "dtype", "lasting", "members", "parameters", "states")
+
+    def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
+        self.parameters = parameters
+        self.states = states
+        self.counts = torch.stack([state["step"].detach() for state in states])
+        for state, count in zip(states, self.counts.unbind(), strict=True):
+            state["step"] = count
+        self.members = tuple([state[name] for state in states] for name in _STATE)
+        self.device, self.dtype = parameters[0].device, parameters[0].dtype
+        self.lasting: kernels.Lasting | None = None
+
+    def hold(self, parameters: list[Tensor]) -> bool:
+        """Return whether these are the parameters, and their state is what it was."""
+        return _same(parameters, self.parameters) and all(
+            _same(list(map(itemgetter(name), self.states)), member)
+            for name, member in zip(_STATE, self.members, strict=True)
+        )
+
+    def for_our_kernel(self, gradients: list[Tensor]) -> kernels.AdamLists | None:
+        """Return what our own kernel takes; None where it cannot go through all of it."""
+        first, second, _ = self.members
+        lists = kernels.adam_lists(self.parameters, gradients, first, second, before=self.lasting)
+        self.lasting = None if lists is None else lists.lasting
+        return lists
+
+
+def exact_flag(found_inf: Tensor) -> Tensor:
+    """Return a flag that is exactly 0 or 1, of shape ``()``, as torch's kernels want it.
+
+    They advance the counts of steps before they look, and take the flag back from them.
+
+    Args:
+        found_inf: One element; anything but 0 means 1.
+    """
+    with torch.no_grad():
+        return (found_inf.reshape(()) != 0).to(torch.float32)
+
+
+class _Cache:
+    """The lists of every parameter group, and the state they were taken from."""
+
+    __slots__ = ("entries", "groups", "state")
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.state = optimizer.state
+        self.entries: list[dict[str, Any]] = list(optimizer.state.values())
+        self.groups: dict[int, _Lists] = {}
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """Return whether the optimizer has the same state, parameter by parameter."""
+        state = optimizer.state
+        return state is self.state and _same(list(state.values()), self.entries)
+
+
+_caches: WeakKeyDictionary[Optimizer, _Cache] = WeakKeyDictionary()
+
+
+def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
+    """Take the step that ``optimizer.step()`` would take, if that is one of torch's plain fused Adam.
+
+    Args:
+        optimizer: Any optimizer.
+        found_inf: Flag, float32, one element, on the device of the parameters; unless it is 0, nothing changes.
+
+    Returns:
+        Whether the step was taken. False, with nothing changed, for other optimizers, for the first step, which makes
+        the state, and for whatever is unusual: hooks, a step that somebody replaced, AMSGrad, rates that are tensors,
+        sparse gradients, groups of several dtypes.
+    """
+    if type(optimizer) not in (Adam, AdamW) or _is_watched(optimizer):
+        return False
+    if found_inf.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    cache = _caches.get(optimizer)
+    if cache is None or not cache.holds(optimizer):
+        cache = _caches[optimizer] = _Cache(optimizer)
+    on_host = host_values.reads_without_waiting(found_inf)
+    work: list[tuple[dict[str, Any], _Lists, list[Tensor], kernels.AdamLists | None]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        if not _is_plain(group):
+            return False
+        parameters: list[Tensor] = group["params"]
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        if not gradients:
+            continue
+        if len(gradients) < len(parameters):
+            parameters = [parameter for parameter in parameters if parameter.grad is not None]
+        lists = cache.groups.get(number)
+        if lists is None or not lists.hold(parameters):
+            if not _can_be_listed(parameters, optimizer.state):
+                return False
+            lists = cache.groups[number] = _Lists(list(parameters), [optimizer.state[p] for p in parameters])
+        if lists.device != found_inf.device:
+            return False
+        for_ours = lists.for_our_kernel(gradients) if on_host else None
+        if for_ours is None and (
+            set(map(_DTYPE, gradients)) != {lists.dtype} or set(map(_LAYOUT, gradients)) != {torch.strided}
+        ):
+            return False
+        work.append((group, lists, gradients, for_ours))
+    flag: Tensor | None = None
+    for group, lists, gradients, for_ours in work:
+        if for_ours is None or not _step_by_kernel(group, lists, for_ours, found_inf):
+            flag = exact_flag(found_inf) if flag is None else flag
+            _step(group, lists, gradients, flag)
+    # What a scheduler's wrapper of `step` would have noted.
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    return True
+
+
+def _step(group: dict[str, Any], lists: _Lists, gradients: list[Tensor], flag: Tensor) -> None:
+    first, second, counts = lists.members
+    beta1, beta2 = group["betas"]
+    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    with torch.no_grad():
+        lists.counts.add_(1)
+        kernel(
+            lists.parameters,
+            gradients,
+            first,
+            second,
+            [],
+            counts,
+            amsgrad=False,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=group["maximize"],
+            found_inf=flag,
+        )
+        lists.counts.sub_(flag)
+
+
+def _step_by_kernel(group: dict[str, Any], lists: _Lists, for_ours: kernels.AdamLists, found_inf: Tensor) -> bool:
+    """Take the step by our own kernel; return whether it has, or has nothing to do."""
+    counts = set(lists.counts.tolist())
+    if len(counts) != 1:
+        return False
+    if found_inf.item():
+        return True
+    with torch.no_grad():
+        lists.counts.add_(1)
+    (count,) = counts
+    beta1, beta2 = group["betas"]
+    rate, decay = float(group["lr"]), float(group["weight_decay"])
+    decoupled = group["decoupled_weight_decay"]
+    settings = kernels.AdamSettings(
+        first_weight=1.0 - beta1,
+        beta2=beta2,
+        second_weight=1.0 - beta2,
+        correction=math.sqrt(1.0 - beta2 ** (count + 1)),
+        eps=group["eps"],
+        step=rate / (1.0 - beta1 ** (count + 1)),
+        decay=0.0 if decoupled else decay,
+        shrink=1.0 - rate * decay if decoupled else 1.0,
+        sign=-1.0 if group["maximize"] else 1.0,
+    )
+    kernels.adam_(for_ours, settings)
+    return True
+
+
+def _is_watched(optimizer: Optimizer) -> bool:
+    """Return whether anybody else has a hand in the optimizer's step."""
+    replaced = optimizer.__dict__.get("step")
+    if replaced is not None:
+        own = getattr(type(optimizer).step, "__func__", type(optimizer).step)
+        if not (hasattr(replaced, "_wrapped_by_lr_sched") and getattr(replaced, "__wrapped__", None) is own):
+            return True
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or hasattr(optimizer, "grad_scale")
+        or torch.compiler.is_compiling()
+    )
+
+
+def _is_plain(group: dict[str, Any]) -> bool:
+    numbers = (group["lr"], *group["betas"])
+    return (
+        bool(group["fused"])
+        and not (group["amsgrad"] or group["capturable"] or group["differentiable"])
+        and not any(isinstance(number, Tensor) for number in numbers)
+    )
+
+
+def _can_be_listed(parameters: list[Tensor], state: dict[Tensor, dict[str, Any]]) -> bool:
+    """Return whether parameters have state, and are of one device and dtype."""
+    if len(set(map(_DEVICE, parameters))) != 1 or len(set(map(_DTYPE, parameters))) != 1 or parameters[0].is_complex():
+        return False
+    states = [state.get(parameter) or {} for parameter in parameters]
+    if not all(set(_STATE) == set(entry) for entry in states):
+        return False
+    return all(entry["step"].shape == () and entry["step"].device == parameters[0].device for entry in states)
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))

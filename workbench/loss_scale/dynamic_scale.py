@@ -1,0 +1,308 @@
+"""Dynamic loss scale with memory: a module that decides on the device, and a manager that decides on the host.
+
+Both follow `next_scale`. Their sequences of scales are those of MindSpore 2.7 (``nn.DynamicLossScaleUpdateCell``,
+``DynamicLossScaleManager``); the differences are that a factor of at most 1 is refused, that growth stops before inf
+(``growth_ceiling="none"`` restores it), and that both bounds can be chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workbench.loss_scale import host_values
+from workbench.loss_scale.host_values import float32
+from workbench.loss_scale.rule import (
+    GrowthCeiling,
+    LossScaleRule,
+    ScaleState,
+    checked_bounds,
+    checked_factor,
+    checked_growth_ceiling,
+    checked_init,
+    checked_window,
+    next_scale,
+)
+
+__all__ = [
+    "MAX_CONSECUTIVE_OVERFLOWS",
+    "DynamicLossScaleManager",
+    "DynamicLossScaleUpdateCell",
+    "LossScaleRule",
+    "ScaleState",
+    "check_update_arguments",
+    "next_scale",
+]
+
+MAX_CONSECUTIVE_OVERFLOWS = 1000
+"""Overflows in a row that `DynamicLossScaleManager` bears; the next one raises. MindSpore's number."""
+
+
+class DynamicLossScaleUpdateCell(nn.Module):
+    """Adapt a loss scale on its own device, without ever waiting for it.
+
+    Nothing here reads a tensor on the host, so a training step that uses it stays asynchronous. The buffers
+    ``cur_iter`` (index of the coming call, from 1) and ``last_overflow_iter`` (call at which the scale last
+    overflowed or was due to grow) are the whole memory: a loaded ``state_dict`` continues exactly.
+
+    Args:
+        loss_scale_value: Initial scale, >= 1; the live scale is the caller's tensor.
+        scale_factor: Divisor on overflow, multiplier on growth, > 1.
+        scale_window: Finite steps in a row before the scale grows, >= 1.
+        minimum: Lower bound, in (0, loss_scale_value].
+        maximum: Upper bound, >= loss_scale_value; None for float32's own.
+        growth_ceiling: ``"finite"`` keeps the scale where the product would be inf; ``"none"`` lets it become inf.
+
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When an argument is out of its range.
+
+    Reference:
+        MindSpore 2.7, ``mindspore/nn/wrap/loss_scale.py``.
+
+    Example:
+        >>> cell = DynamicLossScaleUpdateCell(loss_scale_value=2**12, scale_factor=2, scale_window=1000)
+        >>> scale = torch.tensor(cell.get_loss_scale())
+        >>> cell(scale, torch.tensor(True))
+        tensor(True)
+        >>> scale
+        tensor(2048.)
+    """
+
+    cur_iter: Tensor
+    last_overflow_iter: Tensor
+
+    def __init__(
+        self,
+        loss_scale_value: float,
+        scale_factor: float,
+        scale_window: int,
+        *,
+        minimum: float = 1.0,
+        maximum: float | None = None,
+        growth_ceiling: GrowthCeiling = "finite",
+    ) -> None:
+        super().__init__()
+        self.loss_scale_value = checked_init("loss_scale_value", loss_scale_value)
+        self.scale_factor = checked_factor("scale_factor", scale_factor)
+        self.scale_window = checked_window("scale_window", scale_window)
+        self.minimum, self.maximum = checked_bounds(self.loss_scale_value, minimum, maximum)
+        self.growth_ceiling = checked_growth_ceiling(growth_ceiling)
+        # Integers: a counter in float32 would stop counting at 2**24 steps, and `.half()` must not touch it.
+        self.register_buffer("cur_iter", torch.ones((), dtype=torch.int64))
+        self.register_buffer("last_overflow_iter", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
+        """Update ``loss_scale`` in place after one step and return ``overflow`` unchanged.
+
+        Args:
+            loss_scale: Live scale, float32, shape ``[]`` or ``[1]``.
+            overflow: Whether the step's gradients were inf or NaN: one element, bool or a number that is not 0
+                (NaN counts as overflow), on the scale's device.
+
+        Returns:
+            ``overflow``, the very tensor.
+
+        Raises:
+            TypeError: When an argument is no tensor, or the scale is not float32.
+            ValueError: When the scale's shape is neither ``[]`` nor ``[1]`` or ``overflow`` has several elements.
+        """
+        check_update_arguments(loss_scale, overflow)
+        with torch.no_grad():
+            self._follow(loss_scale.device)
+            if host_values.reads_without_waiting(loss_scale, overflow):
+                self._move_on_host(loss_scale, overflow.item() != 0)
+                return overflow
+            overflowed = overflow.reshape(()) != 0
+            scale = loss_scale.reshape(())
+            due = self.cur_iter - self.last_overflow_iter >= self.scale_window
+            lowered = (scale / self.scale_factor).clamp(min=self.minimum)
+            grown = scale * self.scale_factor
+            if self.maximum is not None:
+                grown = torch.minimum(grown, scale.clamp(min=self.maximum))
+            if self.growth_ceiling == "finite":
+                grown = torch.where(torch.isfinite(grown), grown, scale)
+            updated = torch.where(overflowed, lowered, torch.where(due, grown, scale))
+            loss_scale.copy_(updated.reshape(loss_scale.shape))
+            # Decided with the old value: an overflow on the very step that was due to grow only restarts the streak.
+            self.last_overflow_iter.copy_(torch.where(overflowed | due, self.cur_iter, self.last_overflow_iter))
+            self.cur_iter.add_(1)
+        return overflow
+
+    def get_loss_scale(self) -> float:
+        """Return the initial loss scale."""
+        return self.loss_scale_value
+
+    def extra_repr(self) -> str:
+        """Return the arguments for ``repr``."""
+        return (
+            f"loss_scale_value={self.loss_scale_value:g}, scale_factor={self.scale_factor:g}, "
+            f"scale_window={self.scale_window}"
+        )
+
+    def _move_on_host(self, loss_scale: Tensor, overflowed: bool) -> None:
+        """Do the same in plain numbers, digit by digit; a fifth of the time of a dozen operations on a CPU."""
+        iteration = int(self.cur_iter.item())
+        due = iteration - int(self.last_overflow_iter.item()) >= self.scale_window
+        self.cur_iter.add_(1)
+        if not (overflowed or due):
+            return
+        self.last_overflow_iter.fill_(iteration)
+        scale, factor = loss_scale.item(), float32(self.scale_factor)
+        if overflowed:
+            lowered, floor = float32(scale / factor), float32(self.minimum)
+            loss_scale.fill_(floor if lowered < floor else lowered)
+            return
+        grown = float32(scale * factor)
+        if self.maximum is not None:
+            ceiling = max(scale, float32(self.maximum))
+            grown = ceiling if ceiling < grown else grown
+        loss_scale.fill_(scale if self.growth_ceiling == "finite" and not math.isfinite(grown) else grown)
+
+    def _follow(self, device: torch.device) -> None:
+        if self.cur_iter.device != device:  # once, on the first step after the scale moved
+            self.cur_iter = self.cur_iter.to(device)
+            self.last_overflow_iter = self.last_overflow_iter.to(device)
+
+
+class DynamicLossScaleManager:
+    """Adapt a loss scale on the host, for loops that read the overflow flag anyway.
+
+    Args:
+        init_loss_scale: Initial scale, >= 1.
+        scale_factor: Divisor on overflow, multiplier on growth, > 1.
+        scale_window: Finite steps in a row before the scale grows, >= 1.
+        minimum: Lower bound, in (0, init_loss_scale].
+        maximum: Upper bound, >= init_loss_scale; None for float32's own.
+        growth_ceiling: ``"finite"`` stops growth before float32's largest value, ``"none"`` does not.
+
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When an argument is out of its range.
+
+    Reference:
+        MindSpore 2.7, ``mindspore/train/loss_scale_manager.py``.
+
+    Example:
+        >>> manager = DynamicLossScaleManager(init_loss_scale=1024, scale_factor=2, scale_window=2)
+        >>> manager.update_loss_scale(True)
+        >>> manager.get_loss_scale()
+        512.0
+    """
+
+    def __init__(
+        self,
+        init_loss_scale: float = 2**24,
+        scale_factor: float = 2,
+        scale_window: int = 2000,
+        *,
+        minimum: float = 1.0,
+        maximum: float | None = None,
+        growth_ceiling: GrowthCeiling = "finite",
+    ) -> None:
+        self.loss_scale = checked_init("init_loss_scale", init_loss_scale)
+        self.factor = checked_factor("scale_factor", scale_factor)
+        self.window = checked_window("scale_window", scale_window)
+        self.minimum, self.maximum = checked_bounds(self.loss_scale, minimum, maximum)
+        self.growth_ceiling = checked_growth_ceiling(growth_ceiling)
+        self.finite_steps = 0
+        self.consecutive_overflows = 0
+
+    def get_loss_scale(self) -> float:
+        """Return the scale the next step uses."""
+        return self.loss_scale
+
+    def update_loss_scale(self, overflow: bool | Tensor) -> None:
+        """Follow one step.
+
+        Args:
+            overflow: Whether its gradients were inf or NaN. A tensor of one element is read here, which waits for
+                its device; `get_update_cell` gives the form that does not.
+
+        Raises:
+            TypeError: When ``overflow`` is neither a bool nor one element.
+            RuntimeError: On the 1001st overflow in a row, after the scale was lowered.
+        """
+        overflowed = _as_bool(overflow)
+        state = ScaleState(self.loss_scale, self.finite_steps)
+        state = next_scale(state, overflowed, self, growth_ceiling=self.growth_ceiling)
+        self.loss_scale, self.finite_steps = state.scale, state.finite_steps
+        self.consecutive_overflows = self.consecutive_overflows + 1 if overflowed else 0
+        if self.consecutive_overflows > MAX_CONSECUTIVE_OVERFLOWS:
+            raise RuntimeError(
+                f"the gradients overflowed {self.consecutive_overflows} times in a row although the loss scale fell to "
+                f"{self.loss_scale:g}: the values themselves are inf or NaN; lower the learning rate, clip the "
+                "gradients, or train in bfloat16, which needs no loss scale"
+            )
+
+    def get_drop_overflow_update(self) -> bool:
+        """Return True: a step that overflowed is never applied."""
+        return True
+
+    def get_update_cell(self) -> DynamicLossScaleUpdateCell:
+        """Return a module that follows the same rule on the device, starting from the present scale."""
+        return DynamicLossScaleUpdateCell(
+            self.loss_scale,
+            self.factor,
+            self.window,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            growth_ceiling=self.growth_ceiling,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what must be kept to continue exactly.
+
+        Returns:
+            ``loss_scale`` (the present scale), ``finite_steps`` (finite steps of the present streak) and
+            ``consecutive_overflows`` (overflows since the last finite step).
+        """
+        return {
+            "loss_scale": self.loss_scale,
+            "finite_steps": self.finite_steps,
+            "consecutive_overflows": self.consecutive_overflows,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        self.loss_scale = float(state_dict["loss_scale"])
+        self.finite_steps = int(state_dict["finite_steps"])
+        self.consecutive_overflows = int(state_dict["consecutive_overflows"])
+
+
+def check_update_arguments(loss_scale: object, overflow: object) -> None:
+    """Check the arguments of an update module without reading a tensor.
+
+    Args:
+        loss_scale: Must be a float32 tensor of shape ``[]`` or ``[1]``.
+        overflow: Must be a tensor of one element.
+
+    Raises:
+        TypeError: When an argument is no tensor, or the scale is not float32.
+        ValueError: When a shape does not fit.
+    """
+    if not isinstance(loss_scale, Tensor) or loss_scale.dtype != torch.float32:
+        came = loss_scale.dtype if isinstance(loss_scale, Tensor) else type(loss_scale).__name__
+        raise TypeError(f"`loss_scale` must be a float32 tensor, because it is updated in place; got {came}")
+    if loss_scale.shape not in {(), (1,)}:
+        raise ValueError(f"`loss_scale` must have shape () or (1,), got {tuple(loss_scale.shape)}")
+    if not isinstance(overflow, Tensor):
+        raise TypeError(f"`overflow` must be a tensor on the device of the scale, got {type(overflow).__name__}")
+    if overflow.numel() != 1:
+        raise ValueError(f"`overflow` must have one element, got shape {tuple(overflow.shape)}")
+
+
+def _as_bool(overflow: object) -> bool:
+    if isinstance(overflow, Tensor) and overflow.numel() == 1:
+        return bool(overflow)
+    if isinstance(overflow, bool | np.bool_) or overflow in {0, 1}:
+        return bool(overflow)
+    raise TypeError(f"`overflow` must be a bool or a tensor of one element, got {overflow!r}")

@@ -1,0 +1,139 @@
+"""What the trace wants to know of a gradient, computed on the device without synchronisation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core import kernels
+from workbench.loss_scale import host_values
+
+__all__ = [
+    "EXPONENT_BINS",
+    "exponent_counts",
+    "group_by_module",
+    "norm_and_maximum_of_finite",
+    "tensor_norms_and_maxima",
+]
+
+#: Bins of an exponent histogram: biased float32 exponents 0..255, then one bin for exact zeros. Bin b < 255 holds
+#: 2**(b - 127) <= abs(g) < 2**(b - 126), bin 0 the float32 denormals, bin 255 inf and NaN.
+EXPONENT_BINS = 257
+_ZEROS = 256
+_COPIED_ELEMENTS = 1_000_000
+_LEAST_NORM, _LARGEST_NORM = 1e-15, 1e19  # beyond, squares of elements fall out of float32's range
+
+
+def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return per tensor the L2 norm and the largest absolute value, both float32 of shape ``[n]``.
+
+    A tensor with an inf or NaN element has a norm that is not finite.
+
+    Args:
+        gradients: At least one dense floating-point tensor.
+    """
+    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    # In float32: the norm of a float16 tensor with finite elements may exceed float16.
+    norms = torch.stack(torch._foreach_norm(dense, 2.0, torch.float32))
+    # max and -max(-g) instead of the inf norm: on a CPU that one is ten times slower (torch 2.13).
+    # stack() promotes mixed dtypes itself; a cast per tensor would double the number of calls.
+    upper = torch.stack(torch._foreach_max(dense)).float()
+    lower = torch.stack(torch._foreach_max(torch._foreach_neg(dense))).float()
+    return norms, torch.maximum(upper, lower)
+
+
+def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
+    """Return L2 norm and largest absolute value of gradients in host memory, all of them together.
+
+    The usual case at a fraction of the time: one pass by our own kernel, or one copy into one piece of memory and two
+    passes over that. Gradients of many megabytes are looked at where they lie.
+
+    Args:
+        gradients: At least one tensor.
+
+    Returns:
+        Norm and maximum, float32; None where the host would have to wait for them, anything is not finite or not plain
+        float32, or the squares leave the range of float32. Then `tensor_norms_and_maxima` says more.
+    """
+    if not host_values.reads_without_waiting(gradients[0]):
+        return None
+    values = kernels.listed(gradients)
+    if values is not None and 0 < sum(values.lengths) <= _COPIED_ELEMENTS:
+        precise, amax = kernels.norm_and_maximum(values)
+        norm = host_values.float32(precise)
+    else:
+        found = _norm_and_maximum_by_torch(gradients)
+        if found is None:
+            return None
+        norm, amax = found
+    # A NaN is neither; zeros are, and so is a norm whose squares did not vanish.
+    fits = norm < _LARGEST_NORM and math.isfinite(amax) and (norm > _LEAST_NORM or amax == 0.0)
+    return (norm, amax) if fits else None
+
+
+def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, float] | None:
+    plain = all(gradient.dtype == torch.float32 and gradient.layout == torch.strided for gradient in gradients)
+    if not plain or not host_values.reads_without_waiting(*gradients):
+        return None
+    n_elements = sum(gradient.numel() for gradient in gradients)
+    if n_elements == 0:
+        return None
+    if n_elements <= _COPIED_ELEMENTS:
+        flat = torch._C._nn.flatten_dense_tensors(list(gradients))
+        low, high = torch.aminmax(flat)
+        return torch.linalg.vector_norm(flat).item(), max(-low.item(), high.item())
+    ends = [torch.aminmax(gradient) for gradient in gradients if gradient.numel()]
+    amax = torch.stack([end for pair in ends for end in pair]).abs().max().item()
+    return torch.stack(torch._foreach_norm(list(gradients))).norm().item(), amax
+
+
+def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
+    """Count the binary exponents of all elements of some gradients.
+
+    Args:
+        gradients: Floating-point tensors of any shapes on one device; may be empty.
+        device: Where the counts lie if there is no gradient; None for the CPU. Otherwise they lie where those do.
+
+    Returns:
+        Counts, int64, shape ``[EXPONENT_BINS]``; the layout is described at ``EXPONENT_BINS``.
+    """
+    device = gradients[0].device if gradients else device
+    counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
+    for gradient in gradients:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        flat = values.detach().float().reshape(-1)
+        # The exponent is read from the bits: exact, and cheaper than a logarithm.
+        bins = ((flat.view(torch.int32) >> 23) & 0xFF).long()
+        bins = torch.where(flat == 0, torch.full_like(bins, _ZEROS), bins)
+        counts.scatter_add_(0, bins, torch.ones_like(bins))  # bincount would synchronise on CUDA
+    return counts
+
+
+def group_by_module(model: nn.Module, limit: int = 16) -> dict[str, str]:
+    """Assign every parameter to a group named after the module it lies in, in forward registration order.
+
+    Groups are the shallowest level of the module tree that has at least four members, so that a heat map per group
+    stays legible; deeper modules are merged into their ancestor, and past ``limit`` groups neighbours are merged.
+
+    Returns:
+        Parameter name -> group name.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    chosen: list[str] = []
+    for depth in range(1, 5):
+        chosen = [".".join(name.split(".")[:-1][:depth]) or name for name in names]
+        if len(set(chosen)) >= 4:
+            break
+    distinct = list(dict.fromkeys(chosen))
+    if len(distinct) > limit:
+        per = -(-len(distinct) // limit)
+        merged = {}
+        for start in range(0, len(distinct), per):
+            block = distinct[start : start + per]
+            label = block[0] if len(block) == 1 else f"{block[0]} … {block[-1]}"
+            merged.update(dict.fromkeys(block, label))
+        chosen = [merged[name] for name in chosen]
+    return dict(zip(names, chosen, strict=True))

@@ -1,0 +1,172 @@
+"""The loss scale of a training run: its tensor, its rule, and whether an overflow drops the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import BoostConfig
+from workbench.loss_scale import DynamicLossScaleUpdateCell, FixedLossScaleUpdateCell, unscale_and_check_
+
+__all__ = ["LossScaling"]
+
+
+class LossScaling:
+    """Hold the loss scale on the device and move it by its rule, without host synchronisation.
+
+    Args:
+        scale: Initial scale (> 0); a number, or a tensor of shape ``()`` or ``(1,)``, which is copied.
+        update_cell: Module called as ``cell(scale, overflow)`` after every window; None keeps the scale.
+        drop_overflow_update: Whether an overflow skips the update. False applies it as it is.
+        device: Device of the scale.
+        collapse_after: Consecutive overflows at the floor after which training is given up; None never.
+        minimum: The floor, for collapse detection.
+
+    Attributes:
+        agree: Takes the largest value over ranks of a float tensor, in place; None on a single rank.
+    """
+
+    def __init__(
+        self,
+        scale: float | Tensor = 1.0,
+        update_cell: nn.Module | None = None,
+        *,
+        drop_overflow_update: bool = False,
+        device: torch.device | None = None,
+        collapse_after: int | None = None,
+        minimum: float = 1.0,
+    ) -> None:
+        self.scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
+        self.update_cell = update_cell.to(device) if update_cell is not None and device is not None else update_cell
+        self.drop_overflow_update = drop_overflow_update
+        self.collapse_after = collapse_after
+        self.minimum = minimum
+        self.is_unit = not isinstance(scale, Tensor) and scale == 1.0 and update_cell is None
+        self.unscales = not self.is_unit
+        self.agree: Callable[[Tensor], None] | None = None
+        self._finite = torch.zeros((), dtype=torch.bool, device=device)
+
+    @classmethod
+    def from_config(cls, config: BoostConfig, device: torch.device) -> LossScaling:
+        """Build what ``config.loss_scale`` asks for on this device."""
+        rule = config.loss_scale
+        kind = config.effective_loss_scale_kind(device.type)
+        if kind == "none":
+            return cls(device=device)
+        # The cells begin at 1 or above, as the reference's; the live scale, which they are handed, need not.
+        nominal = max(1.0, float(rule.init))
+        if kind == "fixed":
+            return cls(
+                float(rule.init),
+                FixedLossScaleUpdateCell(nominal) if rule.drop_overflow_update else None,
+                drop_overflow_update=rule.drop_overflow_update,
+                device=device,
+                collapse_after=rule.collapse_after,
+                minimum=float(rule.init),
+            )
+        cell = DynamicLossScaleUpdateCell(
+            nominal,
+            rule.factor,
+            rule.window,
+            minimum=rule.minimum,
+            maximum=rule.maximum,
+            growth_ceiling=config.compatibility.loss_scale_ceiling,
+        )
+        return cls(
+            float(rule.init),
+            cell,
+            drop_overflow_update=True,
+            device=device,
+            collapse_after=rule.collapse_after,
+            minimum=rule.minimum,
+        )
+
+    @classmethod
+    def seeded(cls, sens: float, device: torch.device | None) -> LossScaling:
+        """Return a constant that seeds the backward pass and stays in the gradients: the reference's ``sens``."""
+        scaling = cls(sens, device=device)
+        scaling.unscales = False
+        return scaling
+
+    @property
+    def checks_overflow(self) -> bool:
+        """Whether an update waits for the test of its gradients for inf and NaN."""
+        return self.drop_overflow_update
+
+    @property
+    def moves(self) -> bool:
+        """Whether the scale tensor may change in place, so that who keeps it has to copy it."""
+        return self.update_cell is not None
+
+    @property
+    def autocast_allowed(self) -> bool:
+        """Whether the coming forward pass may run in reduced precision."""
+        return True
+
+    @property
+    def group_scales(self) -> Tensor | None:
+        """The live scale of each group, shape ``[n]``; None when there is one scale for all."""
+        return None
+
+    def seed(self, loss: Tensor) -> Tensor:
+        """Return what the backward pass starts from: the loss, of any shape with one element, times the scale."""
+        return loss if self.is_unit else loss * self.scale.reshape(loss.shape)
+
+    def scale_of(self, parameter: nn.Parameter) -> Tensor:
+        """Return the scale in force where a parameter is used, shape ``()``; until the rule moves it.
+
+        Args:
+            parameter: Any; one scale serves all.
+        """
+        del parameter
+        return self.scale.reshape(())
+
+    def unscale_(self, parameters: Sequence[nn.Parameter], found_inf: Tensor) -> None:
+        """Divide gradients by the scale in place, in one pass, and set ``found_inf`` to 1 if one is not finite.
+
+        Args:
+            parameters: Parameters with the gradients of one window.
+            found_inf: Float32, shape ``()``, 0 on entry.
+        """
+        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        # Beyond a scale of 2**126 the reciprocal is denormal. The reference's CPU kernels then count it as 0 for
+        # tensors above a size that depends on the machine; here every gradient is kept.
+        unscale_and_check_(gradients, self.scale.reshape(()).reciprocal(), found_inf)
+
+    def set(self, scale: Tensor) -> None:
+        """Overwrite the scale from a tensor with one element."""
+        # A new tensor: outcomes of earlier steps may still hold the old one.
+        self.scale = scale.detach().to(self.scale, copy=True).reshape(self.scale.shape)
+
+    def after_window(self, overflow: Tensor) -> None:
+        """Apply the rule after a window.
+
+        Args:
+            overflow: Whether the window's gradients were not finite, bool, shape ``()``.
+        """
+        if self.update_cell is not None:
+            self.update_cell(self.scale, overflow)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a rule moves the scale."""
+        return self.update_cell is not None and not isinstance(self.update_cell, FixedLossScaleUpdateCell)
+
+    @property
+    def no_overflow(self) -> Tensor:
+        """Return a constant False on the device."""
+        return self._finite
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and the rule's counters."""
+        cell = self.update_cell.state_dict() if self.update_cell is not None else {}
+        return {"scale": self.scale.clone(), "update_cell": cell}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken."""
+        self.set(state["scale"])
+        if self.update_cell is not None:
+            self.update_cell.load_state_dict(state["update_cell"])

@@ -1,0 +1,1 @@
+"""DimReduce: train in the subspace that the principal components of earlier weights span."""

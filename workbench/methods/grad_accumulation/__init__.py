@@ -1,0 +1,1 @@
+"""Gradient accumulation: one update for the mean gradient of several micro-batches."""

@@ -1,0 +1,1 @@
+"""Gradient centralization: subtract from each gradient its mean over the input dimensions."""

@@ -1,0 +1,1 @@
+"""Gradient freezing: train only the later layers in a growing share of the steps."""

@@ -1,0 +1,513 @@
+"""An optimizer that trains, step by step, only the parameters of one nested group.
+
+The moments of one step, in the order in which a training loop meets them::
+
+    index = optimizer.begin_step()     # toggles requires_grad_: autograd now skips what is frozen
+    loss = criterion(model(x), y)      # the frozen front saves no activations
+    loss.backward()                    # ... and computes no gradients
+    optimizer.step()                   # updates the group, moves on in the strategy, begins the next step
+    optimizer.zero_grad()
+
+``begin_step`` may be left out: ``step`` begins the following step itself. An engine that decides about the update
+on its own (overflow, accumulation) calls ``active_optimizer.step()`` and ``advance()`` instead of ``step``.
+
+Two ways to keep optimizer state:
+
+* ``"shared"`` (default): one optimizer. A frozen parameter has no gradient, so nothing about it changes, neither weight
+  nor momentum, and no decay is applied; when it trains again it continues with the momentum it had.
+* ``"per_group"``: one optimizer per group, of the same class and arguments, with its own buffers and step count, as in
+  MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``). Memory grows with the number of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
+from workbench.methods.parameter_groups import rebuild_optimizer
+
+__all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
+
+FreezeState = Literal["shared", "per_group"]
+
+EVERYTHING = -1  # the "group" in force while nothing is frozen
+NOT_AN_OPTION = ("params", "param_names", "initial_lr", "order_params")
+GRAPHS_BESIDE_TRAINING = 8  # torch's own default limit: room for evaluation, last batches and the like
+
+
+def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None, n_groups: int) -> list[list[float]]:
+    """Deal a list of learning rates, one per step, out to the groups.
+
+    With at most as many rates as the strategy has steps, rate i goes to the group that step i selects, so every group
+    walks through the rates of its own steps. Otherwise, and without a strategy, each group gets the whole list and
+    counts its own steps.
+
+    Args:
+        rates: Learning rate of each step.
+        strategy: Group index of each step, or None.
+        n_groups: Number of groups.
+
+    Returns:
+        One list of rates per group; empty for a group that no rate falls to.
+    """
+    if strategy is None or len(rates) > len(strategy):
+        return [list(rates) for _ in range(n_groups)]
+    dealt: list[list[float]] = [[] for _ in range(n_groups)]
+    for rate, index in zip(rates, strategy, strict=False):
+        dealt[index].append(rate)
+    return dealt
+
+
+def allow_one_graph_per_group(n_groups: int) -> None:
+    """Raise ``torch.compile``'s recompile limit so that every freezing group can keep its compiled step.
+
+    ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
+    Past the limit (8 by default) torch would silently fall back to eager execution. The limit is never lowered.
+
+    Args:
+        n_groups: Number of freezing groups.
+    """
+    # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
+    import torch._dynamo.config as dynamo
+
+    # Two graphs per group: training mode and evaluation mode of the same module.
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
+
+
+class FreezeOpt(torch.optim.Optimizer):
+    """Optimizer for gradient freezing: each step updates one group of parameters and leaves the rest untouched.
+
+    It is a ``torch.optim.Optimizer`` whose ``param_groups`` are those of ``opt``, so learning-rate schedulers, gradient
+    scalers and checkpoints work with it as with ``opt``; with ``state="per_group"`` every change of an option (such as
+    the learning rate) reaches all group optimizers. Parameters that do not require gradients at construction stay
+    frozen for good.
+
+    Args:
+        opt: The optimizer to apply. Keep using this object only through ``FreezeOpt``.
+        train_parameter_groups: Per group a list of parameters, or of parameter-group dicts. Options in them that
+            differ from those of ``opt`` need ``state="per_group"`` and stay as given, whatever a scheduler does.
+            None: one group with everything.
+        train_strategy: Group index of each step, a list or tuple of int or a 1-D int32 tensor; starts again after the
+            last entry. None: the groups take turns.
+        state: ``"shared"`` or ``"per_group"``, see the module's text.
+        learning_rates: Learning rate of each step (list or 1-D tensor), dealt out by :func:`split_learning_rates`;
+            past its end the last rate stays (upstream fails there on a CPU). Only with ``state="per_group"``;
+            otherwise use a scheduler.
+
+    Raises:
+        TypeError: When ``opt`` is no optimizer, or groups, strategy or rates are of the wrong kind.
+        ValueError: When a strategy comes without groups, is empty, not integer or points outside the groups; when a
+            group is empty or holds a parameter that ``opt`` does not; when options contradict ``state``.
+
+    Example:
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        >>> groups = [list(layers.parameters()), list(layers[1].parameters())]
+        >>> optimizer = FreezeOpt(torch.optim.SGD(layers.parameters(), lr=0.1), groups, [0, 1])
+        >>> optimizer.begin_step(), optimizer.n_groups
+        (0, 2)
+    """
+
+    def __init__(
+        self,
+        opt: torch.optim.Optimizer,
+        train_parameter_groups: Sequence[Sequence[Any]] | None = None,
+        train_strategy: Sequence[int] | Tensor | None = None,
+        *,
+        state: FreezeState = "shared",
+        learning_rates: Sequence[float] | Tensor | None = None,
+    ) -> None:
+        if not isinstance(opt, torch.optim.Optimizer):
+            raise TypeError(f"`opt` must be a torch.optim.Optimizer, got {type(opt).__name__}")
+        if isinstance(opt, FreezeOpt):
+            raise TypeError("`opt` is a FreezeOpt already; wrap the optimizer inside it instead")
+        if state not in {"shared", "per_group"}:
+            raise ValueError(f'`state` must be "shared" or "per_group", got {state!r}')
+        if state == "shared" and isinstance(opt, torch.optim.LBFGS):
+            raise ValueError(
+                "LBFGS moves parameters without gradients too, so freezing would not hold; "
+                'use state="per_group" or another optimizer'
+            )
+        if train_parameter_groups is None and train_strategy is not None:
+            raise ValueError("`train_strategy` needs `train_parameter_groups`, got None")
+        super().__init__(opt.param_groups, opt.defaults)
+        self._inner = opt
+        self._relink()
+        entries = _read_groups(train_parameter_groups, opt)
+        self._members = [tuple(p for params, _ in group for p in params) for group in entries]
+        self._strategy = None if train_strategy is None else _read_strategy(train_strategy, len(entries))
+        self._position = 0
+        self._updates = [0] * len(entries)
+        # Only these are ever toggled; what the user froze is not ours to thaw.
+        self._toggled = [p for group in opt.param_groups for p in group["params"] if p.requires_grad]
+        self._trained = [_indices_of(members, self._toggled) for members in self._members]
+        self._applied = EVERYTHING
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._sources: list[list[tuple[int, frozenset[str]]]] = []
+        self._rates: list[list[float]] | None = None
+        if state == "per_group":
+            self._build_group_optimizers(entries)
+        else:
+            _require_no_own_options(entries, opt)
+        if learning_rates is not None:
+            if state == "shared":
+                raise ValueError('`learning_rates` needs state="per_group"; with one optimizer use a scheduler')
+            self._rates = split_learning_rates(_read_rates(learning_rates), self._strategy, len(entries))
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        return len(self._members)
+
+    @property
+    def strategy(self) -> list[int] | None:
+        """Group index of each step, or None when the groups take turns."""
+        return None if self._strategy is None else list(self._strategy)
+
+    @property
+    def position(self) -> int:
+        """Index in the strategy (or, without one, of the group) that the coming update will use."""
+        return self._position
+
+    @property
+    def group_index(self) -> int:
+        """Group of the coming update."""
+        return self._position if self._strategy is None else self._strategy[self._position]
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether one optimizer serves all groups."""
+        return not self._optimizers
+
+    @property
+    def group_learning_rates(self) -> list[list[float]] | None:
+        """The rates dealt out to each group, or None when no list of rates was given."""
+        return None if self._rates is None else [list(rates) for rates in self._rates]
+
+    @property
+    def active_optimizer(self) -> torch.optim.Optimizer:
+        """The torch optimizer that will apply the coming update, with its options up to date."""
+        return self.optimizer_of(self.group_index)
+
+    def group_parameters(self, index: int) -> list[Tensor]:
+        """Return the parameters of a group in the order its optimizer holds them."""
+        return list(self._members[index])
+
+    def optimizer_of(self, index: int) -> torch.optim.Optimizer:
+        """Return the torch optimizer of a group (the inner one when state is shared), with its options up to date."""
+        self._relink()
+        if not self._optimizers:
+            return self._inner
+        optimizer = self._optimizers[index]
+        for group, (source, own) in zip(optimizer.param_groups, self._sources[index], strict=True):
+            for key, value in self.param_groups[source].items():
+                if key not in own:
+                    group[key] = value
+        if self._rates is not None and self._rates[index]:
+            rates = self._rates[index]
+            rate = rates[min(self._updates[index], len(rates) - 1)]
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+        return optimizer
+
+    def begin_step(self) -> int:
+        """Freeze for the coming update and return the index of its group (0: nothing frozen, by construction).
+
+        Only parameters whose state differs from the previous group are touched; those newly frozen lose their stale
+        gradient. Calling it again before :meth:`advance` changes nothing, so it may be called for every micro-batch of
+        an accumulation window.
+        """
+        index = self.group_index
+        self.enter_group(index)
+        return index
+
+    def enter_group(self, index: int) -> None:
+        """Freeze for a given group, whatever the strategy says. :meth:`begin_step` is the usual way.
+
+        Args:
+            index: Group index in [0, n_groups).
+        """
+        if index == self._applied:
+            return
+        before = self._trained[self._applied] if self._applied != EVERYTHING else frozenset(range(len(self._toggled)))
+        after = self._trained[index] if index != EVERYTHING else frozenset(range(len(self._toggled)))
+        for i in before - after:
+            self._toggled[i].requires_grad_(False)
+            self._toggled[i].grad = None  # stale: it belongs to an update that is over
+        for i in after - before:
+            self._toggled[i].requires_grad_(True)
+        self._applied = index
+
+    def unfreeze_all(self) -> _Thawed:
+        """Let every parameter require gradients again, as before training: at its end, for evaluation or export.
+
+        Returns:
+            A context manager. Used with ``with``, the group that was in force is restored on leaving; the plain call
+            thaws until the next :meth:`begin_step`.
+        """
+        thawed = _Thawed(self, self._applied)
+        self.enter_group(EVERYTHING)
+        return thawed
+
+    def advance(self) -> None:
+        """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""
+        self._updates[self.group_index] += 1
+        # Schedulers look here for "was the optimizer stepped before me"; engines step active_optimizer, not us.
+        self._opt_called = True
+        steps = self.n_groups if self._strategy is None else len(self._strategy)
+        self._position = (self._position + 1) % steps
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update the group of this step, move on in the strategy and freeze for the next step.
+
+        Gradients that frozen parameters may carry (no ``begin_step`` before the backward pass, or ``requires_grad``
+        changed from outside) are dropped, so frozen stays frozen.
+
+        Args:
+            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
+
+        Returns:
+            What the inner optimizer returns: the closure's loss or None.
+        """
+        index = self.begin_step()
+        trained = self._trained[index]
+        for i, parameter in enumerate(self._toggled):
+            if i not in trained:
+                parameter.grad = None
+        loss = self.active_optimizer.step(closure)
+        self.advance()
+        # Without this a loop that never calls begin_step would run the next backward pass with this step's group.
+        self.begin_step()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: groups are fixed once freezing is set up.
+
+        Args:
+            param_group: Ignored.
+
+        Raises:
+            RuntimeError: Always, after construction.
+        """
+        if "_inner" in self.__dict__:
+            raise RuntimeError(
+                "FreezeOpt cannot take another parameter group: the strategy would not know when to train it; "
+                "add it to the inner optimizer before wrapping"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what :meth:`load_state_dict` needs to continue exactly.
+
+        Returns:
+            The inner optimizer's state dict (``state``, ``param_groups``) and under ``freeze``: ``position``;
+            ``strategy`` (1-D int32 tensor or None); ``group_sizes`` (parameters per group); ``updates`` (attempted
+            updates per group); ``optimizers`` (state dicts of the group optimizers, empty when state is shared);
+            ``learning_rates`` (per group, or None).
+        """
+        self._relink()
+        strategy = None if self._strategy is None else torch.tensor(self._strategy, dtype=torch.int32)
+        freeze = {
+            "position": self._position,
+            "strategy": strategy,
+            "group_sizes": [len(members) for members in self._members],
+            "updates": list(self._updates),
+            "optimizers": [self.optimizer_of(i).state_dict() for i in range(len(self._optimizers))],
+            "learning_rates": self.group_learning_rates,
+        }
+        return {**self._inner.state_dict(), "freeze": freeze}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state: hyper-parameters, optimizer state, strategy and position in it.
+
+        The saved strategy replaces the present one: it may have been drawn at random, and a resumed training must see
+        the same steps. Call :meth:`begin_step` (or :meth:`step`) next; parameters are not toggled here.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned for the same groups and the same ``state``.
+
+        Raises:
+            ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
+        """
+        if "freeze" not in state_dict:
+            raise ValueError(
+                'state_dict has no entry "freeze": it was not saved by a FreezeOpt; '
+                "load it into the inner optimizer before wrapping"
+            )
+        freeze = state_dict["freeze"]
+        sizes = [len(members) for members in self._members]
+        if list(freeze["group_sizes"]) != sizes:
+            raise ValueError(f"state_dict belongs to groups of {freeze['group_sizes']} parameters, these have {sizes}")
+        if len(freeze["optimizers"]) != len(self._optimizers):
+            saved = "per_group" if freeze["optimizers"] else "shared"
+            raise ValueError(f'state_dict was saved with state="{saved}"; build this FreezeOpt the same way')
+        self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "freeze"})
+        for optimizer, saved_state in zip(self._optimizers, freeze["optimizers"], strict=True):
+            optimizer.load_state_dict(saved_state)
+        strategy = freeze["strategy"]
+        self._strategy = None if strategy is None else tuple(torch.as_tensor(strategy).tolist())
+        self._position = int(freeze["position"])
+        self._updates = list(freeze["updates"])
+        rates = freeze["learning_rates"]
+        self._rates = None if rates is None else [list(group) for group in rates]
+        self._relink()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = super().__getstate__()
+        own = ("_inner", "_members", "_strategy", "_position", "_updates", "_toggled", "_trained", "_applied")
+        kept.update({key: self.__dict__[key] for key in (*own, "_optimizers", "_sources", "_rates")})
+        # torch drops hooks when an optimizer is copied; a method that acts through one must survive a copy of ours.
+        kept["_step_hooks"] = [step_hooks(optimizer) for optimizer in (self._inner, *self._optimizers)]
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        hooks = state.pop("_step_hooks")
+        super().__setstate__(state)
+        for optimizer, registered in zip((self._inner, *self._optimizers), hooks, strict=True):
+            register_step_hooks(optimizer, registered)
+        self._relink()
+
+    def __repr__(self) -> str:
+        kind = type(self._inner).__name__
+        steps = "taking turns" if self._strategy is None else f"step {self._position} of {len(self._strategy)}"
+        mode = "shared" if self.shares_state else "per_group"
+        return f"FreezeOpt({kind}, {self.n_groups} groups, {steps}, state={mode!r})"
+
+    def _relink(self) -> None:
+        # The inner optimizer replaces these two objects whenever it loads a state.
+        self.param_groups = self._inner.param_groups
+        self.state = self._inner.state
+
+    def _build_group_optimizers(self, entries: list[list[tuple[list[Tensor], dict[str, Any]]]]) -> None:
+        for index, group in enumerate(entries):
+            fresh: list[dict[str, Any]] = []
+            sources: list[tuple[int, frozenset[str]]] = []
+            for params, options in group:
+                wanted = set(params)
+                for source, original in enumerate(self.param_groups):
+                    chosen = [i for i, p in enumerate(original["params"]) if p in wanted]
+                    if not chosen:
+                        continue
+                    part = {key: value for key, value in original.items() if key not in NOT_AN_OPTION} | options
+                    part["params"] = [original["params"][i] for i in chosen]
+                    # An option that merely repeats the optimizer's own still follows it (and its scheduler).
+                    own = {key for key, value in options.items() if original.get(key) != value} | set(NOT_AN_OPTION)
+                    if "param_names" in original:
+                        part["param_names"] = [original["param_names"][i] for i in chosen]
+                    fresh.append(part)
+                    sources.append((source, frozenset(own)))
+            optimizer = rebuild_optimizer(self._inner, fresh, copy_state=True)
+            self._optimizers.append(optimizer)
+            self._sources.append(sources)
+            self._members[index] = tuple(p for part in optimizer.param_groups for p in part["params"])
+
+
+class _Thawed:
+    """Remembers which group was in force and restores it when its ``with`` block ends."""
+
+    def __init__(self, optimizer: FreezeOpt, index: int) -> None:
+        self.optimizer = optimizer
+        self.index = index
+
+    def __enter__(self) -> FreezeOpt:
+        return self.optimizer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.optimizer.enter_group(self.index)
+
+
+def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[list[Tensor], dict[str, Any]]]]:
+    """Return per group a list of (parameters, options given for them)."""
+    held = [p for group in opt.param_groups for p in group["params"]]
+    if groups is None:
+        return [[(held, {})]]
+    if not isinstance(groups, list | tuple):
+        raise TypeError(f"`train_parameter_groups` must be a list or tuple of groups, got {type(groups).__name__}")
+    if not groups:
+        raise ValueError("`train_parameter_groups` must hold at least one group, got none")
+    known = set(held)
+    result = []
+    for index, group in enumerate(groups):
+        where = f"train_parameter_groups[{index}]"
+        if not isinstance(group, list | tuple):
+            raise TypeError(f"`{where}` must be a list or tuple of parameters, got {type(group).__name__}")
+        entries: list[tuple[list[Tensor], dict[str, Any]]] = []
+        loose: list[Tensor] = []
+        for item in group:
+            if isinstance(item, Mapping):
+                if "order_params" in item:
+                    continue  # an order matters to MindSpore's gradient tuples; torch keeps gradients on parameters
+                entries.append((list(item["params"]), {key: item[key] for key in item if key not in NOT_AN_OPTION}))
+            elif isinstance(item, Tensor):
+                loose.append(item)
+            else:
+                raise TypeError(f"`{where}` must hold parameters or parameter groups, got {type(item).__name__}")
+        if loose:
+            entries.append((loose, {}))
+        params = [p for part, _ in entries for p in part]
+        if not params:
+            raise ValueError(f"`{where}` must hold at least one parameter, got none")
+        if not known.issuperset(params):
+            raise ValueError(f"`{where}` holds a parameter that `opt` does not; give it to the optimizer, too")
+        result.append(entries)
+    return result
+
+
+def _read_strategy(strategy: Any, n_groups: int) -> tuple[int, ...]:
+    if isinstance(strategy, Tensor):
+        if strategy.dim() != 1 or strategy.dtype != torch.int32:
+            raise ValueError(
+                f"a tensor as `train_strategy` must be 1-D and int32, got {strategy.dim()}-D {strategy.dtype}"
+            )
+        strategy = strategy.tolist()
+    if not isinstance(strategy, list | tuple):
+        raise TypeError(
+            f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {type(strategy).__name__}"
+        )
+    if not strategy:
+        raise ValueError("`train_strategy` must hold at least one step, got none; is `total_steps` 0?")
+    for entry in strategy:
+        if isinstance(entry, bool) or not isinstance(entry, Integral):
+            raise ValueError(f"`train_strategy` must hold integers, got {entry!r}")
+        if not 0 <= int(entry) < n_groups:
+            raise ValueError(f"`train_strategy` must hold group indices in [0, {n_groups}), got {entry}")
+    return tuple(int(entry) for entry in strategy)
+
+
+def _read_rates(rates: Any) -> list[float]:
+    if isinstance(rates, Tensor):
+        if rates.dim() != 1:
+            raise ValueError(f"a tensor as `learning_rates` must be 1-D, got {rates.dim()}-D")
+        rates = rates.tolist()
+    if not isinstance(rates, list | tuple):
+        raise TypeError(f"`learning_rates` must be a list or 1-D tensor of rates, got {type(rates).__name__}")
+    if not rates or not all(float(rate) >= 0 for rate in rates):
+        raise ValueError(f"`learning_rates` must hold at least one rate and none below 0, got {rates!r}")
+    return [float(rate) for rate in rates]
+
+
+def _require_no_own_options(
+    entries: list[list[tuple[list[Tensor], dict[str, Any]]]], opt: torch.optim.Optimizer
+) -> None:
+    options_of = {p: group for group in opt.param_groups for p in group["params"]}
+    for index, group in enumerate(entries):
+        for params, options in group:
+            for key, value in options.items():
+                if any(options_of[p].get(key) != value for p in params):
+                    raise ValueError(
+                        f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared "
+                        'optimizer cannot follow, so change `opt` or use state="per_group"'
+                    )
+
+
+def _indices_of(members: Sequence[Tensor], among: Sequence[Tensor]) -> frozenset[int]:
+    wanted = set(members)
+    return frozenset(i for i, parameter in enumerate(among) if parameter in wanted)

@@ -1,0 +1,280 @@
+"""Gradient freezing: on some steps the front layers are not trained, which saves their backward pass.
+
+Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", 2017, arXiv:1706.04983,
+freezes layers progressively; here, as in MindSpore 2.7.0 (``mindspore/python/mindspore/boost/grad_freeze.py``), a
+sequence says for each step how many leading groups rest, and every layer keeps being trained on the full steps.
+
+``freeze_p`` is the share of FULL steps (everything trained), as in the reference's code; its name suggests the
+opposite.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workbench.methods.grad_freeze.freeze_optimizer import (
+    FreezeOpt,
+    FreezeState,
+    allow_one_graph_per_group,
+    split_learning_rates,
+)
+from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
+
+__all__ = [
+    "FreezeOpt",
+    "GradientFreeze",
+    "allow_one_graph_per_group",
+    "freeze_index_sequence",
+    "refuse_reentrant_checkpoints",
+    "split_learning_rates",
+]
+
+CONTINUOUS, INTERVAL = 0, 1
+LENGTH_MARGIN = 1.01  # the sequence covers 1 % more steps than announced, as upstream
+
+Randomness = np.random.Generator | np.random.RandomState | int | None
+
+
+def freeze_index_sequence(
+    n_groups: int, freeze_type: int, freeze_p: float, total_steps: int, rng: Randomness = None
+) -> list[int]:
+    """Return for each step the index of the group that is trained; index 0 trains everything.
+
+    With T = int(1.01 * total_steps):
+
+    * up to one group: T zeros;
+    * type 0, continuous: periods of z zeros followed by 1, 2, ..., n_groups - 1, where
+      z = floor(freeze_p * (n_groups - 1) / (1 - freeze_p)), repeated whole until T steps are covered;
+    * type 1, interval: begins with 0; while the share of frozen steps so far is below 1 - freeze_p a frozen step
+      follows, else a full one. The index k of a frozen step is drawn with weight n_groups - k, so freezing few groups
+      is the most likely.
+
+    Args:
+        n_groups: Number of nested groups.
+        freeze_type: 0 or 1.
+        freeze_p: Share of full steps, in [0, 1]; below 1 for type 0.
+        total_steps: Number of updates that training will take.
+        rng: Where type 1 draws from: a numpy generator, a seed, or None for numpy's global generator, which is what the
+            reference uses.
+
+    Returns:
+        Group indices; at least T of them (type 0 completes its period; type 1 has at least one).
+
+    Raises:
+        ValueError: When ``freeze_p`` lies outside its range or is NaN, or ``freeze_type`` is unknown while there is
+            more than one group. Upstream divides by zero for type 0 with ``freeze_p`` = 1.
+
+    Example:
+        >>> freeze_index_sequence(3, 0, 0.5, 6)
+        [0, 0, 1, 2, 0, 0, 1, 2]
+    """
+    if not 0 <= freeze_p <= 1:
+        raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
+    length = int(total_steps * LENGTH_MARGIN)
+    if n_groups <= 1:
+        return [0] * length
+    if freeze_type == CONTINUOUS:
+        return _continuous_sequence(n_groups, freeze_p, length)
+    if freeze_type == INTERVAL:
+        return _interval_sequence(n_groups, freeze_p, length, rng)
+    raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
+
+
+def refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
+
+    A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only if
+    an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
+    checkpointed layers rest. The graph of a step that freezes nothing, or less, shows them.
+
+    Args:
+        loss: Loss of a forward pass, before its backward pass.
+
+    Raises:
+        RuntimeError: When a reentrant checkpoint is found in the loss's graph.
+    """
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise RuntimeError(
+                "grad_freeze cannot be combined with reentrant activation checkpointing: behind frozen layers nothing "
+                "in a checkpoint would be trained; call torch.utils.checkpoint.checkpoint with use_reentrant=False, or "
+                "switch `boost.grad_freeze` off"
+            )
+        waiting.extend(before for before, _ in node.next_functions)
+
+
+class GradientFreeze:
+    """Set up gradient freezing for a network and its optimizer.
+
+    Args:
+        param_groups: Number of nested groups, at least 1.
+        freeze_type: 0 continuous, 1 interval, see :func:`freeze_index_sequence`.
+        freeze_p: Share of full steps in [0, 1]; below 1 for type 0.
+        total_steps: Number of updates that training will take.
+        state: Optimizer state, ``"shared"`` or ``"per_group"`` (as the reference), see :class:`FreezeOpt`.
+        rng: Where type 1 draws its indices from, see :func:`freeze_index_sequence`.
+
+    Raises:
+        TypeError: When a count is not an integer or ``freeze_p`` not a number.
+        ValueError: When a value lies outside its range.
+
+    Example:
+        >>> net = nn.Sequential(*[nn.Linear(2, 2, bias=False) for _ in range(8)])
+        >>> network, optimizer = GradientFreeze(2, 1, 0.5, 2000).freeze_generate(net, torch.optim.SGD(net.parameters()))
+        >>> optimizer.n_groups
+        2
+    """
+
+    def __init__(
+        self,
+        param_groups: int,
+        freeze_type: int,
+        freeze_p: float,
+        total_steps: int,
+        *,
+        state: FreezeState = "shared",
+        rng: Randomness = None,
+    ) -> None:
+        for name, count in (("param_groups", param_groups), ("freeze_type", freeze_type), ("total_steps", total_steps)):
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise TypeError(f"`grad_freeze.{name}` must be an integer, got {count!r}")
+        if isinstance(freeze_p, bool) or not isinstance(freeze_p, int | float):
+            raise TypeError(f"`grad_freeze.freeze_p` must be a number, got {freeze_p!r}")
+        if param_groups < 1:
+            raise ValueError(f"`grad_freeze.param_groups` must be at least 1, got {param_groups}")
+        if total_steps < 1:
+            raise ValueError(f"`grad_freeze.total_steps` must be at least 1, got {total_steps}")
+        if freeze_type not in {CONTINUOUS, INTERVAL}:
+            raise ValueError(f"`grad_freeze.freeze_type` must be 0 or 1, got {freeze_type}")
+        if not 0 <= freeze_p <= 1:
+            raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
+        self.param_groups = param_groups
+        self.freeze_type = freeze_type
+        self.freeze_p = float(freeze_p)
+        self.total_steps = total_steps
+        self.state: FreezeState = state
+        self.rng = rng
+
+    def split_parameters_groups(self, net: nn.Module, freeze_para_groups_number: int) -> list[list[nn.Parameter]]:
+        """Return the nested groups of a network's trainable parameters.
+
+        Args:
+            net: The network; names come from ``named_parameters()`` and matter, see
+                :func:`~workbench.methods.parameter_groups.split_into_chunks`.
+            freeze_para_groups_number: Number of groups, at least 1.
+
+        Returns:
+            Per group the parameters in network order; each group is a suffix of the first.
+        """
+        return _nested_parameters(named_trainable_parameters(net), freeze_para_groups_number)
+
+    def generate_freeze_index_sequence(
+        self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
+    ) -> list[int]:
+        """Return the group index of each step, see :func:`freeze_index_sequence`.
+
+        Args:
+            parameter_groups_number: Number of nested groups.
+            freeze_strategy: 0 continuous, 1 interval.
+            freeze_p: Share of full steps, in [0, 1]; below 1 for strategy 0.
+            total_steps: Number of updates that training will take.
+        """
+        return freeze_index_sequence(parameter_groups_number, freeze_strategy, freeze_p, total_steps, self.rng)
+
+    def freeze_generate(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        learning_rates: Sequence[float] | Tensor | None = None,
+    ) -> tuple[nn.Module, FreezeOpt]:
+        """Return the unchanged network and an optimizer that freezes.
+
+        Groups are formed from the trainable parameters that the optimizer holds. What the optimizer holds besides (a
+        loss with parameters of its own, say) belongs to every group and is always trained.
+
+        Args:
+            network: The network.
+            optimizer: Its optimizer.
+            learning_rates: One rate per step, see :class:`FreezeOpt`; needs ``state="per_group"``.
+
+        Returns:
+            The network itself and the new optimizer.
+
+        Raises:
+            TypeError: When ``optimizer`` is no torch optimizer.
+            ValueError: When the optimizer holds no trainable parameter of the network.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        among_held = set(held)
+        named = [(name, p) for name, p in named_trainable_parameters(network) if p in among_held]
+        if not named:
+            raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
+        groups: list[list[Any]] = list(_nested_parameters(named, self.param_groups))
+        if self.param_groups > 1 and len(groups[-1]) == len(groups[0]):
+            warnings.warn(
+                f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
+                f"{self.param_groups} (stride 0), so every group is the whole network; lower it",
+                stacklevel=2,
+            )
+        in_network = {p for _, p in named_trainable_parameters(network)}
+        always = [p for p in held if p not in in_network]
+        strategy = self.generate_freeze_index_sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps)
+        frozen = FreezeOpt(
+            optimizer,
+            [group + always for group in groups],
+            strategy,
+            state=self.state,
+            learning_rates=learning_rates,
+        )
+        return network, frozen
+
+
+def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int) -> list[list[nn.Parameter]]:
+    parameters = [p for _, p in named]
+    groups = split_into_nested_groups([name for name, _ in named], n_groups)
+    return [parameters[len(parameters) - len(group) :] for group in groups]  # every group is a suffix
+
+
+def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
+    if freeze_p == 1:
+        raise ValueError("`grad_freeze.freeze_p` must be below 1 with freeze_type 0, got 1: no step would ever freeze")
+    # As upstream: float floor division first, so the added half never rounds up.
+    n_full = int(freeze_p * (n_groups - 1) // (1 - freeze_p) + 0.5)
+    period = [0] * n_full + list(range(1, n_groups))
+    n_periods = max(0, -(-length // len(period)))
+    return period * n_periods
+
+
+def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomness) -> list[int]:
+    frozen = [False]
+    n_frozen = 0
+    while len(frozen) < length:
+        frozen.append(n_frozen / len(frozen) < 1 - freeze_p)
+        n_frozen += frozen[-1]
+    indices = np.arange(n_groups - 1, 0, -1)
+    weights = np.arange(1, n_groups)
+    # One call for all draws: it consumes the generator as the reference's single draws do, 60 times faster.
+    draws = iter(_generator(rng).choice(indices, size=n_frozen, p=weights / weights.sum()).tolist())
+    return [next(draws) if is_frozen else 0 for is_frozen in frozen]
+
+
+def _generator(rng: Randomness) -> Any:
+    if rng is None:
+        return np.random  # the global legacy generator: seeding it reproduces the reference's sequences
+    if isinstance(rng, int):
+        return np.random.default_rng(rng)
+    return rng

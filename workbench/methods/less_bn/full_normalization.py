@@ -1,0 +1,425 @@
+"""Full normalization (FN): a classification head that compares directions only.
+
+The linear head ``x W^T + b`` is replaced by ``m * (l2(x) l2(W)^T [+ b])``. ``l2`` divides each row by its Euclidean
+norm and ``m`` is one trained number. With fewer BatchNorms in a network the size of the last features is less
+controlled; the normalized head does not see that size.
+
+Formula and constants follow mindspore/python/mindspore/boost/less_batch_normalization.py (MindSpore 2.7.0), where the
+layer is called CommonHeadLastFN. Row formats: features ``[..., in_features]``, weight ``[out_features, in_features]``.
+Cosine heads of this kind: Gidaris and Komodakis, "Dynamic Few-Shot Visual Learning without Forgetting", CVPR 2018,
+arXiv:1804.09458, section 3.2.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.loss import _Loss
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
+
+from workbench.methods.less_bn.batch_norm_folding import replace_module_
+from workbench.methods.less_bn.batch_norm_graph import (
+    NetworkGraph,
+    Step,
+    TraceError,
+    called_apart,
+    read_graph,
+)
+
+__all__ = [
+    "MINIMAL_SQUARED_NORM",
+    "NEEDS_CRITERION",
+    "CommonHeadLastFN",
+    "FNScope",
+    "HeadRule",
+    "is_classification",
+    "normalize_heads_",
+    "normalize_rows",
+    "replace_heads_",
+    "smallest_multiplier",
+]
+
+FNScope = Literal["classifier", "every_module", "head"]
+NEEDS_CRITERION = "without a criterion it is not known to be a classifier; pass `criterion`"
+
+# As upstream: the bound lies inside the square root, so a row shorter than 0.01 is divided by 0.01 and stays short.
+MINIMAL_SQUARED_NORM = 1e-4
+# As upstream: the backward pass bounds the norm itself by the same number.
+MINIMAL_GRADIENT_NORM = 1e-4
+
+
+def normalize_rows(rows: Tensor) -> Tensor:
+    """Divide every row by its Euclidean norm, or by 0.01 if it is shorter.
+
+    Args:
+        rows: Shape ``[..., features]``, any floating type.
+
+    Returns:
+        ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, in the type of ``rows``; a row of zeros stays zero. The gradient
+        is ``(d - y sum(y d)) / max(norm, 1e-4)`` with ``d`` the gradient of ``y``. For rows of norm 0.01 or more this
+        is the derivative.
+    """
+    # As upstream: for shorter rows the gradient is larger than the derivative, d / 0.01, by up to a factor 100. It
+    # drives rows out of the region where they are not normalized, and recorded trainings contain it.
+    normalized: Tensor = _NormalizeRows.apply(rows)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    return normalized
+
+
+@dataclass(frozen=True)
+class HeadRule:
+    """Which Linear layers become full-normalization layers.
+
+    Args:
+        scope: See :func:`replace_heads_`.
+        bias: See :func:`replace_heads_`.
+        criterion: What judges the output; None if that is not known.
+
+    Raises:
+        ValueError: When ``scope`` or ``bias`` is an unknown word.
+    """
+
+    scope: FNScope = "head"
+    bias: Literal["keep", "drop"] = "keep"
+    criterion: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the words."""
+        if self.scope not in get_args(FNScope):
+            raise ValueError(f'`fn_scope` must be "classifier", "every_module" or "head", got {self.scope!r}')
+        if self.bias not in {"keep", "drop"}:
+            raise ValueError(f'`fn_bias` must be "keep" or "drop", got {self.bias!r}')
+
+
+class CommonHeadLastFN(nn.Module):
+    """Linear head on normalized features and normalized class vectors, times one trained factor.
+
+    Args:
+        in_features: Number of features of a row.
+        out_features: Number of classes.
+        bias: Whether a bias is added before the multiplication.
+
+    Raises:
+        ValueError: When a size is below 1.
+    """
+
+    is_full_normalization = True
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if not size >= 1:
+                raise ValueError(f"`{name}` must be at least 1, got {size}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.multiplier = nn.Parameter(torch.ones(1))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear; only the direction of a row matters
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the class scores.
+
+        Args:
+            x: Features, shape ``[..., in_features]``.
+
+        Returns:
+            Scores, shape ``[..., out_features]``; without bias each lies in ``[-m, m]``.
+        """
+        return F.linear(normalize_rows(x), normalize_rows(self.weight), self.bias) * self.multiplier
+
+    def extra_repr(self) -> str:
+        """Show the sizes as nn.Linear does."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def smallest_multiplier(classes: int, probability: float = 0.95) -> float:
+    """Return the smallest factor with which separated classes reach a probability under softmax.
+
+    Cosines lie in [-1, 1]; without a factor the softmax of 10 classes cannot exceed 0.45 and training has to find the
+    factor first. Where every row meets its own class vector and the class vectors lie as far apart as they can,
+    ``m = (C - 1) / C * log((C - 1) p / (1 - p))`` gives each its probability p.
+
+    Args:
+        classes: Number of classes C, at least 2.
+        probability: p, in (0, 1). 0.95 gives 4.6 for 10 classes and 9.8 for 1000; a small residual network on
+            handwritten digits trains as quickly with it as with a linear head, with 1 it is 4 points behind after 60
+            updates.
+
+    Reference:
+        Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, arXiv:1801.09414,
+        equation 6.
+    """
+    return (classes - 1) / classes * math.log((classes - 1) * probability / (1 - probability))
+
+
+def is_classification(criterion: Any) -> bool:
+    """Return whether a criterion is known to judge scores of exclusive classes: torch's cross entropy.
+
+    Args:
+        criterion: ``nn.CrossEntropyLoss`` or a class derived from it, or ``F.cross_entropy``, also under
+            ``functools.partial``. ``BCEWithLogitsLoss`` judges labels independently of each other, and of a function
+            of one's own nothing is known.
+    """
+    while isinstance(criterion, functools.partial):
+        criterion = criterion.func
+    return isinstance(criterion, nn.CrossEntropyLoss) or criterion is F.cross_entropy
+
+
+def replace_heads_(
+    model: nn.Module,
+    scope: FNScope = "head",
+    bias: Literal["keep", "drop"] = "keep",
+    *,
+    criterion: Any = None,
+) -> tuple[str, ...]:
+    """Replace linear layers by full-normalization layers with the same weights; warn where there are none to replace.
+
+    The new layers own new parameters (copies), so build the optimizer afterwards. A model that already holds such a
+    layer is left alone.
+
+    Args:
+        model: Network to change in place.
+        scope: ``"head"`` replaces the Linear that alone feeds the output and shares its weight with no other layer.
+            ``"classifier"`` does so if the criterion, too, is known to be a classification. ``"every_module"`` does as
+            MindSpore does: in every module that has Linear children, the one registered last. MindSpore registers the
+            new layer of a sequential cell without using it; here it is really used, so the output of such a network
+            changes.
+        bias: ``"keep"`` copies the bias of the Linear, ``"drop"`` omits it, as MindSpore does.
+        criterion: What judges the output, see :func:`is_classification`; a model that ends in torch's criterion says
+            so itself.
+
+    Returns:
+        Dotted names of the replaced layers, in registration order; empty if there was nothing to replace.
+
+    Raises:
+        ValueError: When ``scope`` or ``bias`` is an unknown word.
+    """
+    rule = HeadRule(scope, bias, criterion)
+    why = ""
+    try:
+        graphs = [read_graph(model)]
+    except TraceError as error:
+        graphs, why = [], f": {error}"
+    heads, reason = normalize_heads_(model, rule, graphs=graphs)
+    if reason:
+        warnings.warn(f"full normalization had no effect: {reason}{why}", UserWarning, stacklevel=2)
+    return heads
+
+
+def normalize_heads_(
+    model: nn.Module,
+    rule: HeadRule,
+    *,
+    graphs: Sequence[NetworkGraph],
+    trained: bool = False,
+    call: Callable[[nn.Module], Any] | None = None,
+    invented: bool = False,
+) -> tuple[tuple[str, ...], str]:
+    """Replace as :func:`replace_heads_` does, and return names and reason instead of a warning.
+
+    The first factor is MindSpore's 1; with scope ``"classifier"``, and for a trained network, it is
+    :func:`smallest_multiplier`. Where example inputs tell the length of a trained head's features, the factor is the
+    mean of it times that of the class vectors, and its scores keep their size. Of trained and fresh networks the same
+    layers are replaced, so that weights of the one load into the other.
+
+    Args:
+        model: Network to change in place.
+        rule: Which layers are replaced.
+        graphs: What the network does, in evaluation and in training; a head has to be one in all of them.
+        trained: Whether the network has learned.
+        call: Calls the model on inputs like those it was trained on, or on noise.
+        invented: Whether the inputs are noise; BatchNorms then work with its statistics, which gives their outputs the
+            size that they have on data.
+
+    Returns:
+        Names of the replaced layers, and why there are none; both are empty for a model that holds such a layer.
+    """
+    scope, keep_bias = rule.scope, rule.bias == "keep"
+    if any(getattr(module, "is_full_normalization", False) for module in model.modules()):
+        return (), ""
+    if scope == "every_module":
+        heads = _last_of_every_module(model)
+        for linear in heads.values():
+            replace_module_(model, linear, _from_linear(linear, keep_bias=keep_bias))
+        return tuple(heads), "" if heads else "the model has no Linear below it"
+    head = _output_layer(model, graphs)
+    if isinstance(head, str):
+        return (), head
+    if scope == "classifier" and (reason := _why_no_classifier(head, rule.criterion)):
+        return (), reason
+    multiplier = 1.0
+    if scope == "classifier" or trained:
+        multiplier = smallest_multiplier(max(2, head.layer.out_features))
+    if trained and call is not None:
+        multiplier = _size_of_scores(model, head.name, call, invented=invented) or multiplier
+    replace_module_(model, head.layer, _from_linear(head.layer, keep_bias=keep_bias, multiplier=multiplier))
+    return (head.name,), ""
+
+
+class _NormalizeRows(torch.autograd.Function):
+    """Row normalization with MindSpore's gradient (L2NormalizeGrad, MindSpore 2.7.0 on a CPU)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor) -> Tensor:
+        # Squares of float16 values overflow above 256, so the sum is taken in float32 at least.
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        squared_norm = wide.square().sum(dim=-1, keepdim=True)
+        return (wide * squared_norm.clamp_min(MINIMAL_SQUARED_NORM).rsqrt()).to(rows.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        rows: Tensor = ctx.saved_tensors[0]
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        grad = grad_outputs[0].to(wide.dtype)
+        squared_norm = wide.square().sum(dim=-1, keepdim=True)
+        unit = wide * squared_norm.clamp_min(MINIMAL_SQUARED_NORM).rsqrt()
+        norm = squared_norm.sqrt().clamp_min(MINIMAL_GRADIENT_NORM)
+        tangential: Tensor = grad - unit * (unit * grad).sum(dim=-1, keepdim=True)
+        return (tangential / norm).to(rows.dtype)
+
+
+def _from_linear(linear: nn.Linear, *, keep_bias: bool, multiplier: float = 1.0) -> CommonHeadLastFN:
+    layer = CommonHeadLastFN(linear.in_features, linear.out_features, bias=keep_bias and linear.bias is not None)
+    layer.to(device=linear.weight.device, dtype=linear.weight.dtype)
+    with torch.no_grad():
+        layer.weight.copy_(linear.weight)
+        layer.multiplier.fill_(multiplier)
+        if layer.bias is not None:
+            layer.bias.copy_(linear.bias / multiplier)  # the factor stands outside, and the bias keeps its size
+            layer.bias.requires_grad_(linear.bias.requires_grad)
+    # What the user froze stays frozen, and a head with frozen directions gets no trained factor either.
+    layer.weight.requires_grad_(linear.weight.requires_grad)
+    layer.multiplier.requires_grad_(linear.weight.requires_grad)
+    return layer.train(linear.training)
+
+
+@dataclass(frozen=True)
+class _OutputLayer:
+    """The Linear that alone feeds the output, and the criterion behind it where the model ends in one."""
+
+    name: str
+    layer: nn.Linear
+    criterion: nn.Module | None
+
+
+def _output_layer(model: nn.Module, graphs: Sequence[NetworkGraph]) -> _OutputLayer | str:
+    """Return the Linear that alone feeds the output in all graphs, or why there is none that may be replaced."""
+    found: _OutputLayer | str = "what feeds the output is not known"
+    for graph in graphs:
+        found = _output_layer_in(model, graph)
+        if isinstance(found, str):
+            return found
+    return found
+
+
+def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | str:
+    feeding = graph.steps[-1].inputs
+    criterion = feeding[0].module if len(feeding) == 1 and isinstance(feeding[0].module, _Loss) else None
+    if criterion is not None:
+        feeding = feeding[0].inputs[:1]
+    if len(feeding) != 1:
+        return f"{len(feeding)} layers feed the output" if feeding else "no layer feeds the output"
+    (last,) = feeding
+    if not isinstance(last.module, nn.Linear):
+        return f"the output comes from {_called(last)}, not from a Linear"
+    if not last.name:
+        return "the model has no Linear below it"
+    layer = model.get_submodule(last.name)  # the graph may be that of a copy
+    if not isinstance(layer, nn.Linear) or not _is_plain(layer):
+        return f"`{last.name}` is not a plain Linear"
+    if sum(step.name == last.name for step in graph.steps) > 1:
+        return f"`{last.name}` is called more than once"
+    if _is_shared(model, layer) or f"{last.name}.weight" in graph.read_elsewhere:
+        return f"`{last.name}` shares its weight with another layer"
+    return _OutputLayer(last.name, layer, criterion)
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    hooks = layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer)
+    return type(layer).forward is nn.Linear.forward and not hooks and not is_lazy(layer.weight)
+
+
+def _called(step: Step) -> str:
+    return f"`{step.name}` ({type(step.module).__name__})" if step.module is not None else "an operation"
+
+
+def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
+    others = (module for module in model.modules() if module is not layer)
+    own = set(layer.parameters())
+    return any(parameter in own for module in others for parameter in module.parameters(recurse=False))
+
+
+def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
+    criterion = given if head.criterion is None else head.criterion
+    if criterion is None:
+        return NEEDS_CRITERION
+    if not is_classification(criterion):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        return f"{name} is not known to be a classification"
+    if head.layer.out_features < 2:
+        return f"`{head.name}` has a single output"
+    return ""
+
+
+def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any], *, invented: bool) -> float:
+    """Call a copy once in evaluation; return mean length of the layer's features times that of its class vectors.
+
+    Where the model does not run, or the size is not finite, it is 0.
+    """
+    lengths: list[Tensor] = []
+
+    def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        lengths.append(inputs[0].flatten(0, -2).double().norm(dim=-1))
+
+    try:
+        twin = copy.deepcopy(model)
+        layer = twin.get_submodule(name)
+        layer.register_forward_pre_hook(measure)
+        with called_apart(twin):
+            for module in twin.modules():
+                module.training = invented and isinstance(module, _BatchNorm)
+            call(twin)
+        size = float(torch.cat(lengths).mean() * layer.get_parameter("weight").double().norm(dim=-1).mean())
+    except Exception:  # the user's model on the user's input: go on without
+        return 0.0
+    return size if math.isfinite(size) else 0.0
+
+
+def _parents(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules whose Linear children are called as modules.
+
+    MultiheadAttention and its transformer layers read the weights of their Linear children themselves.
+    """
+    inside_attention: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            inside_attention.update(id(child) for child in module.modules())
+        if id(module) not in inside_attention:
+            yield name, module
+
+
+def _last_of_every_module(model: nn.Module) -> dict[str, nn.Linear]:
+    heads: dict[str, nn.Linear] = {}
+    for prefix, parent in _parents(model):
+        linears = {name: child for name, child in parent.named_children() if isinstance(child, nn.Linear)}
+        if linears:
+            name = list(linears)[-1]
+            heads[f"{prefix}.{name}" if prefix else name] = linears[name]
+    return heads

@@ -1,0 +1,530 @@
+"""LessBN: train with fewer BatchNorms.
+
+A BatchNorm reads its input twice and waits for statistics; in a residual network most of them can go, because the last
+one of each branch keeps the size of the activations in hand. :func:`reduce_batch_norms_` removes them for good: the
+module becomes ``nn.Identity``. :class:`LessBN` is the wrapper under MindSpore's name, with the full-normalization head.
+
+Which ones go is decided by one of two rules:
+
+* ``match="structure"`` (default): the roles in the network's graph, see
+  :mod:`workbench.methods.less_bn.batch_norm_graph`;
+* ``match="reference"``: the chains that MindSpore 2.7 looks for, see
+  :mod:`workbench.methods.less_bn.batch_norm_patterns`.
+
+Three differences from MindSpore (python/mindspore/boost/less_batch_normalization.py, 2.7.0). There the removed modules
+stay in the parameter list and never change again; here they are gone. There learned statistics are lost; here they are
+folded into the convolution before, so a pretrained network keeps the function it has in evaluation. There nothing
+happens in eager mode; here it always works.
+
+What is promised
+----------------
+The function in evaluation stays the same but for rounding wherever a network has learned statistics. A BatchNorm is
+left alone, with a sentence in the report, where that cannot be promised: its class does more than torch's own (one that
+runs its children after the norm is *split*: only the norm goes), hooks or a parametrization take part in it, or its
+weight is read by something else. Where the graph is known and the network can be called (``example_inputs``, or an
+image of noise that fits the first layer), the reduced network is compared with the original before anything is changed.
+
+Models that torch.fx cannot trace
+---------------------------------
+With ``example_inputs`` the graph is recorded from a real call, in evaluation and in training, on a copy; without them
+that is tried with an image of noise when torch.fx fails. If neither works, the model's parts are traced one by one, in
+module order, and the structural rule is applied to each. A part that cannot be traced either is judged by the order in
+which its layers are registered: a module with at least two convolution-BatchNorm pairs in a row that ends with as many
+channels as it began, or that has a separate pair from its first to its last width (the shortcut), is taken for a
+residual block; all pairs but the last lose their BatchNorm, and so does the shortcut. Depthwise convolutions keep
+theirs, as does the first BatchNorm of the model, and never more than two in a row go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from workbench.methods.less_bn.batch_norm_folding import can_fold_into, has_learned_statistics, parts_after
+from workbench.methods.less_bn.batch_norm_graph import (
+    LONGEST_RUN,
+    NetworkGraph,
+    Step,
+    TraceError,
+    read_graph,
+    record_graph,
+    removable_by_structure,
+)
+from workbench.methods.less_bn.batch_norm_patterns import removable_by_reference
+from workbench.methods.less_bn.batch_norm_removal import (
+    Call,
+    Removal,
+    caller,
+    copy_of,
+    keeping_the_function,
+    noise_call,
+    take_out_,
+)
+from workbench.methods.less_bn.full_normalization import FNScope, HeadRule, normalize_heads_
+
+__all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
+
+REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
+
+
+@dataclass(frozen=True)
+class LessBNReport:
+    """What LessBN did to a model.
+
+    Attributes:
+        removed: Dotted names of the BatchNorms that are gone, in registration order.
+        kept: Those that stay.
+        folded: Removed ones whose learned statistics were multiplied into the layer before.
+        method: ``"graph"``, traced or recorded, or ``"module order"`` if neither was possible.
+        reason: Why the method is not the graph, or why nothing was removed; empty otherwise.
+        affine: Removed ones that had learned statistics and no layer to fold them into; a trained scale and shift per
+            channel (``ChannelAffine``) stands in their place.
+        heads: Linear layers replaced by full normalization.
+        head_reason: Why full normalization, where it was asked for, replaced none.
+        split: Removed ones that belonged to a subclass with children of its own (an activation), which stay.
+        left_alone: Those that the rule would remove and that stay, with the sentence that says why.
+    """
+
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
+    folded: tuple[str, ...]
+    method: Literal["graph", "module order"]
+    reason: str = ""
+    affine: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    head_reason: str = ""
+    split: tuple[str, ...] = ()
+    left_alone: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def head_note(self) -> str:
+        """What became of the head, in one line; empty where there is nothing to say."""
+        if self.heads:
+            names = ", ".join(f"`{name}`" for name in self.heads)
+            return f"{'head' if len(self.heads) == 1 else 'heads'} {names} normalised"
+        return f"head not normalised: {self.head_reason}" if self.head_reason else ""
+
+    def notice(self) -> str:
+        """Return what the user should know, in one paragraph; empty when everything went as usual."""
+        parts = []
+        if not self.removed and not self.heads:
+            parts.append(f"less_bn had no effect: {self.reason}")
+        elif self.removed and self.reason:
+            parts.append(f"less_bn goes by {'the trace' if self.method == 'graph' else self.method}: {self.reason}")
+        why: dict[str, list[str]] = {}
+        for name, sentence in self.left_alone.items():
+            why.setdefault(sentence, []).append(name)
+        for sentence, names in why.items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            parts.append(f"less_bn left {', '.join(names[:3])}{more} alone: {sentence}")
+        return "; ".join(parts)
+
+
+def reduce_batch_norms_(
+    model: nn.Module,
+    *,
+    match: Literal["structure", "reference"] = "structure",
+    example_inputs: Any = None,
+    head: HeadRule | None = None,
+) -> LessBNReport:
+    """Remove the BatchNorms that the network can do without, in place, and normalise its head if that is asked for.
+
+    Build the optimizer afterwards: parameters disappear, and folding may add biases. In a network whose BatchNorms
+    have seen no data the other weights stay as they are; in a trained one the evaluation output stays the same.
+
+    Args:
+        model: Network to change. Its training mode and its devices do not matter.
+        match: ``"structure"`` or ``"reference"`` (the choice of MindSpore 2.7), see the module docstring.
+        example_inputs: One tensor, a sequence of positional arguments or a mapping of keyword arguments, on the model's
+            device; two samples suffice. Or a function that calls the model it is given, and may compute a loss. The
+            graph is then recorded from calls of a copy, and the reduced network is compared with the original in them.
+        head: Which Linear becomes a full-normalization layer; None leaves all as they are.
+
+    Returns:
+        What was removed, and how it was found. A second call on the same model changes nothing.
+
+    Raises:
+        ValueError: When ``match`` is an unknown word.
+    """
+    report = _reduce(model, match, example_inputs)
+    if head is not None:
+        report = _with_head(model, report, head, example_inputs)
+    if message := report.notice():
+        warnings.warn(message, UserWarning, stacklevel=2)
+    return report
+
+
+class LessBN(nn.Module):
+    """Wrap a network whose BatchNorms are reduced and whose head may be normalized.
+
+    The network is changed in place, also one inside ``torch.compile``, which stays compiled. Wrapping the same network
+    twice does nothing the second time, and says nothing.
+
+    Args:
+        network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
+        fn_flag: Whether the Linear head becomes a full-normalization layer; a warning says where it does not.
+        match: See :func:`reduce_batch_norms_`.
+        fn_scope: See :func:`workbench.methods.less_bn.full_normalization.replace_heads_`.
+        fn_bias: Same.
+        criterion: Same.
+        example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
+
+    Raises:
+        ValueError: When ``match``, or with ``fn_flag`` also ``fn_scope`` or ``fn_bias``, is an unknown word.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        fn_flag: bool = False,
+        *,
+        match: Literal["structure", "reference"] = "structure",
+        fn_scope: FNScope = "head",
+        fn_bias: Literal["keep", "drop"] = "keep",
+        criterion: Any = None,
+        example_inputs: Any = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.training = network.training  # not train(): parts the user put into evaluation stay there
+        earlier: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
+        report = earlier or _reduce(network, match, example_inputs)
+        if fn_flag:
+            report = _with_head(network, report, HeadRule(fn_scope, fn_bias, criterion), example_inputs)
+            if report.head_reason:
+                warnings.warn(report.head_note, UserWarning, stacklevel=2)
+        if earlier is None and (message := report.notice()):
+            warnings.warn(message, UserWarning, stacklevel=2)
+        self.report = report
+        object.__setattr__(self, REPORT_ATTRIBUTE, report)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the network."""
+        return self.network(*args, **kwargs)
+
+
+def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
+    if match not in {"structure", "reference"}:
+        raise ValueError(f'`less_bn_match` must be "structure" or "reference", got {match!r}')
+    compiled = getattr(model, "_orig_mod", None)  # torch.compile's wrapper calls the module inside
+    if isinstance(compiled, nn.Module):
+        report = _reduce(compiled, match, example_inputs)
+        object.__setattr__(model, REPORT_ATTRIBUTE, report)
+        return report
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm) and name}
+    if getattr(model, REPORT_ATTRIBUTE, None) is not None:
+        earlier: LessBNReport = getattr(model, REPORT_ATTRIBUTE)
+        return LessBNReport((), tuple(norms), (), earlier.method, "LessBN was already applied to this model")
+    if not norms:
+        report = LessBNReport((), (), (), "graph", "the model has no BatchNorm")
+        _mark(model, report)
+        return report
+    rests = {name: parts_after(norm) for name, norm in norms.items() if not _is_lazy(norm)}
+    found = _find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
+    before: Mapping[str, str] = {}
+    if found.graphs:
+        steps = found.graphs[0].steps
+        chosen = removable_by_structure(steps) if match == "structure" else removable_by_reference(steps)
+        before = _layers_before(model, found.graphs)
+        read_elsewhere = frozenset[str]().union(*(graph.read_elsewhere for graph in found.graphs))
+    else:
+        # No folding here: nothing proves that the BatchNorm is the only reader of the layer before.
+        chosen, read_elsewhere = _by_module_order(model)
+    left_alone: dict[str, str] = {}
+    for name in chosen:
+        if why := _reader_of(name, model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
+            left_alone[name] = why
+    going = [
+        Removal(name, before.get(name), rests.get(name) or ())
+        for name in norms
+        if name in chosen and name not in left_alone
+    ]
+    if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
+        going, changed = keeping_the_function(model, going, found.call or noise_call(model), found.twin)
+        left_alone.update(changed)
+    folded, affine = take_out_(model, going)
+    removed = tuple(removal.norm for removal in going)
+    kept = tuple(name for name in norms if name not in removed)
+    method: Literal["graph", "module order"] = "graph" if found.graphs else "module order"
+    reason = found.reason
+    if not removed and not reason:
+        reason = "no BatchNorm has a role in which it can be spared"
+        if left_alone:
+            reason = "none of the BatchNorms that could be spared can go without changing what the network computes"
+    split = tuple(removal.norm for removal in going if removal.rest)
+    left_alone = {name: left_alone[name] for name in norms if name in left_alone}
+    report = LessBNReport(removed, kept, folded, method, reason, affine, split=split, left_alone=left_alone)
+    _mark(model, report)
+    return report
+
+
+def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_inputs: Any) -> LessBNReport:
+    if rule.scope == "classifier" and not report.removed:
+        return report  # the size of the features is as it was, and that nothing was removed is said already
+    compiled = getattr(model, "_orig_mod", None)
+    network = compiled if isinstance(compiled, nn.Module) else model
+    found = _find_graphs(network, {}, example_inputs)
+    trained = bool(report.folded or report.affine)
+    call = None
+    if trained:
+        call = noise_call(network, n_samples=32) if example_inputs is None else caller(example_inputs)
+    heads, reason = normalize_heads_(
+        network, rule, graphs=found.graphs, trained=trained, call=call, invented=example_inputs is None
+    )
+    if reason and not found.graphs:
+        reason = f"{reason}: {found.reason}"
+    report = replace(report, heads=heads or report.heads, head_reason=reason)
+    _mark(network, report)
+    object.__setattr__(model, REPORT_ATTRIBUTE, report)
+    return report
+
+
+def _mark(model: nn.Module, report: LessBNReport) -> None:
+    for module in model.modules():
+        object.__setattr__(module, REPORT_ATTRIBUTE, report)
+
+
+def _is_lazy(norm: _BatchNorm) -> bool:
+    return any(is_lazy(tensor) for tensor in (norm.weight, norm.running_mean) if tensor is not None)
+
+
+def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
+    """Return why a BatchNorm cannot be replaced by a fixed map; empty when it can."""
+    if _is_lazy(norm):
+        return "it has no parameters before the first batch"
+    if rest is None:
+        return f"a call of this {type(norm).__name__} does something other than normalise and run its children"
+    if norm.running_mean is None and norm.affine and not bool((norm.weight == 1).all() and (norm.bias == 0).all()):
+        return "it keeps no running statistics and normalises by the batch in evaluation, too"
+    return ""
+
+
+def _reader_of(name: str, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
+    """Return who besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
+    norm = model.get_submodule(name)
+    own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = [tensor_name for tensor_name, tensor in named if id(tensor) in own]
+    if not read_elsewhere.isdisjoint(names):
+        return "the model reads its weight or statistics outside of its call"
+    parts = {id(part) for part in norm.modules()}
+    if any(id(model.get_submodule(tensor_name.rpartition(".")[0])) not in parts for tensor_name in names):
+        return "another module shares its parameters"
+    return ""
+
+
+def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str, str]:
+    """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight.
+
+    Args:
+        model: The network.
+        graphs: What it does in evaluation and in training. Without the latter nothing is promised: no layer qualifies.
+    """
+    if len(graphs) < 2:
+        return {}
+    holders: dict[int, set[int]] = {}
+    modules = dict(model.named_modules())
+    for module in modules.values():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(id(parameter), set()).add(id(module))
+    read_elsewhere = frozenset[str]().union(*(graph.read_elsewhere for graph in graphs))
+    read = {id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False) if name in read_elsewhere}
+    before: dict[str, str] = {}
+    found = [_pairs_of(graph.steps) for graph in graphs]
+    for norm, layer in found[0].items():
+        # A layer may be out of use in training (a dropped block), but must not be used otherwise.
+        if any(layer in pairs.values() and pairs.get(norm) != layer for pairs in found[1:]):
+            continue
+        if any(_n_calls(graph.steps, layer) > (norm in pairs) for graph, pairs in zip(graphs, found, strict=True)):
+            continue
+        parameters = list(modules[layer].parameters(recurse=False))
+        shared = any(len(holders[id(parameter)]) > 1 or id(parameter) in read for parameter in parameters)
+        target = modules[norm]
+        if not shared and isinstance(target, _BatchNorm) and can_fold_into(modules[layer], target):
+            before[norm] = layer
+    return before
+
+
+def _n_calls(steps: Sequence[Step], name: str) -> int:
+    return sum(step.module is not None and step.name == name for step in steps)
+
+
+def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
+    """BatchNorm -> the layer whose output it alone reads, where both are called exactly once."""
+    readers = Counter(id(source) for step in steps for source in step.inputs)
+    calls = Counter(step.name for step in steps if step.module is not None)
+    return {
+        step.name: source.name
+        for step in steps
+        if step.kind == "bn" and step.inputs and calls[step.name] == 1
+        for source in step.inputs[:1]
+        if source.module is not None and readers[id(source)] == 1 and calls[source.name] == 1
+    }
+
+
+# The graph, and calls of the network.
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What could be found out about a network.
+
+    Attributes:
+        graphs: Of evaluation and, if possible, of training.
+        call: How to call it; None when it was traced.
+        twin: The copy that was called.
+        reason: What failed before.
+    """
+
+    graphs: tuple[NetworkGraph, ...] = ()
+    call: Call | None = None
+    twin: nn.Module | None = None
+    reason: str = ""
+
+
+def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
+    """Record the model on its example inputs, else trace it, else record it on noise."""
+    reasons: list[str] = []
+    ways: list[Callable[[], Call | None]] = [lambda: None, lambda: noise_call(model)]
+    if example_inputs is not None:
+        ways.insert(0, lambda: caller(example_inputs))
+    for way in ways:
+        call = way()
+        if call is None and way is ways[-1]:
+            break
+        try:
+            found = _graphs(model, rests, call)
+        except TraceError as error:
+            reasons.append(str(error))
+        else:
+            return replace(found, reason=reasons[0]) if reasons and example_inputs is not None else found
+    reasons.append("registration order is used, example inputs that run would tell more")
+    return _Found(reason="; ".join(reasons))
+
+
+def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> _Found:
+    twin = model if call is None else copy_of(model)
+
+    def graph(*, training: bool) -> NetworkGraph:
+        if call is None:
+            return read_graph(model, training=training, followed_by=rests)
+        return record_graph(twin, call, training=training, followed_by=rests)
+
+    graphs = [graph(training=False)]
+    with contextlib.suppress(TraceError):  # without it nothing is folded
+        graphs.append(graph(training=True))
+    return _Found(tuple(graphs), call, None if call is None else twin)
+
+
+# Module order: what is left when the graph is out of reach.
+
+
+def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return removable names, and the parameters that traced parts read outside of their module's call."""
+    leaves = {
+        name: module for name, module in model.named_modules() if isinstance(module, (_BatchNorm, _ConvNd, nn.Linear))
+    }
+    chosen: list[str] = []
+    read_elsewhere: set[str] = set()
+    first_norm = next((name for name, module in leaves.items() if isinstance(module, _BatchNorm)), None)
+
+    def visit(prefix: str, part: nn.Module) -> None:
+        inside = [name for name in leaves if name.startswith(f"{prefix}.")] if prefix else list(leaves)
+        if not any(isinstance(leaves[name], _BatchNorm) for name in inside) or prefix in leaves:
+            return
+        later = first_norm not in inside
+        if prefix:
+            with contextlib.suppress(TraceError):
+                graph = read_graph(part)
+                found = [f"{prefix}.{name}" for name in removable_by_structure(graph.steps, input_is_normalized=later)]
+                chosen.extend(name for name in found if name in leaves)
+                read_elsewhere.update(f"{prefix}.{name}" for name in graph.read_elsewhere)
+                return
+        children = [(f"{prefix}.{name}" if prefix else name, child) for name, child in part.named_children()]
+        if prefix and not isinstance(part, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+            pairs = _pairs(inside, leaves)
+            own = [pair for pair in pairs if _owner(part, prefix, pair.norm) in {"", "Sequential"}]
+            if len(own) == len(pairs) and len(pairs) >= 2:
+                chosen.extend(pair.norm for pair in _block_norms(pairs, first_norm))
+                return
+        for name, child in children:
+            visit(name, child)
+
+    visit("", model)
+    return tuple(chosen), frozenset(read_elsewhere)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    conv: str
+    norm: str
+    layer: _ConvNd
+
+
+def _pairs(names: Sequence[str], leaves: Mapping[str, nn.Module]) -> list[_Pair]:
+    """Convolutions directly followed by a BatchNorm of their width."""
+    pairs = []
+    for first, second in pairwise(names):
+        conv, norm = leaves[first], leaves[second]
+        if isinstance(conv, _ConvNd) and isinstance(norm, _BatchNorm) and conv.out_channels == norm.num_features:
+            pairs.append(_Pair(first, second, conv))
+    return pairs
+
+
+def _owner(part: nn.Module, prefix: str, leaf: str) -> str:
+    """Return "" for a direct child, "Sequential" for one in nested Sequentials, else the class between."""
+    parents = leaf[len(prefix) + 1 :].split(".")[:-1]
+    module = part
+    for name in parents:
+        module = module.get_submodule(name)
+        if not isinstance(module, nn.Sequential):
+            return type(module).__name__
+    return "Sequential" if parents else ""
+
+
+def _block_norms(pairs: Sequence[_Pair], first_norm: str | None) -> list[_Pair]:
+    """Pairs of one block that lose their BatchNorm; empty if nothing speaks for a residual addition."""
+
+    def parent(pair: _Pair) -> str:
+        return pair.norm.rpartition(".")[0]
+
+    # A shortcut may be registered first; the main branch is where most of the pairs are.
+    home = Counter(parent(pair) for pair in pairs).most_common(1)[0][0]
+    pairs = sorted(pairs, key=lambda pair: parent(pair) != home)
+    main = [pairs[0]]
+    shortcuts: list[_Pair] = []
+    for pair in pairs[1:]:
+        starts_again = pair.layer.in_channels == pairs[0].layer.in_channels
+        if parent(pair) != parent(main[0]) and starts_again and len(main) >= 2:
+            shortcuts.append(pair)
+        elif pair.layer.in_channels == main[-1].layer.out_channels:
+            main.append(pair)
+        else:
+            shortcuts.append(pair)
+    last = main[-1].layer
+    shortcuts = [pair for pair in shortcuts if pair.layer.out_channels == last.out_channels]
+    keeps_shape = main[0].layer.in_channels == last.out_channels and all(
+        stride == 1 for pair in main for stride in pair.layer.stride
+    )
+    if len(main) < 2 or not (keeps_shape or len(shortcuts) == 1):
+        return []
+    chosen: list[_Pair] = []
+    run = 0
+    for pair in reversed(main[:-1]):
+        depthwise = pair.layer.groups > 1 and pair.layer.groups == pair.layer.in_channels
+        if depthwise or pair.norm == first_norm or run >= LONGEST_RUN:
+            run = 0
+            continue
+        run += 1
+        chosen.insert(0, pair)
+    return chosen + (shortcuts if len(shortcuts) == 1 else [])

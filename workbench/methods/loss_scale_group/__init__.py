@@ -1,0 +1,1 @@
+"""Per-group loss scales: one dynamic scale for each group of parameters."""

@@ -1,0 +1,632 @@
+"""Group loss scale: every group of parameters has a scale of its own, because their gradients differ in size.
+
+Going backward, a gradient is multiplied where it enters the layers of a group and divided where it leaves them; going
+forward nothing happens. Inside group k gradients so carry the scale ``s_k`` while the loss keeps the scale 1.
+
+A *region* is a part of the network whose gradients carry one scale: a group between two marks, or a module between
+two borders. Flags of regions are float32, 0.0 or 1.0, shape ``[regions]``. The scales are float32, shape
+``[groups + 2]``: index 0 and the last are 1 and stand for what lies before and behind all groups; group k (from 0) is
+at k + 1.
+
+MindSpore 2.7, ``boost/group_loss_scale_manager.py``. Differences: scales have a floor and a ceiling, a growth window
+may be given, an overflow lowers the scale of the group where it arose and not of those that merely received it, and
+outputs keep float32 (there they are cast to float16, which a float32 layer behind them refuses).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from workbench.loss_scale import host_values
+from workbench.loss_scale.overflow import unscale_and_check_
+from workbench.loss_scale.rule import FLOAT32_MAX, checked_window
+
+__all__ = [
+    "GROWTH_RATIO",
+    "REDUCE_RATIO",
+    "GroupLossScaleManager",
+    "GroupMember",
+    "ParameterGroup",
+    "arising_overflow",
+    "next_group_scales",
+    "resolve_groups",
+    "scale_gradient",
+]
+
+REDUCE_RATIO = 1.0 / math.sqrt(2.0)
+"""What a scale is multiplied by on overflow; MindSpore's number."""
+
+GROWTH_RATIO = 2.0 ** (1.0 / 1000.0)
+"""What a scale is multiplied by otherwise; MindSpore's number."""
+
+GroupMember = Tensor | nn.Module | str | tuple[str, Tensor]
+"""A parameter, a module, the name of either, or a pair from ``named_parameters()``."""
+
+Unscaling = Literal["used", "updated"]
+"""``"used"``: divide by the scale the backward pass multiplied by; ``"updated"``: by the next one, as the reference."""
+
+
+def next_group_scales(
+    scales: Tensor,
+    finite_steps: Tensor,
+    overflowed: Tensor,
+    held: Tensor,
+    *,
+    reduce_ratio: float,
+    growth_ratio: float,
+    window: int,
+    minimum: Tensor,
+    maximum: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the scales that follow one step.
+
+    ``s' = max(s * reduce_ratio, minimum)`` on overflow; ``s' = min(s * growth_ratio, maximum)`` on the ``window``-th
+    finite step in a row; ``s' = s`` otherwise. Every entry goes its own way.
+
+    Args:
+        scales: Float32, shape ``[n]``.
+        finite_steps: Finite steps since each scale last changed or was due to grow, int64, shape ``[n]``.
+        overflowed: Whether an overflow arose in the group, bool, shape ``[n]``.
+        held: Whether the group's gradients could not be judged, because they came in broken; bool, shape ``[n]``. Such
+            a group neither falls nor counts the step.
+        reduce_ratio: In (0, 1).
+        growth_ratio: At least 1.
+        window: Finite steps in a row before a scale grows, >= 1.
+        minimum: Floors, float32, shape ``[n]``.
+        maximum: Ceilings, float32, shape ``[n]``; a scale above its ceiling stays where it is.
+
+    Returns:
+        Scales and finite steps of the next step, new tensors of shape ``[n]``.
+    """
+    counted = finite_steps + 1
+    due = counted >= window
+    # Ratios in float32, as the scales: the recorded sequences multiply so, and a product of Python's is wider.
+    lowered = torch.maximum(
+        scales * torch.tensor(reduce_ratio, dtype=scales.dtype, device="cpu"), torch.minimum(minimum, scales)
+    )
+    grown = torch.minimum(
+        scales * torch.tensor(growth_ratio, dtype=scales.dtype, device="cpu"), torch.maximum(maximum, scales)
+    )
+    judged_scales = torch.where(overflowed, lowered, torch.where(due, grown, scales))
+    judged_steps = torch.where(overflowed | due, torch.zeros_like(counted), counted)
+    still = held & ~overflowed
+    return torch.where(still, scales, judged_scales), torch.where(still, finite_steps, judged_steps)
+
+
+def arising_overflow(received: Tensor, left: Tensor, nonfinite: Tensor) -> Tensor:
+    """Return in which regions an overflow arose: what came in was finite, and something in there is not.
+
+    The backward pass carries an inf on to every layer before the one that made it. These merely receive it; lowering
+    their scales, too, would cost them precision without curing anything.
+
+    Args:
+        received: Whether a gradient that entered the region from behind was not finite, shape ``[regions]``.
+        left: Whether a gradient that left it towards the input was not finite, shape ``[regions]``.
+        nonfinite: Whether a gradient of its parameters is not finite, shape ``[regions]``.
+
+    Returns:
+        Bool, shape ``[regions]``.
+
+    Example:
+        >>> flags = torch.tensor
+        >>> arising_overflow(flags([1.0, 1.0, 0.0]), flags([1.0, 1.0, 1.0]), flags([1.0, 1.0, 0.0]))
+        tensor([False, False,  True])
+    """
+    return ((left != 0) | (nonfinite != 0)) & (received == 0)
+
+
+def scale_gradient(
+    x: Tensor,
+    scales: Tensor,
+    into: int,
+    out_of: int,
+    received: Tensor,
+    left: Tensor,
+    *,
+    border: tuple[int | None, int | None] | None = None,
+) -> Tensor:
+    """Return ``x`` as it is; going backward multiply its gradient by ``scales[into] / scales[out_of]``.
+
+    Half-precision values are widened to float32 under autocast, which narrows them again for the next layer that
+    wants it: the gradient then crosses in float32, and is neither too small nor too large for its format before it
+    has been multiplied. Without autocast the format stays, because weights of that format would refuse another.
+
+    Args:
+        x: Any floating-point tensor.
+        scales: Float32, shape ``[n]``; read when the backward pass comes by.
+        into: Index of the scale that the gradient has from here on (before, in the sense of the forward pass).
+        out_of: Index of the scale that it had.
+        received: Flag of the region it enters, float32, one element; set to 1.0 when it is not finite.
+        left: Flag of the region it leaves; likewise.
+        border: Attribute of the node in the autograd graph, for those who follow it: the region that the gradient
+            leaves and the one it enters. None means ``(out_of, into)``.
+
+    Returns:
+        The same values, of shape ``x.shape``.
+    """
+    names = (out_of, into) if border is None else border
+    return cast(Tensor, _ScaleGradient.apply(x, scales, (into, out_of), names, received, left))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """A group, resolved.
+
+    Args:
+        name: What it is called in events.
+        parameters: Its parameters, by name.
+    """
+
+    name: str
+    parameters: Mapping[str, Tensor]
+
+
+def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) -> list[ParameterGroup]:
+    """Find the parameters that groups name, by identity and never by position.
+
+    Args:
+        groups: Per group its parameters, modules, names of either, or pairs from ``named_parameters()``.
+        model: Where they are looked up.
+
+    Returns:
+        The groups, in order; a parameter of the model that none names belongs to none.
+
+    Raises:
+        TypeError: When a member is something else.
+        ValueError: When a group is empty, a member is no parameter of the model, or one is named twice.
+    """
+    check_groups(groups)
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    modules = dict(model.named_modules())
+    owner: dict[int, int] = {}
+    resolved = []
+    for number, members in enumerate(groups, start=1):
+        found: dict[str, Tensor] = {}
+        for member in members:
+            for parameter in _parameters_of(member, number, parameters, modules):
+                name = name_of.get(id(parameter))
+                if name is None:
+                    raise ValueError(
+                        f"group {number} of `loss_scale_groups` holds a tensor of shape {tuple(parameter.shape)} that "
+                        "is no parameter of the model; if the model was changed since (LessBN replaces the head), name "
+                        "parameters by their names"
+                    )
+                if id(parameter) in owner:
+                    raise ValueError(
+                        f"parameter {name} is named twice in `loss_scale_groups`, in group {owner[id(parameter)]} and "
+                        f"in group {number}; it can have one scale only"
+                    )
+                owner[id(parameter)] = number
+                found[name] = parameter
+        if not found:
+            raise ValueError(f"group {number} of `loss_scale_groups` names no parameter")
+        resolved.append(ParameterGroup(group_name(number, found), found))
+    return resolved
+
+
+def group_name(number: int, parameters: Mapping[str, Tensor] | Sequence[str]) -> str:
+    """Return what a group is called: its number, from 1, and the modules its parameters lie in.
+
+    Args:
+        number: From 1.
+        parameters: Names of its parameters.
+    """
+    owners = list(dict.fromkeys(name.rpartition(".")[0] or name for name in parameters))
+    shown = owners if len(owners) <= 3 else [owners[0], "…", owners[-1]]
+    return f"group {number} ({', '.join(shown)})"
+
+
+def check_groups(groups: object) -> None:
+    """Check what can be known without the model.
+
+    Args:
+        groups: What was given as ``loss_scale_groups``.
+
+    Raises:
+        TypeError: When it is no list of lists, or a member is no parameter, module, name or pair.
+        ValueError: When a group is empty or a member is named twice.
+    """
+    if isinstance(groups, str) or not isinstance(groups, Sequence):
+        raise TypeError(f"`loss_scale_groups` must be a list of groups, got {type(groups).__name__}")
+    seen: dict[object, int] = {}
+    for number, group in enumerate(groups, start=1):
+        if isinstance(group, str | Tensor) or not isinstance(group, Sequence):
+            raise TypeError(
+                f"group {number} of `loss_scale_groups` must be a list of parameters or names, got "
+                f"{type(group).__name__}"
+            )
+        if not group:
+            raise ValueError(f"group {number} of `loss_scale_groups` names no parameter; leave it out")
+        for member in group:
+            entry = member[1] if _is_pair(member) else member
+            if not isinstance(entry, Tensor | nn.Module | str):
+                raise TypeError(
+                    f"group {number} of `loss_scale_groups` must hold parameters, modules or their names, got "
+                    f"{type(entry).__name__} {entry!r}"
+                )
+            key: object = entry if isinstance(entry, str) else id(entry)
+            if key in seen:
+                what = entry if isinstance(entry, str) else f"a {type(entry).__name__}"
+                if _is_pair(member):
+                    what = member[0]
+                raise ValueError(
+                    f"{what} is named twice in `loss_scale_groups`, in group {seen[key]} and in group {number}; it can "
+                    "have one scale only"
+                )
+            seen[key] = number
+
+
+class GroupLossScaleManager(nn.Module):
+    """Give groups of parameters loss scales of their own and adapt each by its own overflows.
+
+    A network marks its parts by calling the manager: ``manager(x, 0, 1)`` on the input of the first group,
+    ``manager(x, 1, 2)`` between the first and the second, and so on to ``manager(x, n, n + 1)`` on the output of the
+    n-th. In a network without marks the training modules put borders around the modules of each group themselves.
+
+    Args:
+        init_loss_scale: Initial scale (> 0), for all groups or one per group.
+        loss_scale_groups: Groups of parameters, see `resolve_groups`; may be assigned later.
+        reduce_ratio: Factor on overflow, in (0, 1).
+        growth_ratio: Factor of growth, at least 1.
+        growth_window: Finite steps in a row before a scale grows.
+        minimum: Floor, at most the smallest initial scale; None for the smaller of 1 and that.
+        maximum: Ceiling, at least the largest initial scale; None for float32's own.
+        unscale_with: ``"used"``, or ``"updated"`` for the reference's arithmetic: gradients are divided by the scale
+            after its update, and every group whose gradients are not finite loses scale.
+
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When an argument is out of its range, a group is empty or a parameter named twice.
+
+    Reference:
+        MindSpore 2.7, ``boost/group_loss_scale_manager.py``.
+
+    Example:
+        >>> first, second = nn.Linear(2, 2), nn.Linear(2, 1)
+        >>> manager = GroupLossScaleManager(4096, [list(first.parameters()), list(second.parameters())])
+        >>> x = manager(torch.ones(1, 2), 0, 1)
+        >>> x = manager(first(x), 1, 2)
+        >>> manager(second(x), 2, 3).sum().backward()
+        >>> second.bias.grad
+        tensor([4096.])
+    """
+
+    dynamic_loss_scale: Tensor
+    finite_steps: Tensor
+    floors: Tensor
+    ceilings: Tensor
+    overflow_status: Tensor
+    received: Tensor
+    left: Tensor
+
+    def __init__(
+        self,
+        init_loss_scale: float | Sequence[float],
+        loss_scale_groups: Sequence[Sequence[GroupMember]],
+        *,
+        reduce_ratio: float = REDUCE_RATIO,
+        growth_ratio: float = GROWTH_RATIO,
+        growth_window: int = 1,
+        minimum: float | None = None,
+        maximum: float | None = None,
+        unscale_with: Unscaling = "used",
+    ) -> None:
+        super().__init__()
+        self.init_loss_scale = _checked_scales("init_loss_scale", init_loss_scale)
+        self.reduce_ratio = _real("reduce_ratio", reduce_ratio)
+        if not 0.0 < self.reduce_ratio < 1.0:
+            raise ValueError(f"`reduce_ratio` must lie in (0, 1), got {reduce_ratio!r}")
+        self.growth_ratio = _real("growth_ratio", growth_ratio)
+        if not 1.0 <= self.growth_ratio < math.inf:
+            raise ValueError(f"`growth_ratio` must be finite and at least 1, got {growth_ratio!r}")
+        self.growth_window = checked_window("growth_window", growth_window)
+        self.minimum, self.maximum = _checked_bounds(self.init_loss_scale, minimum, maximum)
+        if unscale_with not in ("used", "updated"):
+            raise ValueError(f'`unscale_with` must be "used" or "updated" (as MindSpore), got {unscale_with!r}')
+        self.unscale_with: Unscaling = unscale_with
+        self.loss_scale_number = 0
+        self._groups: Sequence[Sequence[GroupMember]] = []
+        self.loss_scale_groups = loss_scale_groups
+
+    @property
+    def loss_scale_groups(self) -> Sequence[Sequence[GroupMember]]:
+        """The groups as given; assigning others resets scales and counters."""
+        return self._groups
+
+    @loss_scale_groups.setter
+    def loss_scale_groups(self, groups: Sequence[Sequence[GroupMember]]) -> None:
+        check_groups(groups)
+        self._groups = groups
+        if groups or isinstance(self.init_loss_scale, float):
+            self.set_loss_scale_status(len(groups), self.init_loss_scale)
+        else:  # one scale per group was given, and the groups come later
+            self._set(torch.ones(2))
+
+    def forward(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
+        """Mark a place in the network; see the class.
+
+        Args:
+            x: Output of the operator before the mark.
+            layer1: Group before the mark, from 1; 0 before the first.
+            layer2: Group behind it; the number of groups plus 1 behind the last.
+
+        Returns:
+            The values of ``x``; half precision is widened to float32 under autocast.
+
+        Raises:
+            TypeError: When a group is not an integer.
+            ValueError: When there is no such group.
+        """
+        for name, layer in (("layer1", layer1), ("layer2", layer2)):
+            if isinstance(layer, bool) or not isinstance(layer, Integral):
+                raise TypeError(f"`{name}` must be the number of a group, got {layer!r}")
+            if layer < 0 or (self.loss_scale_number and layer > self.loss_scale_number + 1):
+                raise ValueError(f"`{name}` must lie in [0, groups + 1 = {self.loss_scale_number + 1}], got {layer!r}")
+        if not self.loss_scale_number or not x.requires_grad:
+            return x  # no groups yet, evaluation, or the input: no gradient will come by
+        behind, before = int(layer2), int(layer1)
+        received, left = self.received[before : before + 1], self.left[behind : behind + 1]
+        return scale_gradient(x, self.dynamic_loss_scale, before, behind, received, left)
+
+    def get_loss_scale(self) -> float | tuple[float, ...]:
+        """Return the initial scale, one number or one per group, as it was given."""
+        return self.init_loss_scale
+
+    def get_update_cell(self) -> GroupLossScaleManager:
+        """Return the manager itself, which is its own update cell."""
+        return self
+
+    def set_loss_scale_status(self, loss_scale_number: int, init_loss_scale: float | Sequence[float]) -> None:
+        """Set all scales, and forget overflows and streaks.
+
+        Args:
+            loss_scale_number: Number of groups, >= 0.
+            init_loss_scale: Scale for all groups, or one per group.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ValueError: When a scale is not positive or there is not one per group.
+        """
+        if isinstance(loss_scale_number, bool) or not isinstance(loss_scale_number, Integral):
+            raise TypeError(f"`loss_scale_number` must be an integer, got {loss_scale_number!r}")
+        if loss_scale_number < 0:
+            raise ValueError(f"`loss_scale_number` must be at least 0, got {loss_scale_number}")
+        number = int(loss_scale_number)
+        scales = _checked_scales("init_loss_scale", init_loss_scale)
+        values = (scales,) * number if isinstance(scales, float) else scales
+        if len(values) != number:
+            raise ValueError(f"`init_loss_scale` must hold one scale per group ({number}), got {len(values)}")
+        self.loss_scale_number = number
+        self._set(torch.tensor([1.0, *values, 1.0]))
+
+    def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
+        """Multiply the scale of one group.
+
+        Args:
+            layer: Group, from 0.
+            update_ratio: Factor; a result beyond floor or ceiling stops there.
+
+        Returns:
+            The new scale, float32, shape ``()``.
+
+        Raises:
+            ValueError: When there is no such group.
+        """
+        if isinstance(layer, bool) or not isinstance(layer, Integral) or not 0 <= layer < self.loss_scale_number:
+            raise ValueError(f"`layer` must be a group in [0, {self.loss_scale_number - 1}], got {layer!r}")
+        with torch.no_grad():
+            scale = self.dynamic_loss_scale[layer + 1]
+            moved = scale * torch.as_tensor(update_ratio, dtype=scale.dtype, device=scale.device)
+            scale.copy_(torch.minimum(torch.maximum(moved, self.floors[layer]), self.ceilings[layer]))
+        return scale.clone()
+
+    @property
+    def group_scales(self) -> Tensor:
+        """The live scale of each group, a view of shape ``[groups]``."""
+        return self.dynamic_loss_scale[1 : self.loss_scale_number + 1]
+
+    @property
+    def overflow_count(self) -> Tensor:
+        """The number of groups in which the last step overflowed, int64, shape ``()``."""
+        return self.overflow_status.sum()
+
+    def calibrate(self, scales: Sequence[float], reference: float) -> None:
+        """Start from scales that were found, with floor and ceiling moved along.
+
+        Args:
+            scales: One per group, > 0.
+            reference: Scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this value
+                has twice this floor and, where one was given, twice this ceiling.
+        """
+        self.set_loss_scale_status(len(scales), scales)
+        found = self.group_scales
+        self.floors.copy_((found * (self.minimum / reference)).clamp(min=torch.finfo(torch.float32).tiny))
+        if self.maximum < FLOAT32_MAX:
+            self.ceilings.copy_((found.double() * (self.maximum / reference)).clamp(max=FLOAT32_MAX))
+
+    def next_scales(self, overflowed: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scales and streaks that would follow a step; nothing changes. See `next_group_scales`.
+
+        Args:
+            overflowed: Whether an overflow arose in each group, bool, shape ``[n]``.
+            held: Whether a group could not be judged, bool, shape ``[n]``.
+        """
+        return next_group_scales(
+            self.group_scales,
+            self.finite_steps,
+            overflowed,
+            held,
+            reduce_ratio=self.reduce_ratio,
+            growth_ratio=self.growth_ratio,
+            window=self.growth_window,
+            minimum=self.floors,
+            maximum=self.ceilings,
+        )
+
+    def update(self, overflowed: Tensor, held: Tensor) -> None:
+        """Follow one step on the device.
+
+        Args:
+            overflowed: Whether an overflow arose in the group, bool, shape ``[groups]``.
+            held: Whether the group only received one, bool, shape ``[groups]``.
+        """
+        with torch.no_grad():
+            if self._only_counts(overflowed, held):
+                self.finite_steps.add_(1)
+            else:
+                scales, steps = self.next_scales(overflowed, held)
+                self.group_scales.copy_(scales)
+                self.finite_steps.copy_(steps)
+            self.overflow_status.copy_(overflowed)
+            self.received.zero_()
+            self.left.zero_()
+
+    def _only_counts(self, overflowed: Tensor, held: Tensor) -> bool:
+        """Return whether it is known on the host that no scale moves and every group counts a finite step."""
+        return (
+            host_values.reads_without_waiting(overflowed, held, self.finite_steps)
+            and not any(overflowed.tolist())
+            and not any(held.tolist())
+            and max(self.finite_steps.tolist(), default=0) + 1 < self.growth_window
+        )
+
+    def extra_repr(self) -> str:
+        """Return the number of groups and the rule for ``repr``."""
+        return (
+            f"groups={self.loss_scale_number}, reduce_ratio={self.reduce_ratio:g}, "
+            f"growth_ratio={self.growth_ratio:g}, growth_window={self.growth_window}"
+        )
+
+    def _set(self, scales: Tensor) -> None:
+        device = self.dynamic_loss_scale.device if "dynamic_loss_scale" in self._buffers else None
+        n = len(scales) - 2
+        states = {
+            "dynamic_loss_scale": scales.to(torch.float32),
+            "finite_steps": torch.zeros(n, dtype=torch.int64),
+            "floors": torch.full((n,), self.minimum),
+            "ceilings": torch.full((n,), self.maximum),
+            "overflow_status": torch.zeros(n, dtype=torch.bool),
+            "received": torch.zeros(n + 2),
+            "left": torch.zeros(n + 2),
+        }
+        for name, value in states.items():
+            self.register_buffer(name, value.to(device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GroupLossScaleManager:
+        # `network.half()` reaches a manager that the network holds, and float16 has no room for its scales.
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+
+class _ScaleGradient(torch.autograd.Function):
+    """Identity; see `scale_gradient`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        scales: Tensor,
+        indices: tuple[int, int],
+        border: tuple[int | None, int | None],
+        received: Tensor,
+        left: Tensor,
+    ) -> Tensor:
+        # Not saved tensors: these change in place after the backward pass, and are to be read as they are during it.
+        ctx.scales, ctx.indices, ctx.flags, ctx.dtype = scales, indices, (received, left), x.dtype
+        ctx.border = border
+        if x.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(x.device.type):
+            return x.float()
+        # Not a view in autograd's books: an activation that works in place may follow.
+        return x.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        into, out_of = ctx.indices
+        scaled = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
+        found = torch.zeros((), device=scaled.device)
+        unscale_and_check_([scaled], ctx.scales[into] / ctx.scales[out_of], found)
+        for flag in ctx.flags:
+            flag.copy_(torch.maximum(flag, found.to(flag.device, non_blocking=True)))
+        return scaled.to(ctx.dtype), None, None, None, None, None
+
+
+def _is_pair(member: object) -> bool:
+    return isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str)
+
+
+def _parameters_of(
+    member: GroupMember, number: int, parameters: Mapping[str, nn.Parameter], modules: Mapping[str, nn.Module]
+) -> list[Tensor]:
+    if isinstance(member, tuple):
+        return [member[1]]
+    if isinstance(member, nn.Module):
+        return list(member.parameters())
+    if isinstance(member, Tensor):
+        return [member]
+    # The network may have been wrapped since (with its loss, for example); then its names have a prefix.
+    known = [name for name in (*parameters, *modules) if name == member or name.endswith(f".{member}")]
+    depth = min((name.count(".") for name in known), default=0)
+    nearest = [name for name in known if name.count(".") == depth]
+    if len(nearest) > 1:
+        raise ValueError(
+            f"group {number} of `loss_scale_groups` names {member!r}, which may be {' or '.join(nearest)}; write the "
+            "whole name"
+        )
+    if nearest and member:
+        name = nearest[0]
+        return [parameters[name]] if name in parameters else list(modules[name].parameters())
+    raise ValueError(
+        f"group {number} of `loss_scale_groups` names {member!r}, but the model has neither a parameter nor a module "
+        "of that name"
+    )
+
+
+def _checked_scales(name: str, value: object) -> float | tuple[float, ...]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not value:
+            raise ValueError(f"`{name}` must be a scale or one per group, got an empty list")
+        return tuple(_checked_scale(name, entry) for entry in value)
+    return _checked_scale(name, value)
+
+
+def _checked_scale(name: str, value: object) -> float:
+    number = _real(name, value)
+    if not 0.0 < number <= FLOAT32_MAX:
+        raise ValueError(f"`{name}` must lie in (0, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
+    return number
+
+
+def _checked_bounds(init: float | tuple[float, ...], minimum: object, maximum: object) -> tuple[float, float]:
+    lowest, highest = (init, init) if isinstance(init, float) else (min(init), max(init))
+    low = min(1.0, lowest) if minimum is None else _real("minimum", minimum)
+    high = FLOAT32_MAX if maximum is None else _real("maximum", maximum)
+    if not 0.0 < low <= lowest:
+        raise ValueError(f"`minimum` must lie in (0, initial scale {lowest:g}], got {minimum!r}")
+    if not highest <= high <= FLOAT32_MAX:
+        raise ValueError(
+            f"`maximum` must lie in [initial scale {highest:g}, {FLOAT32_MAX:.4g}] or be None, got {maximum!r}"
+        )
+    return low, high
+
+
+def _real(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}")
+    return float(value)

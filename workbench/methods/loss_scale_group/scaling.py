@@ -1,0 +1,555 @@
+"""The loss scale of a training run, one per group of parameters.
+
+Three ways lead here:
+
+* the configuration (``boost.loss_scale_group``): groups are found from the gradients of the first window, which runs
+  in float32 at scale 1 and is an ordinary step, and borders are put around the modules of each group;
+* a `GroupLossScaleManager` whose groups are given, over any model: borders likewise;
+* a manager that the model calls itself (marks, as in the reference's example).
+
+The loss is the seed of the backward pass in all of them; scales live between borders. An overflow anywhere skips the
+step and lowers the scale of the group where it arose (`workbench.methods.loss_scale_group.method.arising_overflow`). If
+it arose in none (the loss itself was not finite), every scale falls, so that training that cannot go on ends on the
+floor.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workbench.config import BoostConfig
+from workbench.core import kernels
+from workbench.loss_scale import ExponentTable, has_overflow, host_values
+from workbench.loss_scale.overflow import unscale_and_check_each_
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.loss_scale_group.method import (
+    GroupLossScaleManager,
+    arising_overflow,
+    group_name,
+    resolve_groups,
+)
+from workbench.methods.loss_scale_group.scale_borders import (
+    GradientProbe,
+    ScaleBorders,
+    graph_regions,
+    maximal_units,
+)
+from workbench.methods.loss_scale_group.scale_groups import find_scale_groups
+
+__all__ = ["GroupLossScaling", "joined_units"]
+
+_LONGEST_CALIBRATION = 8  # windows; freezing may hide some layers in the first ones
+_NONFINITE_BIN = 255
+_LOWEST_EXPONENT = -127  # of the first bin of `exponent_counts`
+_OUTSIDE = -1
+
+
+class GroupLossScaling(LossScaling):
+    """Hold the scales of groups, find out where overflows arise, and move each scale by its rule.
+
+    Args:
+        manager: Scales and rule; it is moved to the device.
+        model: What is trained, without wrappers.
+        device: Where its gradients are.
+        limit: Find at most so many groups in the first window; None takes the manager's groups.
+        collapse_after: Overflows in a row with every overflowing group at its floor after which training is given up;
+            None never.
+
+    Raises:
+        ValueError: When the manager's groups are empty, or name a parameter twice or one that cannot have a scale of
+            its own.
+    """
+
+    def __init__(
+        self,
+        manager: GroupLossScaleManager,
+        model: nn.Module,
+        *,
+        device: torch.device | None = None,
+        limit: int | None = None,
+        collapse_after: int | None = None,
+    ) -> None:
+        super().__init__(drop_overflow_update=True, device=device, collapse_after=collapse_after)
+        self.is_unit, self.unscales = False, True
+        self.minimum = manager.minimum
+        self.manager = manager if device is None else manager.to(device)
+        self.model = model
+        self.group_names: tuple[str, ...] = ()
+        self.borders: ScaleBorders | None = None
+        self.probe: GradientProbe | None = None
+        self.limit = limit
+        self._device = device
+        self._reference = manager.init_loss_scale if isinstance(manager.init_loss_scale, float) else 1.0
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._region_of: dict[int, int] = {}
+        self._verdict: tuple[Tensor, Tensor] | None = None
+        self._graphs_seen: set[int] = set()
+        self._windows = 0
+        self._has_marks = any(module is manager for module in model.modules())
+        if limit is not None:
+            self.probe = GradientProbe(model, device)
+            return
+        groups = resolve_groups(manager.loss_scale_groups, model)
+        if not groups:
+            raise ValueError(
+                "the GroupLossScaleManager has no groups; assign `loss_scale_groups` before training, or switch "
+                "`boost.loss_scale_group` on, which finds them"
+            )
+        self.group_names = tuple(group.name for group in groups)
+        group_of = {id(p): index for index, group in enumerate(groups) for p in group.parameters.values()}
+        if self._has_marks:
+            self._groups = torch.arange(len(groups) + 2, device=device) - 1
+            self._region_of = {key: group + 1 for key, group in group_of.items()}
+        else:
+            self._draw_borders(maximal_units(model, group_of))
+            self._check_borders(group_of)
+
+    @classmethod
+    def from_config(cls, config: BoostConfig, model: nn.Module, device: torch.device) -> LossScaling:  # type: ignore[override]
+        """Build automatic groups as ``config.loss_scale`` asks for; one scale where none would be dynamic here."""
+        rule = config.loss_scale
+        if config.effective_loss_scale_kind(device.type) != "dynamic":
+            return LossScaling.from_config(config, device)
+        manager = GroupLossScaleManager(
+            float(rule.init),
+            [],
+            reduce_ratio=1.0 / rule.factor,
+            growth_ratio=rule.factor,
+            growth_window=rule.window,
+            minimum=rule.minimum,
+            maximum=rule.maximum,
+            unscale_with=config.compatibility.group_loss_scale,
+        )
+        return cls(manager, model, device=device, limit=rule.groups, collapse_after=rule.collapse_after)
+
+    @classmethod
+    def from_manager(cls, manager: GroupLossScaleManager, model: nn.Module) -> GroupLossScaling:
+        """Build from a user's manager, whose groups are given; borders are drawn unless the model calls it itself."""
+        device = next((parameter.device for parameter in model.parameters()), None)
+        return cls(manager, model, device=device)
+
+    # -- what Boosted asks --------------------------------------------------------------------------------------------
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale of the first group, as the reference reports it; 1 while groups are being found."""
+        return self.manager.dynamic_loss_scale[1].reshape(())
+
+    @scale.setter
+    def scale(self, value: Tensor) -> None:
+        """Ignore what the base class sets: the scales are the manager's."""
+
+    def set(self, scale: Tensor) -> None:
+        """Overwrite the scale of every group from a tensor with one element."""
+        self.manager.group_scales.copy_(scale.detach().reshape(()).expand(self.manager.loss_scale_number))
+
+    @property
+    def group_scales(self) -> Tensor | None:
+        """The live scale of each group, shape ``[n]``; None while they are being found."""
+        return None if self.probe is not None else self.manager.group_scales
+
+    @property
+    def autocast_allowed(self) -> bool:
+        """False while groups are being found: what is measured must not have underflowed before."""
+        return self.probe is None
+
+    @property
+    def moves(self) -> bool:
+        """True: the scales change in place."""
+        return True
+
+    @property
+    def adapts(self) -> bool:
+        """True: a rule moves the scales."""
+        return True
+
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """Return the index of the group whose scale a parameter's gradient carries, -1 where that is 1."""
+        if self.probe is not None:
+            return _OUTSIDE
+        return self._group_at(self._region_of.get(id(parameter), _OUTSIDE))
+
+    def scale_of(self, parameter: nn.Parameter) -> Tensor:
+        """Return the scale of a parameter's group, shape ``()``; 1 outside of all groups.
+
+        Args:
+            parameter: Where gradients are looked at.
+        """
+        group = self.group_of(parameter)
+        # The manager's list begins and ends with the sentinel 1.
+        return self.manager.dynamic_loss_scale[group + 1]
+
+    def seed(self, loss: Tensor) -> Tensor:
+        """Return the loss itself; its gradient is scaled at the borders.
+
+        Raises:
+            RuntimeError: When a parameter is used where another scale than its group's is in force.
+        """
+        if self.probe is not None:
+            self.probe.look_at_graph(loss)
+        else:
+            self._look_at_graph(loss)
+        return loss
+
+    def unscale_(self, parameters: Sequence[nn.Parameter], found_inf: Tensor) -> None:
+        """Divide every gradient by the scale it carries, in place; set ``found_inf`` if anything was not finite.
+
+        Args:
+            parameters: Parameters with the gradients of one window.
+            found_inf: Float32, shape ``()``, 0 on entry.
+        """
+        if self.probe is not None:
+            found_inf.copy_(has_overflow([parameter.grad for parameter in parameters]))
+            self.probe.add_parameters(parameters)
+            if self.agree is not None:
+                self.agree(found_inf)
+            return
+        regions = [self._region_of.get(id(parameter), _OUTSIDE) for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters]
+        received, left = self._flags
+        nonfinite = torch.zeros_like(received)
+        by_reference = self.manager.unscale_with == "updated"
+        if not by_reference and self._unscale_on_host(gradients, regions, nonfinite):
+            self._judge(received, left, nonfinite, found_inf)
+            return
+        of_region: dict[int, list[Tensor]] = {}
+        for gradient, region in zip(gradients, regions, strict=True):
+            if gradient is not None:
+                of_region.setdefault(region, []).append(gradient)
+        if by_reference:  # As upstream: gradients are divided by scales that are known only after the verdict.
+            for region, of_one in of_region.items():
+                nonfinite[region] = has_overflow(of_one).to(nonfinite)
+            self._judge(torch.zeros_like(received), left, nonfinite, found_inf)
+            assert self._verdict is not None
+            scales = torch.ones_like(self.manager.dynamic_loss_scale)
+            scales[1:-1] = self.manager.next_scales(*self._verdict)[0]
+        else:
+            scales = self.manager.dynamic_loss_scale
+        inverse = scales[self._groups + 1].reciprocal()
+        factors, flags = inverse.unbind(), nonfinite.unbind()
+        unscale_and_check_each_([(grads, factors[region], flags[region]) for region, grads in of_region.items()])
+        if not by_reference:
+            self._judge(received, left, nonfinite, found_inf)
+
+    def _unscale_on_host(self, gradients: list[Tensor | None], regions: list[int], nonfinite: Tensor) -> bool:
+        """Divide all gradients by their regions' scales in one call, where the host knows them; set flags of regions.
+
+        Returns:
+            Whether it could be done.
+        """
+        present = [gradient for gradient in gradients if gradient is not None]
+        scales = self.manager.dynamic_loss_scale
+        if len(present) < len(gradients) or not host_values.reads_without_waiting(scales, self._groups, nonfinite):
+            return False
+        values = kernels.listed(present)
+        if values is None:
+            return False
+        inverse = scales.reciprocal().tolist()
+        of_region = [inverse[group + 1] for group in self._groups.tolist()]
+        found = kernels.unscale_and_check_(values, [of_region[region] for region in regions])
+        if any(found):
+            for region in {region for region, flag in zip(regions, found, strict=True) if flag}:
+                nonfinite[region] = 1.0
+        return True
+
+    def after_window(self, overflow: Tensor) -> None:
+        """Move the scales by their rule; find the groups after the first window.
+
+        Args:
+            overflow: Whether the window's gradients were not finite, bool, shape ``()``.
+        """
+        if self.probe is not None:
+            self._windows += 1
+            if self._agreed_counts_are_enough(overflow):
+                self._calibrate()
+            return
+        if self._verdict is not None:
+            self.manager.update(*self._verdict)
+            self._verdict = None
+        if self.borders is not None:
+            self.borders.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return scales, counters, groups and, inside a window, which gradients were not finite.
+
+        Entries: ``manager``, ``units`` (module name -> group; None with marks), ``regions`` (parameter name -> region),
+        ``group_names``, ``flags`` and, while groups are being found, ``counts`` and ``windows``.
+        """
+        state: dict[str, Any] = {
+            "manager": {name: value.clone() for name, value in self.manager.state_dict().items()},
+            "units": None if self.borders is None else dict(self.borders.units),
+            "regions": {self._names[key]: region for key, region in self._region_of.items() if key in self._names},
+            "group_names": list(self.group_names),
+            "flags": None if self.probe is not None else [flag.clone() for flag in self._flags],
+        }
+        if self.probe is not None:
+            state |= {"counts": self.probe.counts.clone(), "windows": self._windows}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken, with borders where they were."""
+        if "counts" in state:
+            if self.probe is None:
+                raise ValueError("the state was taken while scale groups were being found; these groups are given")
+            self.probe.counts.copy_(state["counts"])
+            self._windows = state["windows"]
+            return
+        if self.probe is not None:
+            self.probe.remove()
+            self.probe = None
+        self.manager.set_loss_scale_status(len(state["group_names"]), 1.0)
+        self.manager.load_state_dict(state["manager"])
+        self.group_names = tuple(state["group_names"])
+        if state["units"] is not None:
+            self._draw_borders(state["units"])
+        parameters = dict(self.model.named_parameters())
+        self._region_of = {id(parameters[name]): region for name, region in state["regions"].items()}
+        for flag, value in zip(self._flags, state["flags"], strict=True):
+            flag.copy_(value)
+
+    def remove(self) -> None:
+        """Take all hooks away; the model is as it was before."""
+        if self.borders is not None:
+            self.borders.remove()
+        if self.probe is not None:
+            self.probe.remove()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GroupLossScaling:
+        """Copy, and know the copied model's parameters."""
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        parameters = {name: id(parameter) for name, parameter in twin.model.named_parameters()}
+        now = {key: parameters[name] for key, name in self._names.items()}
+        twin._names = {now[key]: name for key, name in self._names.items()}
+        twin._region_of = {now[key]: region for key, region in self._region_of.items() if key in now}
+        if self.probe is not None and twin.probe is not None:
+            twin.probe.owner = {now[key]: owner for key, owner in self.probe.owner.items()}
+            twin.probe.regions = {now[key]: seen for key, seen in twin.probe.regions.items() if key in now}
+        return twin
+
+    # -- on the device ------------------------------------------------------------------------------------------------
+
+    @property
+    def _flags(self) -> tuple[Tensor, Tensor]:
+        """Which regions received a gradient that is not finite, and which handed one on."""
+        holder = self.manager if self.borders is None else self.borders
+        return holder.received, holder.left
+
+    def _judge(self, received: Tensor, left: Tensor, nonfinite: Tensor, found_inf: Tensor) -> None:
+        """Find the groups in which an overflow arose, and those that merely received one."""
+        if self.agree is not None:
+            # An inf of one rank has reached every rank's averaged gradients, so all have to know where it came in.
+            flags = torch.stack([received, left, nonfinite])
+            self.agree(flags)
+            received, left, nonfinite = flags
+        elif host_values.reads_without_waiting(received, left, nonfinite, found_inf) and not any(
+            flag for flags in (received, left, nonfinite) for flag in flags.tolist()
+        ):  # as usual: there is nothing to judge
+            found_inf.zero_()
+            calm = torch.zeros(self.manager.loss_scale_number, dtype=torch.bool, device=self._device)
+            self._verdict = calm, calm
+            return
+        arose = arising_overflow(received, left, nonfinite)
+        found_inf.copy_(torch.maximum(nonfinite.max(), arose.max().to(nonfinite)))
+        inside = (self._groups >= 0) & (self._groups < self.manager.loss_scale_number)
+        overflowed = self._per_group(arose & inside)
+        touched = self._per_group((received != 0) & inside)
+        # Where none is to blame (the loss itself is not finite) all scales fall, or training would stand still unseen.
+        overflowed = overflowed | ((found_inf > 0) & ~overflowed.any())
+        self._verdict = overflowed, touched & ~overflowed
+
+    def _per_group(self, flags: Tensor) -> Tensor:
+        """Return whether a flag is set in any region of each group, bool, shape ``[groups]``."""
+        number = self.manager.loss_scale_number
+        counts = torch.zeros(number, device=flags.device)
+        return counts.index_add_(0, self._groups.clamp(0, number - 1), flags.to(counts)) > 0
+
+    # -- groups and borders -------------------------------------------------------------------------------------------
+
+    def _draw_borders(self, units: Mapping[str, int]) -> None:
+        if self.borders is not None:
+            self.borders.remove()
+        self.borders = ScaleBorders(self.model, units, self.manager, self._device)
+        # The last region is what lies outside; index -1 of the groups is the sentinel with the scale 1.
+        self._groups = torch.tensor([*units.values(), _OUTSIDE], device=self._device)
+        self._region_of = {
+            id(parameter): region
+            for region, name in enumerate(units)
+            for parameter in self.model.get_submodule(name).parameters()
+        }
+
+    def _check_borders(self, group_of: Mapping[int, int]) -> None:
+        """Check that what the user grouped can have the scale of its group."""
+        assert self.borders is not None
+        groups_of_units = list(self.borders.units.values())
+        users: dict[int, set[int]] = {}
+        for name, module in self.model.named_modules():
+            region = next((i for i, unit in enumerate(self.borders.units) if _is_in(name, unit)), _OUTSIDE)
+            for parameter in module.parameters(recurse=False):
+                users.setdefault(id(parameter), set()).add(_OUTSIDE if region < 0 else groups_of_units[region])
+        for key, groups in users.items():
+            if len(groups) > 1:
+                raise ValueError(
+                    f"parameter {self._names[key]} is used by several modules with different loss scales; put all "
+                    "parameters of these modules into one group"
+                )
+        for index, name in enumerate(self.group_names):
+            if index not in groups_of_units:
+                raise ValueError(
+                    f"{name} of `loss_scale_groups` holds no whole module, so there is no place where its scale could "
+                    "begin and end; put all parameters of a module into one group"
+                )
+        loose = [self._names[key] for key in group_of if key not in self._region_of]
+        if loose:
+            warnings.warn(
+                f"{', '.join(loose)}: used by a module that also holds parameters of other groups, so the loss scale "
+                "there is 1",
+                stacklevel=5,
+            )
+
+    def _look_at_graph(self, loss: Tensor) -> None:
+        """Check, once per number of trained parameters, that each is used where its scale is in force."""
+        trained = sum(parameter.requires_grad for parameter in self.model.parameters())
+        if trained in self._graphs_seen:
+            return
+        self._graphs_seen.add(trained)
+        start = None if self.borders is not None else self.manager.loss_scale_number + 1
+        for key, regions in graph_regions(loss, start).of_parameter.items():
+            if key not in self._names:
+                continue
+            used = {_OUTSIDE if region is None else region for region in regions}
+            groups = {self._group_at(region) for region in used}
+            expected = self._region_of.get(key)
+            if expected is None and len(groups) == 1:
+                self._region_of[key] = used.pop()  # named in no group: it has the scale of where it is
+            elif groups != {self._group_at(_OUTSIDE if expected is None else expected)}:
+                raise RuntimeError(
+                    f"parameter {self._names[key]} belongs to {self._called(expected)}, but the forward pass uses it "
+                    f"{' and '.join(sorted(f'in {self._called(region)}' for region in used))}; "
+                    + (
+                        "move the marks or the groups"
+                        if self.borders is None
+                        else "put all parameters of the modules that use it into one group"
+                    )
+                )
+
+    def _group_at(self, region: int) -> int:
+        number = self.manager.loss_scale_number
+        if self.borders is None:
+            return region - 1 if 0 < region <= number else _OUTSIDE
+        return _OUTSIDE if region < 0 else list(self.borders.units.values())[region]
+
+    def _called(self, region: int | None) -> str:
+        group = _OUTSIDE if region is None else self._group_at(region)
+        return "no group" if group < 0 else self.group_names[group]
+
+    # -- calibration --------------------------------------------------------------------------------------------------
+
+    def _agreed_counts_are_enough(self, overflow: Tensor) -> bool:
+        """Return whether the gradients so far say how to scale; waits for the device, once per calibration window."""
+        probe = self.probe
+        assert probe is not None
+        if self.agree is not None:
+            counts = probe.counts.to(torch.float32)
+            multiplies = torch.tensor([float(name in probe.multiplies) for name in probe.names], device=self._device)
+            self.agree(counts)
+            self.agree(multiplies)
+            probe.counts.copy_(counts)
+            probe.multiplies = {n for n, flag in zip(probe.names, multiplies.tolist(), strict=True) if flag}
+        if bool(overflow):  # not even float32 holds these gradients: the step was skipped, look again
+            probe.counts.zero_()
+            return False
+        frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
+        return not frozen or self._windows >= _LONGEST_CALIBRATION
+
+    def _calibrate(self) -> None:
+        """Find groups and scales from what the probe has seen, and put the borders where they belong."""
+        probe = self.probe
+        assert probe is not None
+        probe.remove()
+        units = probe.units()
+        parts = joined_units(self.model, units, probe.regions, probe.names) or [[""]]
+        counts = probe.counts.double().cpu().numpy()[:, :, :_NONFINITE_BIN]
+        rows = []
+        for part in parts:
+            inside = [i for i, name in enumerate(probe.names) if any(_is_in(name, unit) for unit in part)]
+            # Each source counts alike, or the many elements of an activation would outvote a weight.
+            sources = counts[inside].reshape(-1, _NONFINITE_BIN)
+            totals = sources.sum(axis=1)
+            rows.append((sources[totals > 0] / totals[totals > 0, None]).sum(axis=0))
+        found = find_scale_groups(ExponentTable(_LOWEST_EXPONENT, np.array(rows)), self.limit or 1)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        group_of: dict[int, int] = {}
+        for index, group in enumerate(found):
+            for member in group.members:
+                for unit in parts[member]:
+                    group_of |= {id(p): index for p in self.model.get_submodule(unit).parameters()}
+        used = maximal_units(self.model, group_of)
+        # Parameters outside of all units stay at 1; a container whose own parameters join none is never a unit.
+        self.manager.calibrate([group.scale for group in found], self._reference)
+        self.minimum = self.manager.minimum * found[0].scale / self._reference
+        names = [[n for n, p in parameters.items() if group_of.get(id(p)) == index] for index in range(len(found))]
+        self.group_names = tuple(group_name(number, members) for number, members in enumerate(names, start=1))
+        self.probe = None
+        self._draw_borders(used)
+
+
+def joined_units(
+    model: nn.Module, units: Sequence[str], regions: Mapping[int, Set[Any]], names: Sequence[str]
+) -> list[list[str]]:
+    """Return the parts of a model that may have loss scales of their own.
+
+    Units that share a parameter can only have one scale together, whether both hold it or one uses the other's. A
+    weight that is used outside of every unit has the scale 1 there, so its unit cannot have another.
+
+    Args:
+        model: The model.
+        units: Names of modules, none inside another.
+        regions: Per parameter, by its id, the indices of the innermost modules that use it; None is none.
+        names: Names of the modules, by index.
+
+    Returns:
+        Parts, each a list of units; units whose scale has to stay 1 are left out.
+    """
+    parent = {unit: unit for unit in units}
+
+    def root(unit: str) -> str:
+        while parent[unit] != unit:
+            unit = parent[unit]
+        return unit
+
+    holder: dict[int, str] = {}
+    for unit in units:
+        for parameter in model.get_submodule(unit).parameters():
+            if id(parameter) in holder:
+                parent[root(unit)] = root(holder[id(parameter)])
+            holder[id(parameter)] = unit
+    outside: list[str] = []
+    for key, used in regions.items():
+        if key not in holder:
+            continue
+        for region in used:
+            user = next((unit for unit in units if region is not None and _is_in(names[region], unit)), None)
+            if user is None:
+                outside.append(holder[key])
+            else:
+                parent[root(user)] = root(holder[key])
+    barred = {root(unit) for unit in outside}
+    parts: dict[str, list[str]] = {}
+    for unit in units:
+        if root(unit) not in barred:
+            parts.setdefault(root(unit), []).append(unit)
+    return list(parts.values())
+
+
+def _is_in(name: str, unit: str) -> bool:
+    """Return whether a module is another one or lies in it."""
+    return not unit or name == unit or name.startswith(f"{unit}.")

@@ -1,0 +1,117 @@
+"""How the gradients of a complete window become new weights: the optimizer's step, or what a method puts in its place.
+
+Overflow, unscaling and the reduction over ranks are done when an update is asked for; what remains is its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from workbench.core.records import EventSink
+from workbench.loss_scale import decides_on_device, step_if_finite
+
+__all__ = ["CompleteWindow", "PlainUpdate", "WeightUpdate"]
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteWindow:
+    """What an update may look at; the gradients lie in ``.grad``, averaged over window and ranks.
+
+    Args:
+        step: Micro-batch index, counted from 0.
+        optimizer: Optimizer of the freezing group in force.
+        loss: Unscaled loss of the last micro-batch on this rank, shape ``()``.
+        found_inf: 1 when a gradient is not finite, so that nothing may change; float32, shape ``()``. None when nobody
+            looked: the update is applied whatever the gradients are.
+        gradient_scale: What the gradients still carry as a factor, shape ``()``; 1 unless a train-one-step module was
+            given ``sens``.
+        evaluate: Computes the loss of the last micro-batch at the weights as they are; None when the caller of the step
+            gave no closure.
+        events: Where things worth telling go; None when nobody listens.
+        backward_scale: Gives the loss scale that the backward pass carried where a parameter is used and that its
+            gradient no longer does, shape ``()``; None when gradients are as the backward pass left them.
+    """
+
+    step: int
+    optimizer: Optimizer
+    loss: Tensor
+    found_inf: Tensor | None
+    gradient_scale: Tensor
+    evaluate: Callable[[], Tensor] | None
+    events: EventSink | None
+    backward_scale: Callable[[nn.Parameter], Tensor] | None = None
+
+
+class WeightUpdate(Protocol):
+    """Changes the weights at the end of a window."""
+
+    def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Update the weights, or leave them, their optimizer and the method alone where ``found_inf`` is set.
+
+        Returns:
+            Numbers for the trace that the host knows, by namespaced column; empty for most.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next update depends on besides the optimizer."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken."""
+        ...
+
+
+class PlainUpdate:
+    """The optimizer's own step, skipped on the device where the optimizer can.
+
+    An optimizer that looks at more than gradients (THOR at what passes through the layers) may have two methods more:
+    ``hear(backward_scale=..., step=..., events=...)`` is called before its step, and ``columns()`` after it returns
+    numbers for the trace.
+    """
+
+    def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Let the optimizer step."""
+        optimizer = window.optimizer
+        hear: Callable[..., None] | None = getattr(optimizer, "hear", None)
+        if hear is not None:
+            hear(backward_scale=window.backward_scale, step=window.step, events=window.events)
+        if window.found_inf is not None:
+            step_if_finite(optimizer, window.found_inf)
+        elif _profits_from_flag(optimizer):
+            step_if_finite(optimizer, torch.zeros_like(window.gradient_scale))
+        else:
+            optimizer.step()
+        columns: Callable[[], Mapping[str, float]] | None = getattr(optimizer, "columns", None)
+        return {} if columns is None else columns()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: all memory is the optimizer's."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+def _profits_from_flag(optimizer: Optimizer) -> bool:
+    """Return whether a step under a flag that is never set is better than the optimizer's own."""
+    if hasattr(optimizer, "step_with_found_inf") or not decides_on_device(optimizer):
+        return False
+    if not isinstance(optimizer, SGD):
+        return True
+    # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing makes
+    # happen; step_if_finite prepares the buffers. Once all are there, nothing is gained.
+    state = optimizer.state
+    return any(
+        parameter.grad is not None
+        and (parameter not in state or state[parameter].get("momentum_buffer") is None)  # reading alone adds an entry
+        for group in optimizer.param_groups
+        if group["momentum"] != 0
+        for parameter in group["params"]
+    )

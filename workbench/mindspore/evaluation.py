@@ -1,0 +1,198 @@
+"""Evaluation: metrics over a dataset, leaving no trace on the training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core.metrics import MetricAccumulator, MetricError, new_accumulator
+from workbench.mindspore.batch_calls import called_with, data_and_label, widened
+
+__all__ = ["Evaluator", "evaluation_mode"]
+
+
+@contextlib.contextmanager
+def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Put every module into evaluation mode, without gradients, and everything back as it was afterwards.
+
+    Random generators are put back, too, so that training goes on as if nothing had been evaluated.
+
+    Args:
+        modules: What is evaluated.
+        device: Where it computes; its generator is kept as well as the CPU's.
+    """
+    was_training = [child for module in modules for child in module.modules() if child.training]
+    on_device = [] if device.type == "cpu" else [device]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.random.fork_rng(on_device, device_type=device.type), torch.no_grad():
+            yield
+    finally:
+        for child in was_training:
+            child.training = True
+
+
+class Evaluator:
+    """What is measured on a batch, and with which networks.
+
+    Args:
+        network: Predicts, or returns the loss when there is no criterion.
+        loss_fn: Criterion, called as ``loss_fn(output, label)``; None when the network returns the loss.
+        metrics: Set or list of names and torchmetrics objects, a dictionary from the name of the result to either, or
+            None.
+        eval_network: Evaluated in place of network and criterion; returns ``(loss, prediction, label)``,
+            ``(prediction, label)`` or a loss.
+        eval_indexes: Positions of loss, prediction and label in what it returns.
+
+    Raises:
+        TypeError: When ``metrics`` is of the wrong kind.
+        ValueError: When a metric is unknown, named twice or asks for what nobody computes, or ``eval_indexes`` are no
+            three positions.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss_fn: Callable[..., Tensor] | None,
+        metrics: Any,
+        eval_network: nn.Module | None = None,
+        eval_indexes: Sequence[int] | None = None,
+    ) -> None:
+        self.network = network
+        self.loss_fn = loss_fn
+        self.eval_network = eval_network
+        self.indexes = _checked_indexes(eval_indexes, eval_network)
+        self.metrics = _by_name(metrics)
+        try:
+            accumulators = self.begin()
+        except MetricError as error:
+            raise ValueError(f"`metrics`: {error}") from None
+        for name, accumulator in accumulators.items():  # what would fail in the first evaluation
+            if accumulator.needs == "outputs" and loss_fn is None and eval_network is None:
+                raise ValueError(
+                    f"`metrics` holds {name!r}, which needs a prediction and a label; give `loss_fn`, or an "
+                    "`eval_network` that returns (loss, prediction, label)"
+                )
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All modules that take part."""
+        return [m for m in (self.network, self.loss_fn, self.eval_network) if isinstance(m, nn.Module)]
+
+    def begin(self) -> dict[str, MetricAccumulator]:
+        """Begin to accumulate all metrics, by the name of the result."""
+        return {name: new_accumulator(metric, self.loss_fn) for name, metric in self.metrics.items()}
+
+    def measure(self, batch: Any, measured: Mapping[str, MetricAccumulator]) -> Any:
+        """Run the networks on one batch and add it to the metrics.
+
+        Args:
+            batch: On the device.
+            measured: What `begin` returned.
+
+        Returns:
+            What the evaluation network returned, or ``(loss, prediction, label)``; the loss is None where no metric
+            asks for it.
+
+        Raises:
+            ValueError: When the batch is no pair though there is a criterion, or the outputs lack what a metric needs.
+        """
+        loss: Any = None
+        prediction: Any = None
+        label: Any = None
+        outputs: Any
+        if self.eval_network is not None:
+            outputs = widened(called_with(self.eval_network, batch))
+            loss, prediction, label = self._chosen(outputs)
+        elif self.loss_fn is None:
+            outputs = loss = called_with(self.network, batch)
+        else:
+            data, label = data_and_label(batch)
+            output = self.network(data)
+            if any(accumulator.needs == "loss" for accumulator in measured.values()):
+                loss = self.loss_fn(output, label)
+            prediction = widened(output)
+            outputs = (loss, prediction, label)
+        for name, accumulator in measured.items():
+            if accumulator.needs == "loss":
+                accumulator.update(_mean_loss(loss, name), batch)
+            elif prediction is None:
+                raise ValueError(
+                    f"metric {name!r} needs a prediction and a label, but `eval_network` returned a loss only; it must "
+                    "return (loss, prediction, label)"
+                )
+            else:
+                accumulator.update(prediction, (prediction, label))
+        return outputs
+
+    def _chosen(self, outputs: Any) -> tuple[Any, Any, Any]:
+        """Return loss, prediction and label among the outputs of the evaluation network."""
+        several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+        if self.indexes is not None:
+            if max(self.indexes) >= len(several):
+                raise ValueError(
+                    f"`eval_indexes` must be positions in the {len(several)} outputs of `eval_network`, got "
+                    f"{list(self.indexes)}"
+                )
+            loss, prediction, label = (several[index] for index in self.indexes)
+            return loss, prediction, label
+        if len(several) == 3:
+            return several[0], several[1], several[2]
+        if len(several) == 2:
+            return None, several[0], several[1]
+        if len(several) == 1:
+            return several[0], None, None
+        raise ValueError(
+            f"`eval_network` returned {len(several)} outputs; say with `eval_indexes` where loss, prediction and label "
+            "are"
+        )
+
+
+def _by_name(metrics: Any) -> dict[str, Any]:
+    if metrics is None:
+        return {}
+    named: list[tuple[Any, Any]]
+    if isinstance(metrics, Mapping):
+        named = list(metrics.items())
+    elif isinstance(metrics, (set, frozenset, list, tuple)):
+        named = [(metric if isinstance(metric, str) else type(metric).__name__, metric) for metric in metrics]
+        if isinstance(metrics, (set, frozenset)):
+            named.sort(key=lambda pair: str(pair[0]))  # sets of texts come in another order in every process
+    else:
+        came = repr(metrics) if isinstance(metrics, str) else type(metrics).__name__
+        raise TypeError(f"`metrics` must be a set, list or dict of names or torchmetrics objects, got {came}")
+    for name, _ in named:
+        if not isinstance(name, str):
+            raise TypeError(f"`metrics` must have texts as keys, got {name!r}")
+    names = [name for name, _ in named]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"`metrics` holds {twice!r} twice; give a dict, so that each result has a name of its own")
+    return dict(named)
+
+
+def _checked_indexes(indexes: Any, eval_network: nn.Module | None) -> tuple[int, ...] | None:
+    if indexes is None:
+        return None
+    if eval_network is None:
+        raise ValueError("`eval_indexes` says where the outputs of `eval_network` are, and there is none; leave it out")
+    whole = isinstance(indexes, (list, tuple)) and all(type(index) is int and index >= 0 for index in indexes)
+    if not whole or len(indexes) != 3:
+        raise ValueError(
+            f"`eval_indexes` must be three positions, of loss, prediction and label, each at least 0, got {indexes!r}"
+        )
+    return tuple(indexes)
+
+
+def _mean_loss(loss: Any, metric: str) -> Tensor:
+    if not isinstance(loss, Tensor):
+        came = "none" if loss is None else type(loss).__name__
+        raise ValueError(
+            f"metric {metric!r} needs a loss, got {came}; let `eval_network` return (loss, prediction, label) or a loss"
+        )
+    return loss.float().mean()

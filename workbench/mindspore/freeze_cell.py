@@ -1,0 +1,179 @@
+"""Training cells for gradient freezing: one callable per group, each doing one step for its group.
+
+Translation of MindSpore 2.7.0, ``mindspore/python/mindspore/boost/grad_freeze.py`` (``freeze_cell``): there a cell
+holds a compiled gradient function for the weights of one group; here autograd does that, so ``grad`` is not needed,
+and a cell is told by :class:`~workbench.methods.grad_freeze.freeze_optimizer.FreezeOpt` which parameters rest. Freezing
+together with accumulation works (upstream raises AttributeError). This file joins two methods because the function's
+signature does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.methods.grad_accumulation.method import AccumulationWindow
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
+
+__all__ = ["FreezeTrainCell", "freeze_cell"]
+
+
+class FreezeTrainCell:
+    """One training step for one group. Made by :func:`freeze_cell`; call it with the network's inputs.
+
+    Args:
+        network: Returns the scalar loss.
+        optimizer: The freezing optimizer.
+        index: Group this cell trains.
+        sens: Factor of the gradients; a loss scale that nobody divides out makes the step larger.
+        window: Accumulation window, shared by the cells of one training.
+        owner: Single-entry list holding the index of the group whose window is open, shared likewise.
+        degree: Number of ranks to reduce gradients over; None for a single process.
+        mean: Whether to divide the sum over ranks by ``degree``.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: FreezeOpt,
+        index: int,
+        sens: float,
+        window: AccumulationWindow,
+        owner: list[int],
+        degree: int | None,
+        mean: bool,
+    ) -> None:
+        self.network = network
+        self.optimizer = optimizer
+        self.index = index
+        self.sens = sens
+        self._window = window
+        self._owner = owner
+        self._degree = degree
+        self._mean = mean
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Run one micro-batch; update the group when its window is complete.
+
+        A cell does not move on in the strategy: call ``cells[optimizer.begin_step()](*inputs)`` for each micro-batch
+        and ``optimizer.advance()`` after each update.
+
+        Args:
+            *inputs: Inputs of the network.
+
+        Returns:
+            The loss before the update, detached, not multiplied by ``sens``.
+
+        Raises:
+            RuntimeError: When another group's accumulation window is still open.
+        """
+        if not self._window.at_start and self._owner[0] != self.index:
+            raise RuntimeError(
+                f"the accumulation window of group {self._owner[0]} is not complete "
+                f"({self._window.position} of {self._window.n_steps} micro-batches); keep calling its cell first"
+            )
+        if self._window.at_start:
+            self._owner[0] = self.index
+            self.optimizer.enter_group(self.index)
+            self.optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = self.network(*inputs)
+        torch.autograd.backward(loss * (self.sens * self._window.weight))
+        if self._window.advance():
+            if self._degree is not None:
+                self._reduce(self._degree)
+            self.optimizer.optimizer_of(self.index).step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def _reduce(self, degree: int) -> None:
+        for parameter in self.optimizer.group_parameters(self.index):
+            if not parameter.requires_grad:
+                continue
+            # Every rank must join every reduction, with or without a gradient of its own.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            torch.distributed.all_reduce(parameter.grad)
+            if self._mean:
+                parameter.grad /= degree
+
+
+def freeze_cell(
+    reducer_flag: bool,
+    network: nn.Module,
+    optimizer: FreezeOpt,
+    sens: float | None,
+    grad: Any,
+    use_grad_accumulation: bool,
+    mean: bool | None = None,
+    degree: int | None = None,
+    max_accumulation_step: int = 1,
+) -> tuple[FreezeTrainCell, ...]:
+    """Return the training cells of a freezing optimizer, one per group.
+
+    Args:
+        reducer_flag: Whether to reduce gradients over the ranks of ``torch.distributed`` (leave it False under DDP,
+            which does so itself).
+        network: Returns the scalar loss.
+        optimizer: What :meth:`~workbench.methods.grad_freeze.method.GradientFreeze.freeze_generate` returned.
+        sens: Factor of the gradients; None means 1.
+        grad: Accepted for the reference's signature and ignored: autograd computes the gradients.
+        use_grad_accumulation: Whether several micro-batches make one update.
+        mean: Divide the sum over ranks by ``degree``; None means yes, as DDP does (upstream's default depends on its
+            parallel context).
+        degree: Number of ranks; None means all of them.
+        max_accumulation_step: Micro-batches per update with ``use_grad_accumulation``; 1 or less updates every time.
+
+    Returns:
+        One :class:`FreezeTrainCell` per group, sharing one accumulation window.
+
+    Raises:
+        TypeError: When ``optimizer`` is no FreezeOpt or ``sens`` not a number.
+        ValueError: When ``sens`` is 0 or not finite.
+        RuntimeError: When gradients are to be reduced without an initialised process group.
+
+    Example:
+        >>> class Loss(nn.Module):
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.layer = nn.Linear(2, 1)
+        ...
+        ...     def forward(self, x: Tensor) -> Tensor:
+        ...         return self.layer(x).square().mean()
+        >>> network = Loss()
+        >>> optimizer = FreezeOpt(torch.optim.SGD(network.parameters(), lr=0.1))
+        >>> cells = freeze_cell(False, network, optimizer, 1.0, None, False)
+        >>> cells[0](torch.ones(3, 2)).shape
+        torch.Size([])
+    """
+    if not isinstance(optimizer, FreezeOpt):
+        raise TypeError(f"`optimizer` must be a FreezeOpt, got {type(optimizer).__name__}")
+    factor = _read_sens(sens)
+    ranks = _read_ranks(degree) if reducer_flag else None
+    window = AccumulationWindow(max_accumulation_step if use_grad_accumulation else 1)
+    owner = [0]
+    averages = True if mean is None else mean
+    return tuple(
+        FreezeTrainCell(network, optimizer, index, factor, window, owner, ranks, averages)
+        for index in range(optimizer.n_groups)
+    )
+
+
+def _read_sens(sens: Any) -> float:
+    if sens is None:
+        return 1.0
+    if isinstance(sens, bool) or not isinstance(sens, int | float):
+        raise TypeError(f"`sens` must be a number, got {sens!r}")
+    if sens == 0 or not math.isfinite(sens):
+        raise ValueError(f"`sens` must be finite and not 0, got {sens}")
+    return float(sens)
+
+
+def _read_ranks(degree: int | None) -> int:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        raise RuntimeError(
+            "`reducer_flag` is set but no process group is initialised; call torch.distributed.init_process_group first"
+        )
+    return torch.distributed.get_world_size() if degree is None else degree

@@ -1,0 +1,532 @@
+"""Model: train, evaluate and predict with a network, its criterion and its optimizer in one object.
+
+Named and shaped after ``mindspore.train.Model`` (MindSpore 2.7). It adds no step of its own: batches go through
+`training_loop`, and so through the step that everything here shares (``boosted.py``). Differences: boosting needs
+only an optimizer (there also metrics or an evaluation network, and without them it silently trains unboosted), any
+iterable of batches is a dataset, metrics are torchmetrics, and an evaluation leaves no trace on the training.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from workbench.config import BoostConfig
+from workbench.core import distributed as ranks
+from workbench.core.batch import move_batch
+from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.methods.loss_scale_group.method import GroupLossScaleManager
+from workbench.methods.loss_scale_group.scaling import GroupLossScaling
+from workbench.mindspore.batch_calls import (
+    called_with,
+    checked_loss,
+    data_and_label,
+    widened,
+)
+from workbench.mindspore.callbacks import (
+    Callback,
+    CallbackList,
+    CallbackParameters,
+    RunContext,
+)
+from workbench.mindspore.evaluation import Evaluator, evaluation_mode
+from workbench.mindspore.model_arguments import (
+    check_criterion,
+    check_dataset,
+    check_kind,
+    check_manager,
+    check_sink_size,
+    check_word,
+    due_epochs,
+    epoch_numbers,
+    settings_from,
+)
+from workbench.mindspore.sampler_epoch import tell_epoch
+from workbench.mindspore.train_step_cells import WithLossCell
+from workbench.training.apply import apply
+from workbench.training.auto_boost import AutoBoost
+from workbench.training.boosted import Boosted
+from workbench.training.gradient_reduction import broadcast_from_first
+from workbench.training.loop import training_loop
+from workbench.training.outcome import BoostStep, StepOutcome
+from workbench.training.precision import Precision, cast_model_
+
+__all__ = ["Model"]
+
+AMP_LEVELS = ("O0", "O2", "O3", "auto")
+BOOST_LEVELS = ("O0", "O1", "O2")
+
+Callbacks = Callback | Iterable[Callback] | None
+
+
+class Model:
+    """A network with everything that training, evaluating and predicting need.
+
+    Datasets are any iterables of batches (a list, a ``DataLoader``, a class of your own) and are iterated anew for
+    every epoch. Tensors are moved to the network's device. With a criterion a batch is a pair ``(data, label)``;
+    without one the network gets all items of a tuple or list, or those of a mapping by name, and returns the loss.
+
+    On several ranks (torch.distributed) each trains on the batches that its own dataset yields, and gradients are
+    averaged; each evaluates what it is given. Every rank has to get equally many batches.
+
+    Args:
+        network: What is trained. Boosting and ``amp_level`` O3 change it in place.
+        loss_fn: Criterion, called as ``loss_fn(output, label)``; None when the network returns the loss.
+        optimizer: Any torch optimizer over the network's parameters. None for a Model that does not train.
+        metrics: Names (``"acc"``, ``"auc"``, ``"loss"``, ``"mse"``, ..., see ``workbench.core.metrics``) or
+        torchmetrics
+            objects: a set or list of them, or a dictionary from the name of the result to either.
+        eval_network: Module that is evaluated in place of network and criterion. It gets all items of a batch and
+            returns ``(loss, prediction, label)``, ``(prediction, label)`` or a loss.
+        eval_indexes: Positions of loss, prediction and label in what ``eval_network`` returns.
+        amp_level: ``"O0"`` as built; ``"O2"`` autocast with float32 weights, BatchNorm in float32 and, in float16, a
+            dynamic loss scale; ``"O3"`` weights cast; ``"auto"`` O2 on CUDA, O3 on NPU, O0 elsewhere. At ``"O0"`` the
+            configuration's section ``amp`` decides.
+        boost_level: ``"O0"``, ``"O1"`` or ``"O2"``: the algorithms that the configuration does not decide about.
+        loss_scale_manager: A ``FixedLossScaleManager``, ``DynamicLossScaleManager``, ``GroupLossScaleManager`` or
+            another object with ``get_loss_scale()``, ``get_update_cell()`` and ``get_drop_overflow_update()``; None for
+            what the configuration's section ``loss_scale`` says.
+        keep_batchnorm_fp32: Whether BatchNorm stays in float32 under O2 and O3; None for the level's own rule.
+        boost_config_dict: Configuration: a dictionary, a ``BoostConfig``, the path of a ``boost_config.json``, or None.
+
+    Raises:
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When a level, a metric or an index is unknown, or arguments do not fit together.
+
+    Example:
+        >>> from torch import nn, randn, manual_seed
+        >>> _ = manual_seed(0)
+        >>> network = nn.Linear(3, 1)
+        >>> model = Model(network, nn.MSELoss(), torch.optim.SGD(network.parameters(), lr=0.1), metrics={"mse"})
+        >>> batches = [(x, x.sum(1, keepdim=True)) for x in randn(4, 16, 3)]
+        >>> model.train(20, batches)
+        >>> model.eval(batches)["mse"] < 0.01
+        True
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        loss_fn: Callable[..., Tensor] | None = None,
+        optimizer: Optimizer | None = None,
+        metrics: Any = None,
+        eval_network: nn.Module | None = None,
+        eval_indexes: Sequence[int] | None = None,
+        amp_level: str = "O0",
+        boost_level: str = "O0",
+        loss_scale_manager: Any = None,
+        keep_batchnorm_fp32: bool | None = None,
+        boost_config_dict: BoostConfig | Mapping[str, Any] | str | Path | None = None,
+    ) -> None:
+        check_kind("network", network, nn.Module)
+        check_criterion(loss_fn)
+        check_kind("optimizer", optimizer, Optimizer, None)
+        check_kind("eval_network", eval_network, nn.Module, None)
+        check_word("amp_level", amp_level, AMP_LEVELS)
+        check_word("boost_level", boost_level, BOOST_LEVELS)
+        check_manager(loss_scale_manager)
+        check_kind("keep_batchnorm_fp32", keep_batchnorm_fp32, bool, None)
+        check_kind("boost_config_dict", boost_config_dict, BoostConfig, Mapping, str, Path, None)
+        self._network = network
+        self._loss_fn = loss_fn
+        self._device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
+        self._evaluator = Evaluator(network, loss_fn, metrics, eval_network, eval_indexes)
+        settings = settings_from(boost_config_dict, amp_level, boost_level, keep_batchnorm_fp32, loss_scale_manager)
+        self._boosted = self._new_boosted(settings, optimizer, boost_level, loss_scale_manager)
+        self._precision = self._boosted.precision if self._boosted else self._cast_for_evaluation(settings, boost_level)
+        if eval_network is not None and all(module is not network for module in eval_network.modules()):
+            self._prepare_apart(eval_network, settings, boost_level)
+
+    # What it consists of
+
+    @property
+    def boosted(self) -> Boosted | None:
+        """The boosted pair that takes the steps; its ``state_dict()`` resumes training. None without an optimizer."""
+        return self._boosted
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer in use; learning-rate schedulers belong on it."""
+        return None if self._boosted is None else self._boosted.optimizer
+
+    @property
+    def train_network(self) -> nn.Module:
+        """The module that returns the loss of a batch: network and criterion, or the network."""
+        return self._network if self._loss_fn is None else WithLossCell(self._network, self._loss_fn)  # type: ignore[arg-type]  # any callable will do
+
+    @property
+    def eval_network(self) -> nn.Module | None:
+        """The module that is evaluated, or network and criterion; None without metrics."""
+        if not self._evaluator.metrics:
+            return None
+        given = self._evaluator.eval_network
+        return self.train_network if given is None else given
+
+    @property
+    def predict_network(self) -> nn.Module:
+        """The module that predicts: the network."""
+        return self._network
+
+    # Training
+
+    def train(
+        self,
+        epoch: int,
+        train_dataset: Iterable[Any],
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train for a number of epochs; called again, training goes on.
+
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches, iterated anew for each epoch.
+            callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
+            dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
+            sink_size: Has no effect.
+            initial_epoch: Epochs that were trained before; ``epoch`` counts them.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ValueError: Without an optimizer, when a number is out of range, an epoch holds no batch, a batch does not
+                fit the criterion, or ranks have unequal numbers of batches.
+        """
+        self._train(epoch_numbers(epoch, initial_epoch), epoch, train_dataset, callbacks, dataset_sink_mode, sink_size)
+
+    def fit(
+        self,
+        epoch: int,
+        train_dataset: Iterable[Any],
+        valid_dataset: Iterable[Any] | None = None,
+        valid_frequency: int | Sequence[int] = 1,
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
+        """Train and evaluate in between; ``LossMonitor`` prints what was found.
+
+        Args:
+            epoch: Number of the last epoch, at least 1.
+            train_dataset: Batches to train on.
+            valid_dataset: Batches to evaluate; None trains only.
+            valid_frequency: Evaluate after every so many epochs, or after the epochs of these numbers.
+            callbacks: A callback or several. Those of the evaluation find its results in ``eval_results``.
+            dataset_sink_mode: Has no effect; see ``train``.
+            valid_dataset_sink_mode: Has no effect.
+            sink_size: Has no effect.
+            initial_epoch: Epochs that were trained before.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ValueError: As ``train``, and without metrics when there is something to evaluate.
+        """
+        due = due_epochs(valid_frequency)
+        check_kind("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
+        if valid_dataset is not None:
+            self._check_can_evaluate("fit")
+        evaluate = None if valid_dataset is None else functools.partial(self._evaluate_between, valid_dataset, due)
+        epochs = epoch_numbers(epoch, initial_epoch)
+        self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, evaluate)
+
+    def _train(
+        self,
+        epochs: Iterable[int],
+        epoch_num: int | None,
+        dataset: Iterable[Any],
+        callbacks: Callbacks,
+        dataset_sink_mode: bool,
+        sink_size: int,
+        evaluate: Callable[[RunContext], None] | None = None,
+    ) -> None:
+        """Train one epoch after the other: the only loop over epochs there is."""
+        check_kind("dataset_sink_mode", dataset_sink_mode, bool)
+        check_sink_size(sink_size)
+        check_dataset("train_dataset", dataset)
+        boosted = self._boosted
+        if boosted is None:
+            raise ValueError("`optimizer` is None, and training needs one; give Model a torch optimizer")
+        _check_equal_lengths(dataset)
+        listeners = CallbackList(callbacks)
+        state = self._state("train", listeners, train_dataset=dataset, epoch_num=epoch_num)
+        context = RunContext(state)
+        self._set_training_mode(boosted)
+        with listeners:
+            try:
+                listeners.tell("on_train_begin", context)
+                for number in epochs:
+                    state.cur_epoch_num = number
+                    self._train_epoch(boosted, dataset, context, listeners, evaluate)
+                    if context.get_stop_requested():
+                        break
+            except BaseException as error:
+                if ranks.world_size() == 1:  # on several ranks this talks to the others, which may not be here
+                    boosted.finish()
+                if not self._is_an_ordinary_end(error):
+                    raise
+            else:
+                boosted.finish()
+            listeners.tell("on_train_end", context)
+
+    def _train_epoch(
+        self,
+        boosted: Boosted,
+        dataset: Iterable[Any],
+        context: RunContext,
+        listeners: CallbackList,
+        evaluate: Callable[[RunContext], None] | None,
+    ) -> None:
+        state = context.original_args()
+        state.cur_step_in_epoch, state.eval_results = 0, {}
+        listeners.tell("on_train_epoch_begin", context)
+        tell_epoch(dataset, state.cur_epoch_num - 1)
+        batches = self._announced(dataset, context, listeners)
+        for outcome in self._steps(boosted, batches, context):
+            state.outcome, state.net_outputs = outcome, self._net_outputs(boosted, outcome)
+            listeners.tell("on_train_step_end", context)
+            if context.get_stop_requested():
+                break
+        batches.close()
+        self._check_epoch(state)
+        if evaluate is not None:
+            evaluate(context)
+        listeners.tell("on_train_epoch_end", context)
+
+    def _is_an_ordinary_end(self, error: BaseException) -> bool:
+        """Return whether what ended training is no failure, so that the callbacks are told of its end."""
+        return False
+
+    def _check_epoch(self, state: CallbackParameters) -> None:
+        """Raise ValueError for an epoch without a step."""
+        if state.cur_step_in_epoch == 0:
+            raise ValueError(
+                f"`train_dataset` held no batch in epoch {state.cur_epoch_num}; an iterator can be read only once, "
+                "give something that can be iterated again, such as a list or a DataLoader"
+            )
+
+    def _steps(self, boosted: Boosted, batches: Iterator[Any], context: RunContext) -> Iterator[StepOutcome]:
+        """Train on the batches of one epoch."""
+        return training_loop(boosted, self._loss_of, batches)
+
+    def _announced(
+        self, dataset: Iterable[Any], context: RunContext, listeners: CallbackList
+    ) -> Generator[Any, None, None]:
+        """Yield batches on the device, each after its step was announced."""
+        state = context.original_args()
+        for batch in dataset:
+            state.cur_step_num += 1
+            state.cur_step_in_epoch += 1
+            state.train_dataset_element = move_batch(batch, self._device)
+            listeners.tell("on_train_step_begin", context)
+            yield state.train_dataset_element
+
+    def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of one batch, checked."""
+        if self._loss_fn is None:
+            return checked_loss(called_with(network, batch), "network")
+        data, label = data_and_label(batch)
+        return checked_loss(self._loss_fn(network(data), label), "loss_fn")
+
+    def _net_outputs(self, boosted: Boosted, outcome: StepOutcome) -> Tensor | BoostStep:
+        in_effect = boosted.plan.in_effect() if boosted.plan is not None else ()
+        if boosted.loss_scaling.is_unit and not in_effect:
+            return outcome.loss  # what TrainOneStepCell would return
+        return BoostStep(outcome.loss, outcome.overflow, outcome.loss_scale_after.reshape(()))
+
+    def _set_training_mode(self, boosted: Boosted) -> None:
+        self._network.train()
+        if isinstance(self._loss_fn, nn.Module):
+            self._loss_fn.train()
+        if isinstance(boosted.optimizer, FreezeOpt) and boosted.window.position == 0:
+            boosted.use_freezing_group(boosted.frozen_groups)  # finish() of an earlier call has thawed everything
+
+    # Evaluation and prediction
+
+    def eval(
+        self, valid_dataset: Iterable[Any], callbacks: Callbacks = None, dataset_sink_mode: bool = False
+    ) -> dict[str, float]:
+        """Return the metrics over a dataset.
+
+        Args:
+            valid_dataset: Batches to evaluate.
+            callbacks: A callback or several.
+            dataset_sink_mode: Has no effect.
+
+        Returns:
+            Name of each metric, as it was given (the class of a torchmetrics object without a name), and its value over
+            all samples; the mean loss counts samples, not batches.
+
+        Raises:
+            TypeError: When an argument is of the wrong kind.
+            ValueError: Without metrics, without a batch, or when a batch or the outputs do not fit the metrics.
+        """
+        check_kind("dataset_sink_mode", dataset_sink_mode, bool)
+        check_dataset("valid_dataset", valid_dataset)
+        self._check_can_evaluate("eval")
+        listeners = CallbackList(callbacks)
+        with listeners:
+            state = self._state("eval", listeners, valid_dataset=valid_dataset, epoch_num=1)
+            return self._evaluate(valid_dataset, RunContext(state), listeners)
+
+    def predict(self, *inputs: Any) -> Any:
+        """Return the network's outputs for inputs, in float32, computed in evaluation mode and without gradients.
+
+        Args:
+            inputs: What the network is called with; tensors are moved to its device.
+        """
+        with evaluation_mode([self._network], self._device), self._precision.autocast():
+            return widened(self._network(*move_batch(inputs, self._device)))
+
+    def _evaluate_between(self, dataset: Iterable[Any], due: Callable[[int], bool], context: RunContext) -> None:
+        """Evaluate in the middle of a training, when it is time."""
+        training = context.original_args()
+        if not due(training.cur_epoch_num):
+            return
+        listeners = training.list_callback
+        state = self._state("fit", listeners, valid_dataset=dataset, epoch_num=training.epoch_num)
+        state.cur_epoch_num = training.cur_epoch_num
+        evaluation = RunContext(state)
+        training.eval_results = self._evaluate(dataset, evaluation, listeners)
+        if evaluation.get_stop_requested():
+            context.request_stop()
+
+    def _evaluate(self, dataset: Iterable[Any], context: RunContext, listeners: CallbackList) -> dict[str, float]:
+        state, evaluator = context.original_args(), self._evaluator
+        measured = evaluator.begin()
+        listeners.tell("on_eval_begin", context)
+        state.cur_epoch_num = max(state.cur_epoch_num, 1)
+        listeners.tell("on_eval_epoch_begin", context)
+        with evaluation_mode(evaluator.modules, self._device):
+            for batch in dataset:
+                state.cur_step_num += 1
+                state.cur_step_in_epoch += 1
+                listeners.tell("on_eval_step_begin", context)
+                with self._precision.autocast():
+                    state.net_outputs = evaluator.measure(move_batch(batch, self._device), measured)
+                listeners.tell("on_eval_step_end", context)
+                if context.get_stop_requested():
+                    break
+        if state.cur_step_num == 0:
+            raise ValueError("`valid_dataset` held no batch; an iterator can be read only once, give a list")
+        results = {name: accumulator.compute() for name, accumulator in measured.items()}
+        state.metrics = results
+        listeners.tell("on_eval_epoch_end", context)
+        listeners.tell("on_eval_end", context)
+        return results
+
+    # Construction
+
+    def _check_can_evaluate(self, method: str) -> None:
+        if not self._evaluator.metrics:
+            raise ValueError(f"`metrics` is empty, and {method} needs at least one, for example metrics={{'acc'}}")
+
+    def _new_boosted(
+        self, settings: BoostConfig, optimizer: Optimizer | None, boost_level: str, manager: Any
+    ) -> Boosted | None:
+        if optimizer is None:
+            return None
+        boosted = apply(settings, self._network, optimizer, level=boost_level, criterion=self._loss_fn)
+        if manager is not None:
+            scaling = _scaling_from(manager, settings, unwrapped(self._network), self._device)
+            scaling.agree = boosted.loss_scaling.agree
+            boosted.loss_scaling = scaling
+        if ranks.world_size() > 1 and not isinstance(self._network, DistributedDataParallel):
+            boosted.distribute()
+            if isinstance(self._loss_fn, nn.Module):  # a criterion may have weights, too
+                broadcast_from_first([*self._loss_fn.parameters(), *self._loss_fn.buffers()])
+        return boosted
+
+    def _cast_for_evaluation(self, settings: BoostConfig, boost_level: str) -> Precision:
+        if settings.resolve(boost_level, world_size=ranks.world_size()).in_effect():
+            warnings.warn(
+                "boosting has no effect without an optimizer; give Model an `optimizer` to train with it",
+                UserWarning,
+                stacklevel=3,
+            )
+        amp, on = settings.amp, self._device.type
+        precision = Precision(settings.effective_amp_level(on), amp.dtype, on, amp.keep_batchnorm_fp32)
+        cast_model_(self._network, precision)
+        return precision
+
+    def _prepare_apart(self, eval_network: nn.Module, settings: BoostConfig, boost_level: str) -> None:
+        """Do to an evaluation network with weights of its own what was done to the network."""
+        if self._boosted is not None and self._boosted.plan is not None and self._boosted.plan.less_bn:
+            AutoBoost(boost_level, settings).network_auto_process_eval(eval_network)
+        cast_model_(eval_network, self._precision)
+
+    def _state(
+        self,
+        mode: Literal["train", "eval", "fit"],
+        listeners: CallbackList,
+        *,
+        train_dataset: Any = None,
+        valid_dataset: Any = None,
+        epoch_num: int | None = None,
+    ) -> CallbackParameters:
+        dataset = train_dataset if train_dataset is not None else valid_dataset
+        return CallbackParameters(
+            mode=mode,
+            network=self._network,
+            list_callback=listeners,
+            loss_fn=self._loss_fn,
+            optimizer=self.optimizer,
+            train_network=self.train_network,
+            eval_network=self.eval_network,
+            boosted=self._boosted,
+            epoch_num=epoch_num,
+            batch_num=_length(dataset),
+            train_dataset=train_dataset,
+            valid_dataset=valid_dataset,
+        )
+
+    def __repr__(self) -> str:
+        """Name the network and what is in effect."""
+        effect = "no optimizer" if self._boosted is None or self._boosted.plan is None else self._boosted.plan.summary()
+        return f"Model({type(self._network).__name__}, {effect})"
+
+
+def _scaling_from(manager: Any, settings: BoostConfig, network: nn.Module, device: torch.device) -> LossScaling:
+    if isinstance(manager, GroupLossScaleManager):
+        return GroupLossScaling.from_manager(manager, network)
+    scale = float(manager.get_loss_scale())
+    cell = manager.get_update_cell()
+    return LossScaling(
+        scale,
+        cell,
+        drop_overflow_update=bool(manager.get_drop_overflow_update()),
+        device=device,
+        minimum=float(getattr(cell, "minimum", scale)),
+    )
+
+
+def _check_equal_lengths(dataset: Any) -> None:
+    """Refuse, on every rank, datasets of which one ends before the others: their ranks would wait for it."""
+    if ranks.world_size() == 1:
+        return
+    lengths: list[int | None] = [None] * ranks.world_size()
+    distributed.all_gather_object(lengths, _length(dataset))
+    if len(set(lengths) - {None}) > 1:
+        raise ValueError(
+            f"`train_dataset` must have equally many batches on every rank, got {', '.join(map(str, lengths))}; give "
+            "each rank a share of the same size"
+        )
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:  # it has no length, or is a DataLoader over a dataset that has none
+        return None

@@ -1,0 +1,1 @@
+"""AdamOffload: Adam whose states live and whose updates happen on the host."""

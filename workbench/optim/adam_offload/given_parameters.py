@@ -1,0 +1,113 @@
+"""What a user may give an optimizer as ``params``, in the reference's form and in torch's, checked."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from workbench.optim.adam_offload.normalization_marks import mark_normalizations_
+
+__all__ = ["read_parameters"]
+
+# The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.
+_GROUP_KEYS = frozenset(
+    (
+        *("params", "param_names", "lr", "betas", "eps", "weight_decay", "grad_centralization", "comm_fusion"),
+        *("initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"),
+        *("use_nesterov", "loss_scale", "lr_schedule", "weight_decay_schedule", "decay_by_name"),
+    )
+)
+
+
+def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
+    """Return parameter groups for torch, and the order of parameters if one was given.
+
+    Args:
+        params: Module, or iterable of parameters, of pairs (name, parameter) or of groups.
+        decays: Whether there is a weight decay, so that names matter.
+
+    Raises:
+        TypeError: When an element is none of these, kinds are mixed, or ``order_params`` is not iterable.
+        ValueError: When there is no parameter at all or in a group, a list holds one twice, or ``order_params`` has
+            company or does not fit.
+        KeyError: When a group has no ``params`` or an unknown key.
+        RuntimeError: When a parameter is given twice in groups.
+
+    Warns:
+        UserWarning: When parameters without names and without groups are to be decayed.
+    """
+    if isinstance(params, nn.Module):
+        mark_normalizations_(params)
+        params = [(name, parameter) for name, parameter in params.named_parameters() if parameter.requires_grad]
+    if isinstance(params, Tensor | str | bytes | Mapping) or (params is not None and not isinstance(params, Iterable)):
+        raise TypeError(f"`params` must be an iterable of parameters or of groups, got {type(params).__name__}")
+    given = [] if params is None else list(params)
+    if not given:
+        raise ValueError(f"`params` must hold at least one parameter, got {params!r}")
+    if any(isinstance(item, Mapping) for item in given):
+        return _read_groups(given)
+    named = [isinstance(item, tuple) for item in given]
+    for item in given:
+        tensor = item[1] if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) else item
+        if not isinstance(tensor, Tensor) or (any(named) and not all(named)):
+            raise TypeError(
+                f"`params` must hold parameters, or pairs (name, parameter), or groups; got {type(item).__name__}"
+            )
+    if decays and not any(named):
+        warnings.warn(
+            "`weight_decay` applies to every parameter, normalizations included, because parameters came without "
+            "names; pass model.named_parameters(), the model itself, or groups",
+            stacklevel=4,
+        )
+    if not _are_distinct([item[1] if isinstance(item, tuple) else item for item in given]):
+        raise ValueError("`params` must hold each parameter once, got one twice")
+    return [{"params": given, "decay_by_name": True}], None
+
+
+def _read_groups(given: list[Any]) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
+    groups: list[dict[str, Any]] = []
+    order: list[Tensor] | None = None
+    for index, item in enumerate(given):
+        if not isinstance(item, Mapping):
+            raise TypeError(f"`params` must hold groups only, got also {type(item).__name__}")
+        if "order_params" in item:
+            if len(item) > 1:
+                others = ", ".join(f'"{key}"' for key in item if key != "order_params")
+                raise ValueError(f'`params[{index}]` must have no key beside "order_params", got {others}')
+            order = _read_order(item["order_params"])
+            continue
+        for key in item:
+            if key not in _GROUP_KEYS:
+                raise KeyError(
+                    f'`params[{index}]` has the unknown key "{key}"; known: {", ".join(sorted(_GROUP_KEYS))}'
+                )
+        members = item["params"]
+        members = [members] if isinstance(members, Tensor) else list(members)
+        if not members:
+            raise ValueError(f'`params[{index}]["params"]` must hold at least one parameter, got none')
+        groups.append({**item, "params": members})
+    held = [member[1] if isinstance(member, tuple) else member for group in groups for member in group["params"]]
+    if not held:
+        raise ValueError("`params` must hold at least one group with parameters, got none")
+    if not _are_distinct(held):
+        raise RuntimeError("a parameter was given twice; each must be in one group, once")
+    if order is not None and {id(parameter) for parameter in order} != {id(parameter) for parameter in held}:
+        raise ValueError(
+            f"`order_params` must list the {len(held)} parameters of the groups, each once, got {len(order)} entries"
+        )
+    if order is not None and len(order) != len(held):
+        raise ValueError(f"`order_params` must list {len(held)} parameters, each once, got {len(order)} entries")
+    return groups, order
+
+
+def _read_order(order: Any) -> list[Tensor]:
+    if isinstance(order, Tensor | str | bytes) or not isinstance(order, Iterable):
+        raise TypeError(f"`order_params` must be an iterable of parameters, got {type(order).__name__}")
+    return [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in order]
+
+
+def _are_distinct(parameters: list[Any]) -> bool:
+    return len({id(parameter) for parameter in parameters}) == len(parameters)

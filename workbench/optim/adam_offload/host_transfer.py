@@ -1,0 +1,321 @@
+"""Gradients to the host and weights back, in buckets, beside the backward pass.
+
+A *bucket* is some parameters of one device and dtype, last ones first, as the backward pass finishes them. Its life in
+one step::
+
+    backward   with ``frees``: the last gradient of a bucket sends all of it off    leave()
+               .grad is None from here on; micro-batches are added up on the host
+    step       what has not left yet leaves now                                     collect()
+               per bucket: wait for it, Adam on the host copy of the weights        arrived()
+               the weights go back while the host works on the next bucket          give_back()
+    afterwards computation waits for the weights, the host does not                 finish()
+
+Only gradients that leave for good leave during the backward pass. A copy of one that stays behind may be outdated by
+the time of the step, and nothing would tell: the kernel with which loss scalers unscale gradients does not count as a
+change in their version (torch 2.13), nor do all backends of torch.distributed. For the same reason nothing leaves
+before the step over several ranks: the average is yet to come.
+
+The host keeps a copy of every weight. It is compared with the device's by version and place in memory, so that weights
+loaded or broadcast in between are read again; a change through ``.data`` or by another optimizer's fused kernel cannot
+be seen. For 16-bit weights the copy is
+float32 and survives reading again where it still rounds to what the device has: a master weight.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.utils.hooks import RemovableHandle
+
+from workbench.optim.adam_offload.transfer_lanes import (
+    Lane,
+    Mark,
+    host_empty,
+    lane_for,
+)
+
+__all__ = ["Bucket", "HostTransfer", "compute_dtype", "dense_strides", "make_buckets"]
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the format in which the host computes for weights of a format: float32 for 16 bits, else the same."""
+    return torch.float32 if dtype in _SHORT else dtype
+
+
+def make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+    """Cut parameters into buckets of one device and dtype, last ones first, each of limited size unless it is single.
+
+    Args:
+        parameters: In the order of the forward pass.
+        bucket_bytes: Limit, bytes.
+    """
+    buckets: list[list[Tensor]] = []
+    open_: dict[Any, tuple[list[Tensor], int]] = {}
+    for parameter in reversed(parameters):
+        key = parameter.device, parameter.dtype
+        size = parameter.numel() * parameter.element_size()
+        bucket, filled = open_.get(key, ([], 0))
+        if not bucket or filled + size > bucket_bytes:
+            bucket, filled = [], 0
+            buckets.append(bucket)
+        bucket.append(parameter)
+        open_[key] = bucket, filled + size
+    return buckets
+
+
+class Bucket:
+    """The host's side of some parameters.
+
+    Args:
+        parameters: Of one device and dtype.
+        leaving: Lane to the host.
+        returning: Lane back; another one, as links carry both directions at once.
+    """
+
+    def __init__(self, parameters: list[Tensor], leaving: Lane, returning: Lane) -> None:
+        self.parameters = parameters
+        self._leaving, self._returning = leaving, returning
+        self._landing = self._views(parameters[0].dtype)
+        computes = compute_dtype(parameters[0].dtype)
+        self.weights = self._views(computes)
+        self._widens = computes != parameters[0].dtype
+        self._outgoing = self._views(parameters[0].dtype) if self._widens else self.weights
+        self._seen: list[tuple[int, int] | None] = [None] * len(parameters)
+        self._mark: Mark | None = None
+        self._returned: Mark | None = None
+        self._landed: list[int] = []  # or about to
+        self._sums: list[Tensor | None] = [None] * len(parameters)
+        self.waiting: set[int] | None = None
+        self.transfer_ms = 0.0
+
+    def leave(self, frees: bool) -> None:
+        """Send off every gradient there is, and with ``frees`` let the device forget it."""
+        chosen = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if not chosen:
+            return
+        gradients = [_dense(self.parameters[i]) for i in chosen]
+        if frees:
+            self._wait()
+            self._add_up(self._landed)  # what lies where the next ones land
+        self._mark = self._leaving.copy_([self._landing[i] for i in chosen], gradients)
+        self._landed = chosen
+        if frees:
+            for i in chosen:
+                self.parameters[i].grad = None
+
+    def arrived(self) -> dict[int, Tensor]:
+        """Wait, and return the host's gradients by position, in the weights' format there, to be changed freely."""
+        self._wait()
+        self._add_up([i for i in self._landed if self._sums[i] is not None or self._widens])
+        gradients = {i: total for i, total in enumerate(self._sums) if total is not None}
+        return gradients | {i: self._landing[i] for i in self._landed}
+
+    def holds(self, index: int) -> bool:
+        """Return whether a gradient lies on the host or is on its way."""
+        return self._sums[index] is not None or index in self._landed
+
+    def put_sum(self, index: int, gradient: Tensor) -> None:
+        """Take a gradient that was saved inside an accumulation window."""
+        self._sums[index] = gradient.to(self.weights[index].dtype, copy=True)
+
+    def discard(self) -> None:
+        """Forget the gradients; a copy still under way ends before those of the next step, in the same lane, begin."""
+        self._mark = None
+        self._landed = []
+        self._sums = [None] * len(self.parameters)
+        self.waiting = None
+
+    def read_weights(self) -> None:
+        """Let the host's copy follow the device where that was changed by others."""
+        if self._returned is not None:
+            self._returned.wait()
+        places = [_place(parameter) for parameter in self.parameters]
+        stale = [i for i, place in enumerate(places) if place != self._seen[i]]
+        if not stale:
+            return
+        mark = self._leaving.copy_([self._outgoing[i] for i in stale], [self.parameters[i].detach() for i in stale])
+        mark.wait()
+        for i in stale:
+            if self._widens:
+                known, found = self.weights[i], self._outgoing[i]
+                keep = (known.to(found.dtype) == found) & torch.tensor(self._seen[i] is not None, device="cpu")
+                known.copy_(torch.where(keep, known, found.to(known.dtype)))
+            self._seen[i] = places[i]
+
+    def give_master(self, index: int, master: Tensor) -> None:
+        """Take a saved master weight; it counts where it rounds to what the device has."""
+        self.weights[index].copy_(master)
+        self._seen[index] = (-1, -1)
+
+    def give_back(self, chosen: list[int]) -> None:
+        """Send updated weights to the device; the host goes on."""
+        if self._widens:
+            for i in chosen:
+                self._outgoing[i].copy_(self.weights[i])
+        self._returned = self._returning.copy_(
+            [self.parameters[i] for i in chosen], [self._outgoing[i] for i in chosen]
+        )
+        for i in chosen:
+            self._seen[i] = _place(self.parameters[i])
+
+    def finish(self) -> None:
+        """Let computation wait for the weights."""
+        if self._returned is not None:
+            self._returned.order_compute()
+
+    def _wait(self) -> None:
+        if self._mark is not None:
+            self._mark.wait()
+            self.transfer_ms += self._mark.milliseconds()
+            self._mark = None
+
+    def _add_up(self, landed: list[int]) -> None:
+        """Move gradients that have landed into the sums of their window."""
+        for i in landed:
+            total = self._sums[i]
+            arrived = self._landing[i].to(self.weights[i].dtype, copy=total is None)
+            self._sums[i] = arrived if total is None else total.add_(arrived)
+        self._landed = [i for i in self._landed if i not in landed]
+
+    def _views(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return host tensors laid out as the parameters, in one piece of memory."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        flat = host_empty((sum(sizes),), dtype, self.parameters[0].device)
+        pieces = torch.split_with_sizes(flat, sizes)
+        return [
+            torch.as_strided(piece, p.shape, dense_strides(p), piece.storage_offset())
+            for piece, p in zip(pieces, self.parameters, strict=True)
+        ]
+
+
+class HostTransfer:
+    """All buckets of an optimizer.
+
+    Args:
+        parameters: Those whose update is computed in other memory than where they live.
+        bucket_bytes: Size limit of a bucket, bytes.
+        frees: Whether gradients leave for good.
+        make_lane: Makes the lanes; tests pass their own.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        bucket_bytes: int,
+        frees: bool,
+        make_lane: Callable[[torch.device], Lane] = lane_for,
+    ) -> None:
+        self.frees = frees
+        lanes: dict[torch.device, tuple[Lane, Lane]] = {}
+        self.buckets: list[Bucket] = []
+        for members in make_buckets(parameters, bucket_bytes):
+            device = members[0].device
+            if device not in lanes:
+                lanes[device] = make_lane(device), make_lane(device)
+            self.buckets.append(Bucket(members, *lanes[device]))
+        self.place = {p: (number, i) for number, b in enumerate(self.buckets) for i, p in enumerate(b.parameters)}
+        self._handles: dict[Tensor, RemovableHandle] = {}
+
+    def listen(self) -> None:
+        """Let gradients leave during backward passes from now on, if they leave for good.
+
+        To be repeated now and then: a parameter that does not require a gradient cannot be listened to yet.
+
+        Raises:
+            RuntimeError: When another optimizer already takes them.
+        """
+        if not self.frees:
+            return
+        this = weakref.ref(self)  # parameters outlive optimizers, and must not keep their buffers
+
+        def on_gradient(parameter: Tensor) -> None:
+            transfer = this()
+            if transfer is not None:
+                transfer._gradient_is_ready(parameter)
+
+        for parameter in self.place:
+            if parameter in self._handles or not parameter.requires_grad:
+                continue
+            other = getattr(parameter, "_gradient_leaves_to", lambda: None)()
+            if other is not None and other is not self and parameter in other._handles:
+                raise RuntimeError(
+                    "two optimizers with `offload_gradients` update the same parameter, and the first would take the "
+                    'gradient away from the second (FreezeOpt with state="per_group" makes such); use one optimizer'
+                )
+            listen: Any = parameter.register_post_accumulate_grad_hook  # torch has no types there
+            self._handles[parameter] = listen(on_gradient)
+            parameter._gradient_leaves_to = this  # type: ignore[attr-defined]
+
+    def stop_listening(self) -> None:
+        """Leave backward passes alone again."""
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles = {}
+
+    def collect(self) -> set[Tensor]:
+        """Send what has not left yet, and return the parameters that have gradients."""
+        for bucket in self.buckets:
+            bucket.leave(self.frees)
+            bucket.waiting = None
+        return {p for p, (number, i) in self.place.items() if self.buckets[number].holds(i)}
+
+    def discard(self) -> None:
+        """Forget gradients that left."""
+        for bucket in self.buckets:
+            bucket.discard()
+
+    def held_gradients(self) -> dict[Tensor, Tensor]:
+        """Return the gradients that left for good, on the host, by parameter; waits for those on their way."""
+        if not self.frees:
+            return {}
+        arrived = [bucket.arrived() for bucket in self.buckets]
+        return {p: arrived[number][i] for p, (number, i) in self.place.items() if i in arrived[number]}
+
+    def finish(self) -> None:
+        """Let computation wait for the weights, and forget the gradients that they were made of."""
+        for bucket in self.buckets:
+            bucket.finish()
+        self.discard()
+
+    def transfer_ms(self) -> float:
+        """Return how long gradients have travelled since the last question, milliseconds."""
+        total = sum(bucket.transfer_ms for bucket in self.buckets)
+        for bucket in self.buckets:
+            bucket.transfer_ms = 0.0
+        return total
+
+    def _gradient_is_ready(self, parameter: Tensor) -> None:
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            return
+        number, index = self.place[parameter]
+        bucket = self.buckets[number]
+        if bucket.waiting is None:
+            bucket.waiting = {i for i, member in enumerate(bucket.parameters) if member.requires_grad}
+        bucket.waiting.discard(index)
+        if not bucket.waiting:
+            bucket.waiting = None
+            with torch.no_grad():
+                bucket.leave(self.frees)
+
+
+def _dense(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout != torch.strided:
+        raise RuntimeError("AdamOffload needs dense gradients; build the embedding with sparse=False")
+    return gradient
+
+
+def _place(parameter: Tensor) -> tuple[int, int]:
+    return parameter.data_ptr(), parameter._version
+
+
+def dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor if it covers memory without gaps (channels_last included), else of a copy."""
+    return torch.empty_like(parameter, device="meta").stride()

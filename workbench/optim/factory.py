@@ -1,0 +1,116 @@
+"""Make the optimizer a configuration names, or change the task's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from workbench.config import CompatibilityConfig, OptimizerConfig
+from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.thor.optimizer import Thor
+
+__all__ = ["DecayingDamping", "build_optimizer", "change_optimizer_"]
+
+THOR_RATE, THOR_DAMPING, THOR_MOMENTUM, THOR_FREQUENCY = 0.05, 0.1, 0.9, 20
+SMALLEST_DAMPING = 1e-8  # its root is still 1000 times the rounding of float32
+
+
+@dataclass(frozen=True, slots=True)
+class DecayingDamping:
+    """Damping as a function of the step: multiplied by a constant at every refresh.
+
+    Args:
+        initial: At the first refresh, > 0.
+        decay: Factor in (0, 1].
+        frequency: Steps from one refresh to the next.
+
+    Example:
+        >>> damping = DecayingDamping(0.4, 0.5, 10)
+        >>> damping(0), damping(9), damping(10)
+        (0.4, 0.4, 0.2)
+    """
+
+    initial: float
+    decay: float
+    frequency: int
+
+    def __call__(self, step: int) -> float:
+        """Return the damping of a step, counted from 0."""
+        return max(self.initial * self.decay ** (step // self.frequency), SMALLEST_DAMPING)
+
+
+def build_optimizer(
+    config: OptimizerConfig, network: nn.Module, compatibility: CompatibilityConfig | None = None
+) -> Optimizer:
+    """Return the named optimizer over a network's parameters.
+
+    Torch's fused implementation is used where a class of torch has one: it is the fastest, and it decides on the device
+    whether an overflowed update is skipped.
+
+    Args:
+        config: Section ``optimizer`` with a name.
+        network: The network.
+        compatibility: Says which factors THOR forms; None for the default ones.
+
+    Raises:
+        ValueError: When the section names no optimizer.
+    """
+    if config.name is None:
+        raise ValueError("`optimizer.name` is not set; use change_optimizer_() to change the task's own optimizer")
+    own: Callable[..., Optimizer] | None = {"thor": _thor, "adam_offload": _adam_offload}.get(config.name)
+    if own is not None:
+        return own(config.hyper_parameters(), network, compatibility or CompatibilityConfig())
+    kind: type[Optimizer] = getattr(torch.optim, config.name)
+    options = config.hyper_parameters()
+    if "fused" in inspect.signature(kind).parameters:
+        options["fused"] = True
+    return kind(list(network.named_parameters()), **options)
+
+
+def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
+    """Set the hyper-parameters that a section without a name gives, in every parameter group.
+
+    Args:
+        optimizer: Changed in place.
+        config: Section ``optimizer`` without a name.
+
+    Raises:
+        ValueError: When the optimizer has no such hyper-parameter.
+    """
+    for name, value in config.hyper_parameters().items():
+        for group in optimizer.param_groups:
+            if name not in group:
+                raise ValueError(f"`optimizer.{name}` is set, but {type(optimizer).__name__} has no such parameter")
+            group[name] = value
+
+
+def _thor(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Thor:
+    frequency = options.pop("frequency", THOR_FREQUENCY)
+    damping = options.pop("damping", THOR_DAMPING)
+    decay = options.pop("damping_decay", 1.0)
+    return Thor(
+        network,
+        options.pop("lr", THOR_RATE),
+        damping if decay == 1 else DecayingDamping(damping, decay, frequency),
+        options.pop("momentum", THOR_MOMENTUM),
+        use_nesterov=options.pop("nesterov", False),
+        frequency=frequency,
+        factors=compatibility.thor_factors,
+        **options,
+    )
+
+
+def _adam_offload(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> AdamOffload:
+    del compatibility
+    renamed = {"lr": "learning_rate", "nesterov": "use_nesterov"}
+    arguments = {renamed.get(name, name): value for name, value in options.items() if name != "betas"}
+    if "betas" in options:
+        arguments["beta1"], arguments["beta2"] = options["betas"]
+    # Given as a module, scales and shifts of normalizations are recognised and not decayed.
+    return AdamOffload(network, **arguments)

@@ -1,0 +1,434 @@
+"""Optimizers whose step costs the rows of a table that a batch touched, not the table.
+
+A lookup in a table of embeddings ``[n_rows, dim]`` gives a gradient for few of its rows; torch keeps it as a sparse
+tensor (``nn.Embedding(sparse=True)``, `workbench.optim.embeddings`). The optimizers here read and write only those
+rows, of the table and of their own state. A row's state begins with the row's first gradient and does not move while
+the row rests, so a row that is seen k times is where a dense optimizer would have brought it in k steps of its own:
+
+* `RowWiseAdagrad` keeps one number per row, the sum of mean squares s. With g the row's gradient and d its width::
+
+      s = s + sum(g * g) / d
+      w = w - lr * g / (sqrt(s) + eps)
+
+* `RowWiseAdam` keeps two moments per weight and a count t per row; the formula is that of ``torch.optim.Adam`` with
+  the row's own t. (``torch.optim.SparseAdam`` corrects the bias by the steps of the whole table, so that the first
+  step of a row that appears late is up to ``(1 - beta1) / sqrt(1 - beta2)`` = 3.2 times too long.)
+
+Parameters with dense gradients beside the table are trained by torch's fused Adam, in both. Give tables and dense
+parameters groups of their own where they need different rates.
+
+One mark on a parameter is understood, and may be missing: ``fresh_rows``, a bool tensor ``[n_rows]`` that is True where
+a row was given to a new owner. The row's state begins anew with its next gradient, which clears the mark.
+
+References:
+    Duchi et al., "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 2011, figure 1;
+    one accumulator per row: Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of Deep
+    Learning Recommendation Models", ISCA 2022, arXiv:2104.05158, section 4.1.3; Kingma and Ba, "Adam: A Method for
+    Stochastic Optimization", ICLR 2015, arXiv:1412.6980, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, cast, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
+
+
+def merge_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of a sparse gradient, each with the sum of what came for it.
+
+    On the CPU every row occurs once in the result. Elsewhere that would make the host wait for their number; there the
+    result is as long as the gradient, and what is left over repeats its first row with the same values, so that
+    writing a row twice writes the same.
+
+    Args:
+        gradient: Sparse COO tensor with one sparse dimension, shape ``[n_rows, ...]``.
+
+    Returns:
+        Rows, int64, shape ``[k]``, and sums, shape ``[k, ...]``.
+    """
+    rows, values = gradient._indices()[0], gradient._values()
+    if gradient.is_coalesced():
+        return rows, values
+    if _reads_without_waiting(rows):
+        found, position = torch.unique(rows, return_inverse=True)
+        return found, values.new_zeros(len(found), *values.shape[1:]).index_add_(0, position, values)
+    return _merge_without_waiting(rows, values)
+
+
+def _merge_without_waiting(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge on a device whose answers would have to be waited for: nothing here depends on how many rows differ."""
+    if len(rows) == 0:
+        return rows, values
+    ordered, order = rows.sort()
+    begins = torch.ones_like(ordered, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    segment = begins.cumsum(0) - 1
+    sums = torch.zeros_like(values).index_add_(0, segment, values.index_select(0, order))
+    found = torch.zeros_like(ordered).scatter_(0, segment, ordered)
+    counted = torch.arange(len(rows), device=rows.device)
+    taken = torch.where(counted <= segment[-1], counted, 0)
+    return found.index_select(0, taken), sums.index_select(0, taken)
+
+
+class _RowWiseOptimizer(Optimizer, ABC):
+    """What both have in common: which gradient is treated how, skipped steps, state that survives."""
+
+    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+        _check_hyper_parameters(defaults)
+        self._found_inf: Tensor | None = None
+        self._dense: dict[int, list[_DenseTensors]] = {}
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, its values checked like those of the constructor."""
+        _check_hyper_parameters(param_group)
+        super().add_param_group(param_group)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update what has a gradient.
+
+        Args:
+            closure: Computes the loss and the gradients anew; None to use the gradients as they are.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            TypeError: When a parameter's gradient is sparse in another way than by rows, or sparse at one time and
+                dense at another.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        skip = self._found_inf
+        if skip is not None and _reads_without_waiting(skip):
+            if skip.item() != 0:
+                return loss
+            skip = None
+        for index, group in enumerate(self.param_groups):
+            dense: list[Tensor] = []
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if gradient.is_sparse:
+                    self._step_rows(parameter, gradient, group, skip)
+                else:
+                    dense.append(parameter)
+            if dense:
+                self._step_dense(index, dense, group, skip)
+        return loss
+
+    def step_with_found_inf(self, found_inf: Tensor) -> None:
+        """Update, unless ``found_inf`` is not 0: then weights and state keep their bits, and no device is waited for.
+
+        Args:
+            found_inf: Flag of one element, float32.
+        """
+        self._found_inf = found_inf
+        try:
+            self.step()
+        finally:
+            self._found_inf = None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken.
+
+        torch gives loaded state the dtype of its parameter; the counts and accumulators here are float32 beside a
+        bfloat16 table, too, so they are taken as they were.
+        """
+        super().load_state_dict(state_dict)
+        self._dense.clear()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the lists of tensors out of copies: they would be those of the original."""
+        return {**super().__getstate__(), "_dense": {}, "_found_inf": None}
+
+    def _step_rows(self, table: Tensor, gradient: Tensor, group: dict[str, Any], skip: Tensor | None) -> None:
+        state = self.state[table]
+        if not state:
+            if gradient.sparse_dim() != 1:
+                raise TypeError(
+                    f"a sparse gradient must be sparse by rows only, got {gradient.sparse_dim()} sparse dimensions"
+                )
+            state.update(self._new_row_state(table, group))
+        elif "exp_avg" in state and "step" in state:
+            raise TypeError("a gradient must stay sparse or dense, got a sparse one where it was dense before")
+        rows, values = merge_rows(gradient)
+        if len(rows) == 0:
+            return
+        names = [name for name in self._row_state if name in state]
+        before = [state[name].index_select(0, rows) for name in names]
+        fresh = getattr(table, "fresh_rows", None)
+        begun = _beginners(fresh, rows)
+        old = before
+        if begun is not None:
+            beginning = self._first_values(group)
+            old = [
+                part.masked_fill(begun.view(-1, *[1] * (part.ndim - 1)), beginning.get(name, 0.0))
+                for name, part in zip(names, before, strict=True)
+            ]
+        weights = table.index_select(0, rows)
+        given = weights
+        if skip is not None:  # what was there before may be put back
+            given, old = weights.clone(), [part.clone() for part in old]
+        new_weights, after = self._update_rows(given, values.to(weights.dtype), old, group)
+        for target, new, former in zip(
+            [table, *(state[name] for name in names)], [new_weights, *after], [weights, *before], strict=True
+        ):
+            target.index_copy_(0, rows, new if skip is None else torch.where(skip.reshape(()) != 0, former, new))
+        if begun is not None:
+            cast("Tensor", fresh).index_copy_(
+                0, rows, torch.zeros_like(begun) if skip is None else begun & (skip.reshape(()) != 0)
+            )
+
+    def _step_dense(self, index: int, dense: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
+        for cached in self._tensors_of(index, dense):
+            gradients = [cast("Tensor", parameter.grad) for parameter in cached.parameters]
+            torch._foreach_add_(cached.steps, 1.0)
+            found_inf = None
+            if skip is not None:
+                found_inf = (skip.to(cached.steps[0].device).reshape(()) != 0).to(torch.float32)
+                torch._foreach_sub_(cached.steps, [found_inf] * len(cached.steps))
+            torch._fused_adamw_(
+                cached.parameters,
+                gradients,
+                cached.first,
+                cached.second,
+                [],
+                cached.steps,
+                amsgrad=False,
+                lr=float(group["lr"]),
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+                grad_scale=None,
+                found_inf=found_inf,
+            )
+
+    def _tensors_of(self, index: int, dense: list[Tensor]) -> list[_DenseTensors]:
+        """Return the lists for the fused kernel, made anew only when other parameters have gradients than before."""
+        cached = self._dense.get(index)
+        if cached is not None:
+            known = [parameter for tensors in cached for parameter in tensors.given]
+            if len(known) == len(dense) and all(map(operator.is_, known, dense)):
+                return cached
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for parameter in dense:
+            kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+        made = [_DenseTensors(members, [self._dense_state(member) for member in members]) for members in kinds.values()]
+        if len(made) > 1:  # the comparison above goes by the order of the group
+            made[0].given, rest = dense, made[1:]
+            for tensors in rest:
+                tensors.given = []
+        self._dense[index] = made
+        return made
+
+    def _dense_state(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        elif "step" not in state:
+            raise TypeError("a gradient must stay sparse or dense, got a dense one where it was sparse before")
+        return state
+
+    _row_state: tuple[str, ...] = ()
+
+    @abstractmethod
+    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the state of a table all of whose rows are new, by the names of ``_row_state``."""
+
+    def _first_values(self, group: dict[str, Any]) -> dict[str, float]:
+        """Return what the state of a row begins with, where that is not 0."""
+        return {}
+
+    @abstractmethod
+    def _update_rows(
+        self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return new weights and new state, in the order of ``_row_state``; may be written over what is given."""
+
+
+class RowWiseAdagrad(_RowWiseOptimizer):
+    """Adagrad with one accumulator per row for tables, fused Adam for the rest.
+
+    Args:
+        params: Parameters, pairs (name, parameter) or groups, as for any torch optimizer.
+        lr: Learning rate, >= 0.
+        betas: Decay rates of Adam's moments (dense parameters), in [0, 1).
+        eps: Added to the denominators, > 0.
+        weight_decay: Decoupled decay, >= 0: weights shrink by ``lr * weight_decay`` of themselves, of a table the rows
+            that are touched.
+        initial_accumulator: What s begins with, >= 0. The very first step of a row moves each weight by about ``lr``
+            when it is 0; a larger value holds rare rows back.
+
+    Raises:
+        ValueError: When a value lies outside its range.
+    """
+
+    _row_state = ("sum",)
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.05,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        initial_accumulator: float = 0.0,
+    ) -> None:
+        names = ("lr", "betas", "eps", "weight_decay", "initial_accumulator")
+        super().__init__(params, dict(zip(names, (lr, betas, eps, weight_decay, initial_accumulator), strict=True)))
+
+    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        start = group["initial_accumulator"]
+        return {"sum": torch.full((table.shape[0],), start, dtype=_state_dtype(table), device=table.device)}
+
+    def _first_values(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"sum": group["initial_accumulator"]}
+
+    def _update_rows(
+        self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor]]:
+        learning_rate = float(group["lr"])
+        wide = gradients.to(old[0].dtype).flatten(1)
+        total = torch.linalg.vecdot(wide, wide).div_(wide.shape[1]).add_(old[0])
+        denominator = total.sqrt().add_(group["eps"]).to(weights.dtype).view(-1, *[1] * (weights.ndim - 1))
+        kept = _decayed(weights, group)
+        return torch.addcdiv(kept, gradients, denominator, value=-learning_rate), [total]
+
+
+class RowWiseAdam(_RowWiseOptimizer):
+    """Adam that moves, of a table, only the rows with a gradient; fused Adam for the rest.
+
+    Args:
+        params: Parameters, pairs (name, parameter) or groups, as for any torch optimizer.
+        lr: Learning rate, >= 0.
+        betas: Decay rates of the moments, in [0, 1).
+        eps: Added to the denominators, > 0.
+        weight_decay: Decoupled decay, >= 0: weights shrink by ``lr * weight_decay`` of themselves, of a table the rows
+            that are touched.
+
+    Raises:
+        ValueError: When a value lies outside its range.
+    """
+
+    _row_state = ("row_steps", "row_exp_avg", "row_exp_avg_sq")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        moments = torch.zeros(table.shape, dtype=_state_dtype(table), device=table.device)
+        return {
+            "row_steps": torch.zeros(table.shape[0], dtype=torch.int32, device=table.device),
+            "row_exp_avg": moments,
+            "row_exp_avg_sq": moments.clone(),
+        }
+
+    def _update_rows(
+        self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor]]:
+        (beta1, beta2), learning_rate = group["betas"], float(group["lr"])
+        steps, first, second = old
+        steps = steps.add_(1)
+        wide = gradients.to(first.dtype)
+        first = first.lerp_(wide, 1.0 - beta1)
+        second = second.mul_(beta2).addcmul_(wide, wide, value=1.0 - beta2)
+        count = steps.to(first.dtype).view(-1, *[1] * (weights.ndim - 1))
+        correction = _one_minus_power(beta2, count).sqrt_()
+        rate = correction.div(_one_minus_power(beta1, count)).mul_(learning_rate)
+        update = (first * rate).div_(correction.mul_(group["eps"]).add(second.sqrt()))
+        return _decayed(weights, group).sub_(update.to(weights.dtype)), [steps, first, second]
+
+
+def _one_minus_power(base: float, count: Tensor) -> Tensor:
+    """Return ``1 - base ** count`` with nearly all its digits: near 1 the power itself has lost half of them."""
+    if base == 0.0:
+        return torch.ones_like(count)
+    return torch.expm1(count * math.log(base)).neg_()
+
+
+class _DenseTensors:
+    """Lists for one call of the fused kernel: parameters of one device and dtype, and their state.
+
+    Args:
+        parameters: Parameters.
+        states: Their entries of the optimizer's state.
+    """
+
+    __slots__ = ("first", "given", "parameters", "second", "steps")
+
+    def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
+        self.parameters = parameters
+        self.given = parameters
+        self.first = [state["exp_avg"] for state in states]
+        self.second = [state["exp_avg_sq"] for state in states]
+        self.steps = [state["step"] for state in states]
+
+
+def _beginners(fresh: Tensor | None, rows: Tensor) -> Tensor | None:
+    """Return which of the rows have a new owner, bool ``[k]``; None when none has (where asking costs nothing)."""
+    if fresh is None:
+        return None
+    begun = fresh.index_select(0, rows)
+    return begun if not _reads_without_waiting(begun) or bool(begun.any()) else None
+
+
+def _reads_without_waiting(tensor: Tensor) -> bool:
+    """Return whether the host may look at a value without waiting for a device."""
+    return tensor.device.type == "cpu"
+
+
+def _decayed(weights: Tensor, group: dict[str, Any]) -> Tensor:
+    decay = float(group["lr"]) * group["weight_decay"]
+    return weights * (1.0 - decay) if decay != 0.0 else weights
+
+
+def _state_dtype(table: Tensor) -> torch.dtype:
+    # A sum of squares in bfloat16 stops growing after 256 equal terms.
+    return torch.float64 if table.dtype == torch.float64 else torch.float32
+
+
+def _check_hyper_parameters(values: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "initial_accumulator"):
+        if name in values and not float(values[name]) >= 0.0:
+            raise ValueError(f"`{name}` must be at least 0, got {values[name]}")
+    if "eps" in values and not values["eps"] > 0.0:
+        raise ValueError(f"`eps` must be above 0, got {values['eps']}")
+    if "betas" in values and not all(0.0 <= beta < 1.0 for beta in values["betas"]):
+        raise ValueError(f"`betas` must lie in [0, 1), got {values['betas']}")

@@ -1,0 +1,130 @@
+"""Factors between ranks: averaged in fused groups, inverted once per layer by its owner, handed out again.
+
+Every rank takes part in every exchange with the same layers, also those that saw no batch of its own; a layer counts
+only the ranks on which it took part in a backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, distributed
+
+from workbench.core import distributed as ranks
+from workbench.optim.thor.factor_blocks import FactorBlocks
+from workbench.optim.thor.thor_layers import FactoredLayer
+
+__all__ = ["FactorExchange", "owners_of_layers"]
+
+
+def owners_of_layers(costs: Sequence[float], n_ranks: int) -> list[int]:
+    """Deal layers out to ranks so that none has much more to compute than another.
+
+    Args:
+        costs: What each layer costs, any unit.
+        n_ranks: Number of ranks, >= 1.
+
+    Returns:
+        Rank of each layer: the dearest layer first, each to the rank that has least so far.
+
+    Example:
+        >>> owners_of_layers([1.0, 5.0, 3.0, 1.0], 2)
+        [1, 0, 1, 1]
+    """
+    load = [0.0] * n_ranks
+    owners = [0] * len(costs)
+    for layer in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        rank = min(range(n_ranks), key=lambda r: (load[r], r))
+        owners[layer] = rank
+        load[rank] += costs[layer]
+    return owners
+
+
+class FactorExchange:
+    """What ranks do together at a refresh; on a single rank nothing.
+
+    Args:
+        layers: All layers.
+        blocks: Their blocks.
+        split_indices: Last layer of each fused group; None for one group.
+    """
+
+    def __init__(
+        self, layers: Sequence[FactoredLayer], blocks: FactorBlocks, split_indices: Sequence[int] | None
+    ) -> None:
+        self.layers, self.blocks = layers, blocks
+        ends = sorted({min(index, len(layers) - 1) + 1 for index in split_indices or ()} | {len(layers)})
+        self.groups = [list(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False)]
+        self.costs = [
+            float(sum(block.bin**3 for f in (layer.a, layer.g) if f >= 0 for block in blocks.blocks[f]))
+            for layer in layers
+        ]
+
+    def average_(self, due: Sequence[int], alive: Tensor, skip: Tensor) -> None:
+        """Average the factors of some layers over the ranks that have one, in place.
+
+        Args:
+            due: The layers, the same on every rank.
+            alive: 1 for layers that have a factor here, shape ``[layers]``; set where any rank has one.
+            skip: 1 when this rank's gradients overflowed; set when any rank's did.
+        """
+        if ranks.world_size() == 1:
+            return
+        flags = torch.cat([alive, skip.reshape(1)])
+        distributed.all_reduce(flags)
+        n_alive = flags[:-1].clamp_min(1.0)
+        alive.copy_(flags[:-1])
+        skip.copy_((flags[-1] > 0).to(skip))
+        for group in self.groups:
+            members = [i for i in group if i in set(due)]
+            if not members:
+                continue
+            parts: list[Tensor] = []
+            for i in members:
+                # What another rank's overflow left here is no number that may travel; it is skipped anyway.
+                parts += [part.div_(n_alive[i]) for part in self._tensors_of(i, self.blocks.factors)]
+            _together(parts, distributed.all_reduce)
+
+    def invert_(
+        self, damping: Tensor, multiplier: Tensor | None, which: Tensor, reference_product: Tensor | None
+    ) -> Tensor:
+        """Invert factors, each on its owner's rank, and hand the inverses out; see ``FactorBlocks.invert_``."""
+        n_ranks = ranks.world_size()
+        if n_ranks == 1:
+            return self.blocks.invert_(damping, multiplier, which, reference_product)
+        owners = owners_of_layers(self.costs, n_ranks)
+        owner_of = torch.zeros(len(self.blocks.sizes), dtype=torch.long, device=which.device)
+        for layer, owner in zip(self.layers, owners, strict=True):
+            for factor in (layer.a, layer.g):
+                if factor >= 0:
+                    owner_of[factor] = owner
+        failed = self.blocks.invert_(damping, multiplier, which & (owner_of == ranks.rank()), reference_product)
+        for rank in range(n_ranks):
+            parts = [
+                part
+                for i, owner in enumerate(owners)
+                if owner == rank
+                for part in self._tensors_of(i, self.blocks.inverses, with_counts=False)
+            ]
+            if parts:
+                _together(parts, functools.partial(distributed.broadcast, src=rank))
+        flags = failed.to(damping.dtype)
+        distributed.all_reduce(flags)
+        return flags > 0
+
+    def _tensors_of(self, layer: int, of: dict[int, Tensor], *, with_counts: bool = True) -> list[Tensor]:
+        owner = self.layers[layer]
+        found = [view for f in (owner.a, owner.g) if f >= 0 for _, _, view in self.blocks.views(f, of)]
+        if with_counts and owner.counts is not None:
+            found.append(owner.counts)
+        return found
+
+
+def _together(parts: Sequence[Tensor], exchange: Callable[[Tensor], object]) -> None:
+    """Run a collective over many tensors as one."""
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    exchange(flat)
+    for part, piece in zip(parts, flat.split_with_sizes([part.numel() for part in parts]), strict=True):
+        part.copy_(piece.view_as(part))

@@ -1,0 +1,587 @@
+"""The second-order part of THOR: when factors are collected, refreshed and applied.
+
+One object per network. In the order of a training step::
+
+    forward, backward     # taps of the layers whose refresh is due add to their factors
+    refresh(...)          # those layers: average over ranks, invert, unless the gradients overflowed
+    apply(gradients)      # G^-1 dW A^-1 for all layers, with the inverses in force
+    advance()             # count the step; put up taps where the next step refreshes
+
+What only the device knows (did the gradients overflow, did a block fail, was a layer left alone by the trace rule) is
+decided there by masks and comes to the host ``SETTLE_AFTER`` steps later, at once on a CPU. Then events are told,
+failed blocks are inverted with more damping from the factors that still lie there, and a refresh that an overflow
+spoilt is arranged anew for the next step.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.core import devices
+from workbench.core.records import Event, EventKind, EventSink
+from workbench.optim.thor.factor_blocks import FactorBlocks
+from workbench.optim.thor.factor_exchange import FactorExchange
+from workbench.optim.thor.factor_taps import Tap
+from workbench.optim.thor.host_copy import HostCopy
+from workbench.optim.thor.thor_layers import (
+    Convention,
+    FactoredLayer,
+    FirstOrder,
+    Tally,
+    find_layers,
+)
+
+__all__ = ["FactorRules", "Preconditioner"]
+
+SETTLE_AFTER = 4  # steps; a device is seldom further behind its host, so reading then does not make it wait
+
+DampingSplit = Literal["trace", "even"]
+
+
+@dataclass(frozen=True, slots=True)
+class FactorRules:
+    """How factors are formed, when, and how they are damped.
+
+    Args:
+        convention: ``"default"`` or ``"mindspore"``, see ``thor_layers``.
+        frequency: Steps from one refresh to the next, >= 2.
+        block_size: Rows of a block.
+        batch_size: b of the reference's convention and of LayerNorms.
+        split_indices: Last layer of each group whose factors travel together between ranks; None for one group.
+        damping_split: ``"even"``: sqrt(d) on both sides; ``"trace"``: sqrt(d) times pi on A and over pi on G, pi being
+            the root of the quotient of their mean eigenvalues, so that what counts is d against the curvature.
+        damping_floor: Smallest damping of a layer, in units of its mean curvature ``tr(A) tr(G) / (inputs outputs)``.
+        factor_decay: Share of the past in running averages of the factors, in [0, 1); 0 uses those of one step.
+        trace_threshold: A layer is left alone when the product of its traces changed by this share or less; None never.
+        max_rows: Rows (or positions of a convolution) that are looked at per backward pass; None for all.
+    """
+
+    convention: Convention = "default"
+    frequency: int = 100
+    block_size: int = 128
+    batch_size: int = 32
+    split_indices: tuple[int, ...] | None = None
+    damping_split: DampingSplit = "trace"
+    damping_floor: float = 0.0
+    factor_decay: float = 0.0
+    trace_threshold: float | None = None
+    max_rows: int | None = None
+
+
+@dataclass(slots=True)
+class _Unsettled:
+    """A refresh whose outcome the host does not know yet."""
+
+    at: int  # count of steps at which it is read
+    step: int  # for events
+    layers: list[int]
+    report: HostCopy  # skipped because of an overflow, then per layer: refreshed, factor failed (A, G)
+    damping: Tensor
+    multiplier: Tensor | None
+
+
+class Preconditioner:
+    """Factors and inverses of a network's layers.
+
+    Args:
+        network: The network.
+        trained: The parameters that are updated; the others have no factors.
+        rules: See ``FactorRules``.
+
+    Attributes:
+        layers: Layers with Kronecker factors.
+        normalizations: Parameters of LayerNorms.
+        first_order: Parameters whose gradient is used as it is, each with its reason.
+        steps: Steps counted so far.
+        refreshed: Whether the last step refreshed factors.
+    """
+
+    def __init__(self, network: nn.Module, trained: Sequence[nn.Parameter], rules: FactorRules) -> None:
+        self.rules = rules
+        self.layers, self.normalizations, self.first_order = find_layers(network, trained)
+        if rules.convention == "mindspore":
+            self._leave_out_what_the_reference_cannot()
+        self.steps = 0
+        self.refreshed = False
+        self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
+        device = trained[0].device
+        double = any(layer.weight.dtype == torch.float64 for layer in self.layers)
+        self._dtype = torch.float64 if double else torch.float32
+        sizes: list[int] = []
+        for layer in self.layers:
+            if layer.kind == "embedding":
+                layer.counts = torch.zeros(layer.inputs, device=device, dtype=self._dtype)
+                layer.row_scale = torch.ones(layer.inputs, device=device, dtype=self._dtype)
+            else:
+                layer.a = len(sizes)
+                sizes.append(layer.inputs)
+            layer.g = len(sizes)
+            sizes.append(layer.outputs)
+        self.device = device
+        self.blocks = FactorBlocks(sizes, rules.block_size, device, self._dtype)
+        n, f = len(self.layers), len(sizes)
+        self._a = torch.tensor([layer.a for layer in self.layers], device=device)
+        self._g = torch.tensor([layer.g for layer in self.layers], device=device)
+        self._has_a = self._a >= 0
+        # Of every factor its layer, and its place in two vectors over layers behind each other: A's first, then G's.
+        layer_of, place = [0] * f, [0] * f
+        for i, layer in enumerate(self.layers):
+            layer_of[layer.g], place[layer.g] = i, n + i
+            if layer.a >= 0:
+                layer_of[layer.a] = place[layer.a] = i
+        self._layer_of, self._place = devices.tensor_on(device, layer_of), devices.tensor_on(device, place)
+        self._slips: Tensor | None = None  # As upstream: embeddings are multiplied by L^-1 L^-1
+        embeddings = [layer.g for layer in self.layers if layer.kind == "embedding"]
+        if rules.convention == "mindspore" and embeddings:
+            self._slips = torch.zeros(f, dtype=torch.bool, device=device)
+            self._slips[embeddings] = True
+        self._inputs, self._outputs = self._to_device(
+            [float(layer.inputs) for layer in self.layers], [float(layer.outputs) for layer in self.layers]
+        )
+        self._traces = torch.full((n,), -1.0, device=device, dtype=self._dtype)  # of the factors in force
+        self._averaged = torch.zeros(n, dtype=torch.bool, device=device)
+        self._armed: set[int] = set(range(n))
+        self._unsettled: list[_Unsettled] = []
+        self._exchange = FactorExchange(self.layers, self.blocks, rules.split_indices)
+        self._taps = self._new_taps()
+        self._plans: dict[int, _Plan] = {}
+        self._put_up_taps()
+
+    # Collecting
+
+    def _put_up_taps(self) -> None:
+        for i in self._armed - self._taps.keys():
+            self._taps[i] = Tap(self.layers[i].module, self._receiver(i))
+            if self.layers[i].tally.calls == 0:
+                self.layers[i].clear(self.blocks)
+
+    def _receiver(self, i: int) -> Callable[[Tensor, Tensor], None]:
+        # A tap must not keep an optimizer alive that nobody steps any more: neither would ever end.
+        layer, blocks, rules = self.layers[i], weakref.ref(self.blocks), self.rules
+
+        def receive(inputs: Tensor, gradient: Tensor) -> None:
+            living = blocks()
+            if living is not None:
+                layer.collect(inputs, gradient, living, rules.convention, rules.max_rows)
+
+        return receive
+
+    def _new_taps(self) -> dict[int, Tap]:
+        """Return where taps are kept; they go with this object."""
+        taps: dict[int, Tap] = {}
+        weakref.finalize(self, _remove_all, taps)
+        return taps
+
+    def _take_off_taps(self, which: Sequence[int]) -> None:
+        for i in which:
+            tap = self._taps.pop(i, None)
+            if tap is not None:
+                tap.remove()
+
+    @property
+    def due(self) -> list[int]:
+        """Layers that refresh in this step: their time has come, or had come while they were frozen."""
+        return sorted(i for i in self._armed if self.layers[i].weight.requires_grad)
+
+    def arm(self) -> None:
+        """Have every layer refresh in the coming step; said before its forward pass."""
+        self._armed = set(range(len(self.layers)))
+        self._put_up_taps()
+
+    # Refreshing
+
+    def refresh(
+        self,
+        damping: Sequence[float],
+        inverse_scale: Tensor | None,
+        found_inf: Tensor | None,
+        *,
+        step: int,
+        events: EventSink | None,
+    ) -> None:
+        """Make new inverses for the layers that are due.
+
+        Args:
+            damping: d per layer.
+            inverse_scale: One over the loss scale that the output gradients carried, per layer, shape ``[layers]``;
+                None for 1.
+            found_inf: Not 0 when the step's gradients were not finite: then nothing changes. None when nobody looked.
+            step: Number for events.
+            events: Who is told; None for nobody.
+        """
+        due = self.due
+        self.refreshed = bool(due)
+        if not due:
+            return
+        rules, blocks = self.rules, self.blocks
+        self._take_off_taps(due)
+        self._armed -= set(due)
+        coefficients = [layer.coefficients(rules.convention, rules.batch_size) for layer in self.layers]
+        norms = [layer.norms(rules.convention) for layer in self.layers]
+        chosen, alive, a, g, a_norm, g_norm, root = self._to_device(
+            [float(i in set(due)) for i in range(len(self.layers))],
+            [float(layer.tally.calls > 0) for layer in self.layers],
+            [pair[0] for pair in coefficients],
+            [pair[1] for pair in coefficients],
+            [pair[0] for pair in norms],
+            [pair[1] for pair in norms],
+            [math.sqrt(d) for d in damping],
+        )
+        alive, skip = self._normalize(due, a, g, inverse_scale, found_inf, chosen, alive)
+        a_traces, g_traces = self._traces_of_layers()
+        product = a_traces * g_traces
+        take = (chosen > 0) & alive & torch.isfinite(product) & ~skip
+        if rules.factor_decay:
+            weight = self._averaged.to(self._dtype) * rules.factor_decay
+            blocks.average_(self._factors_of(weight), self._factors_of(take))
+            self._averaged |= take
+            a_traces, g_traces = self._traces_of_layers()
+            product = torch.where(take, a_traces * g_traces, product)
+        if rules.trace_threshold is not None:
+            change = (product - self._traces).abs() / self._traces
+            take &= (self._traces < 0) | (change > rules.trace_threshold)
+        self._traces = torch.where(take, product, self._traces)
+        a_damping, g_damping, multiplier = self._dampings(root, a_norm, g_norm, a_traces, g_traces)
+        by_factor = self._per_factor(a_damping, g_damping)
+        failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take), self._slips)
+        self._scale_rows(due, a_damping, take)
+        report = torch.cat([skip.reshape(1).to(self._dtype), take.to(self._dtype), failed.to(self._dtype)])
+        lag = 0 if self.blocks.host_decides else SETTLE_AFTER
+        self._unsettled.append(
+            _Unsettled(
+                self.steps + lag,
+                step,
+                due,
+                HostCopy(report),
+                by_factor,
+                multiplier,
+            )
+        )
+        for i in due:
+            self.layers[i].tally = Tally()
+        self.settle(events)
+
+    def _normalize(
+        self,
+        due: list[int],
+        a: Tensor,
+        g: Tensor,
+        inverse_scale: Tensor | None,
+        found_inf: Tensor | None,
+        chosen: Tensor,
+        alive: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Turn sums into factors, averaged over ranks; return per layer whether there is one, and the overflow flag."""
+        if inverse_scale is not None:
+            g = g * inverse_scale.to(self._dtype).square()
+        self.blocks.scale_(self._per_factor(a, g), self._factors_of(chosen > 0))
+        for i in due:
+            counts = self.layers[i].counts
+            if counts is not None:
+                counts.mul_(a[i])
+        skip = torch.zeros((), device=self.device, dtype=self._dtype)
+        if found_inf is not None:
+            skip = (found_inf.reshape(()) != 0).to(self._dtype)
+        self._exchange.average_(due, alive, skip)
+        return alive > 0, skip > 0
+
+    def _dampings(
+        self, root: Tensor, a_norm: Tensor, g_norm: Tensor, a_traces: Tensor, g_traces: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what is added to A and to G per layer, and the factor of the inverses per factor."""
+        a_mean, g_mean = a_traces / self._inputs, g_traces / self._outputs
+        finite = torch.isfinite(a_mean) & torch.isfinite(g_mean)
+        if self.rules.damping_floor:
+            floor = (a_mean * g_mean * self.rules.damping_floor).sqrt()
+            root = torch.where(finite, torch.maximum(root, floor), root)
+        if self.rules.damping_split == "even":
+            a_damping, g_damping = root / a_norm.sqrt(), root / g_norm.sqrt()
+        else:
+            tiny = torch.finfo(self._dtype).tiny
+            # A layer that got no gradient has G = 0; its share is left even.
+            both = (a_mean > tiny) & (g_mean > tiny) & finite
+            share = torch.where(both, (a_mean / g_mean.clamp_min(tiny)).sqrt(), torch.ones_like(root))
+            a_damping, g_damping = root * share, root / share
+        if self.rules.convention == "default":
+            return a_damping, g_damping, None
+        return a_damping, g_damping, self._factors_of(a_norm.rsqrt())
+
+    def _scale_rows(self, due: list[int], a_damping: Tensor, take: Tensor) -> None:
+        for i in due:
+            layer = self.layers[i]
+            if layer.counts is not None and layer.row_scale is not None:
+                fresh = (layer.counts + a_damping[i]).reciprocal()
+                layer.row_scale.copy_(torch.where(take[i], fresh, layer.row_scale))
+
+    def settle(self, events: EventSink | None, *, everything: bool = False) -> None:
+        """Act on what refreshes of some steps ago turned out to have done.
+
+        Args:
+            events: Who is told; None for nobody.
+            everything: Whether to wait for those that are not due yet, too.
+        """
+        while self._unsettled and (everything or self._unsettled[0].at <= self.steps):
+            entry = self._unsettled.pop(0)
+            values = entry.report.read().tolist()
+            n = len(self.layers)
+            spoilt, taken, failed = bool(values[0]), values[1 : n + 1], values[n + 1 :]
+            for f, bad in enumerate(failed):
+                if bad:
+                    self._invert_with_more_damping(f, entry, events)
+            kept = sum(taken)
+            if spoilt:
+                self._armed.update(entry.layers)
+            elif events is not None:
+                message = f"step {entry.step}: factors of {kept:.0f} layers were computed anew"
+                if self.rules.trace_threshold is not None:
+                    message += f", {len(entry.layers) - kept:.0f} left alone by the trace rule"
+                events.emit(Event(entry.step, EventKind.FACTORS_REFRESHED, value=kept, message=message))
+
+    def _invert_with_more_damping(self, factor: int, entry: _Unsettled, events: EventSink | None) -> None:
+        if any(factor in (self.layers[i].a, self.layers[i].g) for i in self._taps):
+            return  # its sums have been cleared for the next refresh, which is near; the old inverse stays until then
+        before = float(entry.damping[factor])
+        multiplier = 1.0 if entry.multiplier is None else float(entry.multiplier[factor])
+        slips = self._slips is not None and bool(self._slips[factor])
+        value = self.blocks.rescue_(factor, before, multiplier, reference_product=slips)
+        name, side = next(
+            (layer.name, "A" if layer.a == factor else "G") for layer in self.layers if factor in (layer.a, layer.g)
+        )
+        if events is not None:
+            message = (
+                f"step {entry.step}: factor {side} of {name} was not positive definite and is damped by {value:g} "
+                f"in place of {before:g}"
+            )
+            events.emit(Event(entry.step, EventKind.DAMPING_RAISED, name, value, message))
+
+    # Applying
+
+    def apply(self, gradients: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """Return the preconditioned gradients of some layers' weights.
+
+        Args:
+            gradients: Pairs (number of the layer, gradient of its weight).
+
+        Returns:
+            Tensors of the weights' shape and number format. They are overwritten by the next call.
+        """
+        plans = self._plans
+        result = []
+        for i, gradient in gradients:
+            plan = plans.get(i)
+            if plan is None:
+                plan = plans[i] = _Plan(self.layers[i], self.blocks)
+            result.append(plan(gradient))
+        return result
+
+    def advance(self, events: EventSink | None) -> None:
+        """End the step: count it and get ready for the next one."""
+        self.steps += 1
+        if self._unsettled:
+            self.settle(events)
+        if self.steps % self.rules.frequency == 0:
+            self.arm()
+        elif self._armed:
+            self._put_up_taps()
+
+    # Memory
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on; waits for the device.
+
+        Entries: ``steps``, ``layers`` (names), ``block_size``, ``armed`` (numbers of layers), ``inverses`` and
+        ``running`` (all blocks as one vector; the latter None without averages), ``factors`` (None unless something was
+        collected since the last step), ``traces``, ``averaged``, and per layer ``tallies``, ``counts`` and
+        ``row_scales``.
+        """
+        self.settle(None, everything=True)
+        blocks = self.blocks
+        collecting = any(layer.tally.calls for layer in self.layers)
+        return {
+            "steps": self.steps,
+            "layers": [layer.name for layer in self.layers],
+            "block_size": blocks.block_size,
+            "armed": sorted(self._armed),
+            "inverses": blocks.packed(blocks.inverses),
+            "running": None if blocks.running is None else blocks.packed(blocks.running),
+            "factors": blocks.packed(blocks.factors) if collecting else None,
+            "traces": self._traces.clone(),
+            "averaged": self._averaged.clone(),
+            "tallies": [
+                [t.calls, t.a_rows, t.g_rows, t.g_used, t.terms] for t in (layer.tally for layer in self.layers)
+            ],
+            "counts": [_copied(layer.counts) for layer in self.layers],
+            "row_scales": [_copied(layer.row_scale) for layer in self.layers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken.
+
+        Args:
+            state: As ``state_dict`` returned it.
+
+        Raises:
+            ValueError: When it is of another network or of other blocks.
+        """
+        names, blocks = [layer.name for layer in self.layers], self.blocks
+        if list(state["layers"]) != names:
+            raise ValueError(f"the state is of layers {list(state['layers'])}, this network has {names}")
+        if state["block_size"] != blocks.block_size:
+            raise ValueError(f"`block_size` must be {state['block_size']} for this state, got {blocks.block_size}")
+        n_values = sum(
+            view.numel() for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.inverses)
+        )
+        if state["inverses"].numel() != n_values:
+            raise ValueError("the state is of layers of other sizes")
+        self._unsettled = []
+        self._take_off_taps(list(self._taps))
+        self.steps = int(state["steps"])
+        blocks.unpack_(blocks.inverses, state["inverses"])
+        if state["factors"] is not None:
+            blocks.unpack_(blocks.factors, state["factors"])
+        blocks.running = None
+        if state["running"] is not None:
+            blocks.running = {bin_: torch.zeros_like(values) for bin_, values in blocks.factors.items()}
+            blocks.unpack_(blocks.running, state["running"])
+        self._traces = state["traces"].to(self.device, copy=True)
+        self._averaged = state["averaged"].to(self.device, copy=True)
+        for layer, tally, counts, scale in zip(
+            self.layers, state["tallies"], state["counts"], state["row_scales"], strict=True
+        ):
+            layer.tally = Tally(*tally)
+            if layer.counts is not None and layer.row_scale is not None:
+                layer.counts.copy_(counts)
+                layer.row_scale.copy_(scale)
+        self._armed = set(state["armed"])
+        self._put_up_taps()
+
+    def take_over(self, other: Preconditioner) -> None:
+        """Continue another one's count, with its inverses for the layers that both have.
+
+        Args:
+            other: Of the network before some of its modules were replaced.
+        """
+        other.settle(None, everything=True)
+        self.steps = other.steps
+        theirs = {id(layer.weight): layer for layer in other.layers}
+        for i, layer in enumerate(self.layers):
+            old = theirs.get(id(layer.weight))
+            if old is None or old.module is not layer.module:
+                continue
+            for mine, its in ((layer.a, old.a), (layer.g, old.g)):
+                if mine >= 0:
+                    views = zip(
+                        self.blocks.views(mine, self.blocks.inverses),
+                        other.blocks.views(its, other.blocks.inverses),
+                        strict=True,
+                    )
+                    for (_, _, view), (_, _, past) in views:
+                        view.copy_(past)
+            if layer.row_scale is not None and old.row_scale is not None:
+                layer.row_scale.copy_(old.row_scale)
+            number = other.position[id(layer.weight)]
+            self._traces[i] = other._traces[number]
+            if number not in other._armed:
+                self._armed.discard(i)
+        self._take_off_taps([i for i in self._taps if i not in self._armed])
+
+    def release(self) -> None:
+        """Take all taps off: this object will not be used any more."""
+        self._take_off_taps(list(self._taps))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs; taps, views and what is on its way to the host are made anew."""
+        self.settle(None, everything=True)
+        return {**self.__dict__, "_taps": None, "_plans": {}, "_unsettled": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy and put up its own taps."""
+        self.__dict__.update(state)
+        self._taps = self._new_taps()
+        self.position = {id(layer.weight): i for i, layer in enumerate(self.layers)}
+        self._put_up_taps()
+
+    # Vectors
+
+    def _to_device(self, *rows: list[float]) -> Tensor:
+        """Return vectors over layers as the rows of one tensor; they travel together, and nobody waits for them."""
+        return devices.tensor_on(self.device, rows, self._dtype)
+
+    def _traces_of_layers(self) -> tuple[Tensor, Tensor]:
+        """Return the traces of A, 1 for an embedding, whose A sums up to that, and of G per layer."""
+        traces = self.blocks.traces()
+        return torch.where(self._has_a, traces[self._a], torch.ones_like(self._inputs)), traces[self._g]
+
+    def _per_factor(self, a: Tensor, g: Tensor) -> Tensor:
+        """Return one vector over factors from two over layers, one for A and one for G."""
+        return torch.cat((a, g)).index_select(0, self._place)
+
+    def _factors_of(self, layers: Tensor) -> Tensor:
+        return layers.index_select(0, self._layer_of)
+
+    def _leave_out_what_the_reference_cannot(self) -> None:
+        for layer in list(self.layers):
+            kernel = getattr(layer.module, "kernel_size", (1, 1))
+            if layer.kind == "conv" and kernel[0] != kernel[1]:
+                self.layers.remove(layer)
+                self.first_order.append(FirstOrder(f"{layer.name}.weight", "kernel that is not square"))
+
+
+class _Plan:
+    """How one layer's gradient is preconditioned: views and buffers, made once.
+
+    Slices of matrices are written in place by the matrix product itself, so the blocks cost no copies.
+    """
+
+    def __init__(self, layer: FactoredLayer, blocks: FactorBlocks) -> None:
+        self.left = blocks.views(layer.g, blocks.inverses) if layer.kind != "embedding" else []
+        self.right = blocks.views(layer.a if layer.a >= 0 else layer.g, blocks.inverses)
+        self.row_scale = layer.row_scale
+        weight = layer.weight
+        shape = (len(weight), weight[0].numel())
+        dtype = self.right[0][2].dtype
+        self.between = torch.empty(shape, dtype=dtype, device=weight.device)
+        self.flat = torch.empty(shape, dtype=dtype, device=weight.device)
+        whole = self.flat.view(weight.shape)
+        # The update reads weight and gradient side by side in memory, so both must lie there in the same order.
+        self.is_plain = weight.is_contiguous() and weight.dtype == dtype
+        self.result = whole if self.is_plain else torch.empty_like(weight, requires_grad=False)
+        self.shape, self.dtype = shape, dtype
+        self.left_slices = [(inverse, begin, end, self.between[begin:end]) for begin, end, inverse in self.left]
+        self.right_slices = [
+            (self.between[:, begin:end], inverse, self.flat[:, begin:end]) for begin, end, inverse in self.right
+        ]
+        self.only_left = self.left[0][2] if len(self.left) == 1 else None
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        matrix = gradient.reshape(self.shape)
+        if matrix.dtype != self.dtype:
+            matrix = matrix.to(self.dtype)
+        if self.row_scale is not None:
+            torch.mul(matrix, self.row_scale[:, None], out=self.between)
+        elif self.only_left is not None:
+            torch.mm(self.only_left, matrix, out=self.between)
+        else:
+            for inverse, begin, end, target in self.left_slices:
+                torch.mm(inverse, matrix[begin:end], out=target)
+        for part, inverse, target in self.right_slices:
+            torch.mm(part, inverse, out=target)
+        if not self.is_plain:
+            self.result.copy_(self.flat.view(self.result.shape))
+        return self.result
+
+
+def _remove_all(taps: dict[int, Tap]) -> None:
+    for tap in taps.values():
+        tap.remove()
+
+
+def _copied(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.clone()

@@ -1,0 +1,308 @@
+"""Which layers THOR preconditions, and what it counts of their inputs and output gradients.
+
+Two conventions. ``"default"``: covariances in the sense of K-FAC. With rows x of a layer's input and dy of its output
+gradient (the loss being a mean over N terms), ``A = mean(x x^T)`` and ``G = N sum(dy dy^T)``, so that ``A (x) G`` is
+the empirical Fisher matrix up to the independence that K-FAC assumes. For Linear and Embedding every row counts as a
+term of the loss, for Conv2d every image does; a loss that takes the mean over fewer terms than that sees its layers
+damped more.
+
+``"mindspore"``: what MindSpore 2.7 forms (``mindspore/python/mindspore/nn/layer/thor_layer.py``, observed from
+outside): A of a dense layer divided by its width instead of the rows, means over the batch before the products of a
+convolution, SAME patches whatever its padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from workbench.optim.thor.factor_blocks import FactorBlocks
+from workbench.optim.thor.kronecker_factors import patches, same_padding, sampling_offset
+
+__all__ = ["Convention", "FactoredLayer", "FirstOrder", "Tally", "find_layers"]
+
+Convention = Literal["default", "mindspore"]
+LayerKind = Literal["linear", "conv", "embedding"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was added to a layer's factors since its last refresh; the host knows it without asking the device.
+
+    Args:
+        calls: How often the layer took part in a backward pass.
+        a_rows: What the sum of A is divided by.
+        g_rows: Rows of output gradient there were.
+        g_used: Rows of output gradient in the sum.
+        terms: Terms of the loss they belong to.
+    """
+
+    calls: int = 0
+    a_rows: int = 0
+    g_rows: int = 0
+    g_used: int = 0
+    terms: int = 0
+
+
+class FactoredLayer:
+    """One layer with its factors.
+
+    Args:
+        name: Dotted name of its module.
+        module: The module.
+        kind: ``"linear"``, ``"conv"`` or ``"embedding"``.
+    """
+
+    def __init__(self, name: str, module: nn.Module, kind: LayerKind) -> None:
+        self.name = name
+        self.module = module
+        self.kind = kind
+        weight = module.weight
+        if not isinstance(weight, nn.Parameter):
+            raise TypeError(f"the weight of `{name}` must be a parameter, got {type(weight).__name__}")
+        self.weight: nn.Parameter = weight
+        #: Shape of the weight as a matrix: output and input size; an embedding's output is its features.
+        self.outputs = weight.shape[1] if kind == "embedding" else weight.shape[0]
+        self.inputs = weight.shape[0] if kind == "embedding" else weight[0].numel()
+        self.a = self.g = -1  # numbers of its factors; an embedding has no block for A
+        self.counts: Tensor | None = None  # an embedding's A: a diagonal of token counts
+        self.row_scale: Tensor | None = None  # ... and the inverse of it that is in force
+        self.tally = Tally()
+
+    def clear(self, blocks: FactorBlocks) -> None:
+        """Begin to count anew."""
+        self.tally = Tally()
+        blocks.clear(self.g)
+        if self.a >= 0:
+            blocks.clear(self.a)
+        if self.counts is not None:
+            self.counts.zero_()
+
+    def collect(
+        self,
+        inputs: Tensor,
+        gradient: Tensor,
+        blocks: FactorBlocks,
+        convention: Convention,
+        max_rows: int | None,
+    ) -> None:
+        """Add one backward pass through the layer.
+
+        Args:
+            inputs: What the layer was called with.
+            gradient: Gradient of what it returned.
+            blocks: Where the sums are.
+            convention: What is summed.
+            max_rows: Rows to take at most, evenly spread; None takes all.
+        """
+        dtype = next(iter(blocks.factors.values())).dtype
+        gradient = gradient.to(dtype)
+        if self.kind == "linear":
+            self._collect_linear(inputs.to(dtype), gradient, blocks, convention, max_rows)
+        elif self.kind == "conv":
+            if inputs.dim() == 3:
+                inputs, gradient = inputs[None], gradient[None]
+            if convention == "mindspore":
+                self._collect_mean_image(inputs.to(dtype), gradient, blocks)
+            else:
+                self._collect_patches(inputs.to(dtype), gradient, blocks, max_rows)
+        else:
+            self._collect_embedding(inputs, gradient, blocks)
+        self.tally.calls += 1
+
+    def _collect_linear(
+        self, inputs: Tensor, gradient: Tensor, blocks: FactorBlocks, convention: Convention, max_rows: int | None
+    ) -> None:
+        rows, leaving = inputs.reshape(-1, self.inputs), gradient.reshape(-1, self.outputs)
+        n, tally = len(rows), self.tally
+        if convention == "default" and max_rows is not None and n > max_rows:
+            every = -(-n // max_rows)
+            begin = sampling_offset(every, n)
+            rows, leaving = rows[begin::every], leaving[begin::every]
+        blocks.add(self.a, rows.T)
+        blocks.add(self.g, leaving.T)
+        # As upstream: a dense layer's A is divided by its width.
+        tally.a_rows += self.inputs if convention == "mindspore" else len(rows)
+        tally.g_rows += n
+        tally.g_used += len(leaving)
+        tally.terms += n
+
+    def _collect_patches(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks, max_rows: int | None) -> None:
+        module, tally = self.module, self.tally
+        assert isinstance(module, nn.Conv2d)  # find_layers saw to it
+        n, _, down, across = gradient.shape
+        every = 1 if max_rows is None else _spacing(n, down, across, max_rows)
+        # torch keeps the amounts ready for F.pad, also those of padding="same".
+        left, right, top, bottom = module._reversed_padding_repeated_twice
+        seen = patches(
+            images,
+            (module.kernel_size[0], module.kernel_size[1]),
+            (module.stride[0], module.stride[1]),
+            (module.dilation[0], module.dilation[1]),
+            (left, right, top, bottom),
+            "constant" if module.padding_mode == "zeros" else module.padding_mode,
+            every,
+        )
+        leaving = gradient[:, :, sampling_offset(every, down) :: every, sampling_offset(every, across) :: every]
+        # The order of the columns does not matter to their products: the one that lies in memory is taken.
+        rows = (seen.permute(0, 1, 2, 4, 5, 3) if seen.stride(3) == 1 else seen).reshape(self.inputs, -1)
+        blocks.add(self.a, rows)
+        blocks.add(self.g, leaving.transpose(0, 1).reshape(self.outputs, -1))
+        tally.a_rows += rows.shape[1]
+        tally.g_rows += n * down * across
+        tally.g_used += rows.shape[1]
+        tally.terms += n
+
+    def _collect_mean_image(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks) -> None:
+        module, tally = self.module, self.tally
+        assert isinstance(module, nn.Conv2d)  # find_layers saw to it
+        kernel, stride = (module.kernel_size[0], module.kernel_size[1]), (module.stride[0], module.stride[1])
+        # As upstream: means over the batch come before the products, and the padding is SAME whatever the layer's is.
+        image = images.mean(0, keepdim=True)
+        top, bottom = same_padding(image.shape[2], kernel[0], stride[0])
+        left, right = same_padding(image.shape[3], kernel[1], stride[1])
+        rows = patches(image, kernel, stride, padding=(left, right, top, bottom)).reshape(self.inputs, -1)
+        leaving = gradient.mean(0).flatten(1)
+        blocks.add(self.a, rows)
+        blocks.add(self.g, leaving)
+        tally.a_rows += rows.shape[1]
+        tally.g_rows += leaving.shape[1]
+        tally.g_used += leaving.shape[1]
+        tally.terms += len(images)
+
+    def _collect_embedding(self, tokens: Tensor, gradient: Tensor, blocks: FactorBlocks) -> None:
+        assert self.counts is not None
+        flat, leaving = tokens.reshape(-1), gradient.reshape(-1, self.outputs)
+        self.counts.index_add_(0, flat, torch.ones_like(flat, dtype=self.counts.dtype))
+        blocks.add(self.g, leaving.T)
+        self.tally.a_rows += len(flat)
+        self.tally.g_rows += len(flat)
+        self.tally.g_used += len(flat)
+        self.tally.terms += len(flat)
+
+    def coefficients(self, convention: Convention, batch_size: int) -> tuple[float, float]:
+        """Return what the sums of A and G are multiplied by; 0 when nothing was collected."""
+        tally = self.tally
+        if tally.calls == 0:
+            return 0.0, 0.0
+        if convention == "default":
+            return 1 / tally.a_rows, tally.terms * tally.g_rows / tally.g_used
+        a = 1 / batch_size if self.kind == "embedding" else 1 / tally.a_rows
+        return a, batch_size**2 / tally.g_rows
+
+    def norms(self, convention: Convention) -> tuple[float, float]:
+        """Return the reference's a_norm and g_norm of a convolution, the positions in its factors; (1, 1) otherwise."""
+        if convention == "default" or self.kind != "conv" or self.tally.calls == 0:
+            return 1.0, 1.0
+        return self.tally.a_rows / self.tally.calls, self.tally.g_rows / self.tally.calls
+
+
+@dataclass(frozen=True, slots=True)
+class FirstOrder:
+    """A parameter whose gradient is used as it is.
+
+    Args:
+        name: Dotted name.
+        reason: Why, in a few words.
+    """
+
+    name: str
+    reason: str
+
+
+def find_layers(
+    network: nn.Module, trained: Collection[nn.Parameter]
+) -> tuple[list[FactoredLayer], list[nn.Parameter], list[FirstOrder]]:
+    """Sort the trained parameters of a network by how they are treated.
+
+    Args:
+        network: The network.
+        trained: The parameters that are to be updated.
+
+    Returns:
+        Layers with Kronecker factors, in the network's order; the parameters of LayerNorms; and all others, with the
+        reason why their gradient is used as it is.
+    """
+    wanted, uses = {id(p) for p in trained}, _uses(network)
+    layers: list[FactoredLayer] = []
+    normalizations: list[nn.Parameter] = []
+    first_order: list[FirstOrder] = []
+    seen: set[int] = set()
+    inside_attention = {
+        id(child) for m in network.modules() if isinstance(m, nn.MultiheadAttention) for child in m.modules()
+    }
+    for path, module in network.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen or id(parameter) not in wanted:
+                continue
+            seen.add(id(parameter))
+            name = _plain(f"{path}.{key}" if path else key)
+            if type(module).forward is nn.LayerNorm.forward:
+                normalizations.append(parameter)
+                continue
+            reason = _why_first_order(module, key, parameter, uses, id(module) in inside_attention)
+            if reason:
+                first_order.append(FirstOrder(name, reason))
+            else:
+                layers.append(FactoredLayer(_plain(path), module, _kind_of(module)))
+    return layers, normalizations, first_order
+
+
+def _why_first_order(
+    module: nn.Module, key: str, parameter: nn.Parameter, uses: dict[int, int], in_attention: bool
+) -> str:
+    """Return why a parameter has no factors; empty when it has."""
+    if key == "bias":
+        return "bias"
+    if type(module).forward not in (nn.Linear.forward, nn.Conv2d.forward, nn.Embedding.forward) or key != "weight":
+        return f"parameter of a {type(module).__name__}"
+    if "forward" in vars(module):
+        return "its module's forward was replaced"
+    if in_attention:
+        return "MultiheadAttention uses it without calling its layer"
+    if uses[id(parameter)] > 1:
+        return "shared by several layers"
+    if isinstance(module, nn.Conv2d) and module.groups > 1:
+        return "grouped convolution"
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
+        return "embedding with max_norm or scale_grad_by_freq"
+    return ""
+
+
+def _kind_of(module: nn.Module) -> LayerKind:
+    if isinstance(module, nn.Conv2d):
+        return "conv"
+    return "embedding" if isinstance(module, nn.Embedding) else "linear"
+
+
+def _uses(network: nn.Module) -> dict[int, int]:
+    """Count in how many modules each parameter is registered."""
+    uses: dict[int, int] = {}
+    for module in network.modules():
+        for parameter in module.parameters(recurse=False):
+            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    return uses
+
+
+def _spacing(n: int, down: int, across: int, max_rows: int) -> int:
+    """Return the smallest spacing that leaves no more than ``max_rows`` positions of n images, if there is one."""
+    every = 1
+    while every < max(down, across) and n * _kept(down, every) * _kept(across, every) > max_rows:
+        every += 1
+    return every
+
+
+def _kept(positions: int, every: int) -> int:
+    return -(-(positions - sampling_offset(every, positions)) // every)
+
+
+def _plain(name: str) -> str:
+    """Return a name as the user wrote the network, without the prefixes of DDP and ``torch.compile``."""
+    name = name.replace("_orig_mod.", "")
+    while name.startswith("module."):
+        name = name.removeprefix("module.")
+    return name

@@ -1,5 +1,0 @@
-"""Optimizers by name, for configurations and tasks."""
-
-from workbench.optimizers.factory import build_optimizer, change_optimizer_
-
-__all__ = ["build_optimizer", "change_optimizer_"]

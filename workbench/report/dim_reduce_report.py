@@ -1,0 +1,88 @@
+"""A page about DimReduce against the runs that made its snapshots, from the recorded runs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from workbench.core.files import write_text_atomically
+from workbench.figures import SubspacePair, dim_reduce_figure, dim_reduce_numbers
+from workbench.report.page import (
+    document,
+    embed,
+    section,
+    table,
+    text,
+)
+from workbench.runs import Run, read_run
+
+__all__ = ["read_pairs", "write_dim_reduce_report"]
+
+
+def read_pairs(folder: str | Path) -> list[SubspacePair]:
+    """Read the run directories that ``train_in_subspace`` made, in the order of their seeds.
+
+    Args:
+        folder: Folder with ``warm-up-<seed>`` and ``dim-reduce-<seed>``.
+
+    Raises:
+        ValueError: When there is no complete pair.
+    """
+    seeds = sorted(int(path.name.removeprefix("dim-reduce-")) for path in Path(folder).glob("dim-reduce-*"))
+    pairs = []
+    for seed in seeds:
+        first, second = (read_run(Path(folder) / f"{name}-{seed}") for name in ("warm-up", "dim-reduce"))
+        pairs.append(SubspacePair(f"seed {seed}", _curve(first), _curve(second), second.steps, second.events))
+    if not pairs:
+        raise ValueError(f"`folder` must hold runs warm-up-<seed> and dim-reduce-<seed>, {folder} holds none")
+    return pairs
+
+
+def write_dim_reduce_report(
+    path: str | Path, settings: Mapping[str, str | Path], *, loss_name: str = "Training loss", note: str = ""
+) -> Path:
+    """Write one self-contained page: per setting a figure and a table of all seeds.
+
+    Args:
+        path: File to write.
+        settings: Title of a setting -> folder of its runs, see :func:`read_pairs`.
+        loss_name: What the evaluations measured.
+        note: A sentence under the heading.
+
+    Returns:
+        The path.
+    """
+    parts = [f"<h1>DimReduce from recorded snapshots</h1><p>{text(note)}</p>"]
+    for index, (title, folder) in enumerate(settings.items()):
+        pairs = read_pairs(folder)
+        rows = []
+        for numbers in map(dim_reduce_numbers, pairs):
+            reached = f"{numbers.reached:.0f}" if np.isfinite(numbers.reached) else "never"
+            end = numbers.loss[-1] if numbers.loss.size else float("nan")
+            rows.append(
+                [
+                    text(numbers.label),
+                    f"{numbers.warm_up_steps:.0f}",
+                    f"{numbers.target:.3g}",
+                    reached,
+                    f"{end:.3g}",
+                    f"{end / numbers.target:.3g}",
+                    f"{numbers.n_failed} of {numbers.n_steps}",
+                    f"{numbers.explained_variance:.4f}",
+                ]
+            )
+        head = (
+            *("run", "warm-up steps", "its end loss", "DimReduce there after", "DimReduce's end loss"),
+            *("share of the warm-up's", "failed searches", "explained variance"),
+        )
+        drawn = embed(dim_reduce_figure(pairs, loss_name=loss_name), f"dim-reduce-{index}")
+        listed = table(head, rows, numeric=range(1, len(head)), label=f"Runs: {title}")
+        parts.append(section(f"setting-{index}", title, drawn + listed))
+    write_text_atomically(path, document("DimReduce from recorded snapshots", "\n".join(parts)))
+    return Path(path)
+
+
+def _curve(run: Run) -> list[tuple[int, float]]:
+    return [(int(step), float(value)) for step, value in run.summary.get("curve", [])]

@@ -1,0 +1,400 @@
+"""The answer of a study as files that a repository can keep: a page of tables, CSV, and small still pictures.
+
+``results.md`` is what a README quotes; every line of it is written from the study's records. Nothing here is trained or
+measured, so the files can be written again from the storage at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from workbench.core.files import write_text_atomically
+from workbench.core.records import CandidateRecord, Choice, TrialRecord
+from workbench.report.svg_chart import Panel, Point, chart
+
+__all__ = ["ResultFiles", "results_page", "write_result_files"]
+
+_MOST_TRIALS = 40
+_FEWEST_FOR_IMPORTANCE = 10  # below, every parameter gets about the same share
+_FREEZE_TYPES = {0: "continuous", 1: "interval"}
+
+
+@dataclass(frozen=True, eq=False)
+class ResultFiles:
+    """What the files show.
+
+    Args:
+        title: Name of the study.
+        task_name: Task it ran.
+        metric_name: Name of the metric.
+        objective: What was minimised, as in ``study.toml``.
+        command: The command that made and remakes them.
+        trials: Every trial; number 0 is O0.
+        candidates: Those that were confirmed, undecided or refuted.
+        choices: What each export takes and why.
+        importance: Parameter -> share of its influence on the objective.
+        policies: Loss-scale policies that were judged by replay and trained, with ``observed`` overflows.
+        policy_sentence: What was chosen by replay; empty when the study did not ask.
+        freezing: Freezing trials beside their limit.
+        hardware: What it ran on.
+        versions: Package -> version.
+    """
+
+    title: str
+    task_name: str
+    metric_name: str
+    objective: str
+    command: str
+    trials: Sequence[TrialRecord] = ()
+    candidates: Sequence[CandidateRecord] = ()
+    choices: Sequence[Choice] = ()
+    importance: Mapping[str, float] = field(default_factory=dict)
+    policies: Sequence[Mapping[str, Any]] = ()
+    policy_sentence: str = ""
+    freezing: Sequence[Mapping[str, Any]] = ()
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def run(self) -> list[TrialRecord]:
+        """Trials that were run to an end."""
+        return [trial for trial in self.trials if trial.state in ("complete", "pruned")]
+
+    @property
+    def searched(self) -> list[str]:
+        """Parameters that differ between the trials, in the order in which they were first drawn."""
+        values: dict[str, set[str]] = {}
+        for trial in self.run[1:]:
+            for name, value in trial.parameters.items():
+                values.setdefault(name, set()).add(repr(value))
+        return [name for name, seen in values.items() if len(seen) > 1 or 0 < self._without(name) < len(self.run) - 1]
+
+    def _without(self, name: str) -> int:
+        return sum(name not in trial.parameters for trial in self.run[1:])
+
+
+def write_result_files(folder: Path, study: ResultFiles) -> list[Path]:
+    """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made.
+
+    Args:
+        folder: Folder of the files; it must exist.
+        study: What to show.
+
+    Returns:
+        The files. A check or picture of an earlier run that this study has no more is removed.
+
+    Raises:
+        OSError: When a file cannot be written; the old one is untouched then.
+    """
+    contents = {
+        "results.md": results_page(study),
+        "trials.csv": _csv([_trial_row(trial) for trial in study.run]),
+        "speed_accuracy.svg": _speed_accuracy(study),
+        "parameters.svg": _parameters(study),
+        "replay_check.csv": _csv(study.policies),
+        "replay_check.svg": _replay_check(study),
+        "freezing_limit.csv": _csv(study.freezing),
+        "freezing_limit.svg": _freezing_limit(study),
+    }
+    written = []
+    for name, content in contents.items():
+        path = folder / name
+        if content:
+            write_text_atomically(path, content)
+            written.append(path)
+        else:
+            path.unlink(missing_ok=True)
+    return written
+
+
+def results_page(study: ResultFiles) -> str:
+    """Return ``results.md``."""
+    parts = [
+        f"# {study.title}: result\n\nWritten by `{study.command}`, which replaces it; every table comes from the "
+        "study's records.\n",
+        f"* Task `{study.task_name}`, metric {study.metric_name}, objective {study.objective}, {len(study.run)} "
+        "different plans run, O0 among them.",
+        f"* {_hardware(study)}.",
+        "",
+        _exported(study),
+        _candidates(study),
+        _trials(study),
+        _policies(study),
+        _freezing(study),
+        _importance(study),
+    ]
+    return "\n".join(part for part in parts if part is not None).rstrip() + "\n"
+
+
+def _hardware(study: ResultFiles) -> str:
+    shown = ("device", "cpu cores", "torch threads", "memory")  # the rest is in environment.json
+    hardware = [f"{key} {study.hardware[key]}" for key in shown if key in study.hardware]
+    versions = [f"{key} {value}" for key, value in study.versions.items()]
+    return "; ".join(part for part in (", ".join(hardware), ", ".join(versions)) if part) or "Hardware unknown"
+
+
+def _exported(study: ResultFiles) -> str | None:
+    if not study.choices:
+        return None
+    lines = [f"* {choice.target}: {told}" for choice in study.choices for told in (choice.sentence, *choice.others)]
+    return "\n".join(["## Exported\n", *lines, ""])
+
+
+def _candidates(study: ResultFiles) -> str | None:
+    if not study.candidates:
+        return None
+    taken = {(choice.target, choice.label) for choice in study.choices}
+    rows = [
+        [
+            one.target,
+            one.label,
+            one.summary,
+            _interval(one.speedup, one.speedup_low, one.speedup_high),
+            _number(one.drop),
+            _number(one.drop_bound),
+            _number(one.allowed_drop),
+            str(one.n_seeds),
+            str(one.verdict),
+            "yes" if (one.target, one.label) in taken else "",
+        ]
+        for one in study.candidates
+    ]
+    per = "to the target" if study.objective == "time_to_target" else "per step"
+    head = [
+        "for",
+        "candidate",
+        "in effect",
+        f"speed {per}, x O0 (95 %)",
+        "drop",
+        "95 % bound",
+        "allowed",
+        "seeds",
+        "verdict",
+    ]
+    return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
+
+
+def _trials(study: ResultFiles) -> str:
+    shown = study.run
+    told = ""
+    if len(shown) > _MOST_TRIALS:
+        best = sorted(shown[1:], key=lambda t: (not t.feasible, t.value if math.isfinite(t.value) else math.inf))
+        shown = [shown[0], *best[: _MOST_TRIALS - 1]]
+        told = f"The best {len(shown) - 1} of {len(study.run) - 1} beside O0; all: `trials.csv`.\n\n"
+    names = study.searched
+    overflows = any(trial.overflows for trial in study.run)
+    timed = study.objective == "time_to_target"
+    head = ["trial", "in effect", *names, "speed per step, x O0 (95 %)", study.metric_name, "drop"]
+    head += ["steps to target"] if timed else []
+    head += ["wasted steps"] if overflows else []
+    rows = []
+    for trial in shown:
+        relative = (trial.relative_step_time, trial.relative_high, trial.relative_low)
+        speed = [1.0 / time if time > 0.0 else math.nan for time in relative]
+        row = [str(trial.number), trial.summary, *(_value(trial.parameters.get(name)) for name in names)]
+        row += [_interval(*speed), _number(trial.metric), _number(trial.metric_deficit)]
+        row += [_steps(trial)] if timed else []
+        row += [str(trial.overflows)] if overflows else []
+        rows.append(row)
+    return f"## Trials, one run each\n\n{told}{_table([*head, 'feasible'], _with_feasible(rows, shown))}"
+
+
+def _steps(trial: TrialRecord) -> str:
+    """Return the steps to the target, those of a warm-up beside them."""
+    if trial.state != "complete":
+        return trial.state
+    if not math.isfinite(trial.steps_to_target):
+        return "never"
+    return f"{trial.steps_to_target:.0f}" + (f" + {trial.warm_up_steps}" if trial.warm_up_steps else "")
+
+
+def _with_feasible(rows: list[list[str]], trials: Sequence[TrialRecord]) -> list[list[str]]:
+    return [[*row, "yes" if trial.feasible else "no"] for row, trial in zip(rows, trials, strict=True)]
+
+
+def _policies(study: ResultFiles) -> str | None:
+    if not study.policy_sentence:
+        return None
+    if not study.policies:
+        return f"## Loss scale by replay\n\n{study.policy_sentence}\n"
+    rows = [
+        [
+            str(one["kind"]),
+            f"2^{math.log2(one['init']):g}",
+            f"{one['factor']:g}" if one["kind"] == "dynamic" else "",
+            f"{one['window']:g}" if one["kind"] == "dynamic" else "",
+            f"{one['overflows']:g} ({one['overflows_low']:g} to {one['overflows_high']:g})",
+            f"{one['observed']:g}",
+            "yes" if _within(one) else "no",
+            _number(one["underflow_share"]),
+            "diverged" if one["diverged"] else _number(one["metric"]),
+        ]
+        for one in study.policies
+    ]
+    head = ["kind", "init", "factor", "window", "wasted steps, predicted", "observed", "within", "underflow"]
+    return (
+        f"## Loss scale by replay\n\n{study.policy_sentence}\n\n{_table([*head, study.metric_name], rows)}"
+        "Underflow: share of gradient elements that float16 loses, predicted from the recording.\n"
+    )
+
+
+def _within(policy: Mapping[str, Any]) -> bool:
+    return bool(policy["overflows_low"] <= policy["observed"] <= policy["overflows_high"])
+
+
+def _freezing(study: ResultFiles) -> str | None:
+    if not study.freezing:
+        return None
+    rows = [
+        [
+            str(one["trial"]),
+            _FREEZE_TYPES.get(one["freeze_type"], str(one["freeze_type"])),
+            _number(one["freeze_p"]),
+            str(one["param_groups"]),
+            f"{100.0 * one['frozen_share']:.3g} %",
+            _interval(one["realised"], one["realised_low"], one["realised_high"]),
+            _interval(one["limit"], one["limit_low"], one["limit_high"]),
+            _interval(one["reached"], one["reached_low"], one["reached_high"]),
+        ]
+        for one in study.freezing
+    ]
+    head = ["trial", "type", "freeze_p", "groups", "frozen steps", "speed, x O0 (95 %)", "limit (95 %)", "reached"]
+    return (
+        f"## Freezing beside its limit\n\n{_table(head, rows)}"
+        "Limit: the same schedule with layers that rest for good. Reached: share of the time it saves that is saved.\n"
+    )
+
+
+def _importance(study: ResultFiles) -> str | None:
+    if not study.importance or len(study.run) < _FEWEST_FOR_IMPORTANCE:
+        return None
+    ranked = sorted(study.importance.items(), key=lambda item: -item[1])
+    return f"## What matters\n\n{_table(['parameter', 'share'], [[name, f'{share:.2f}'] for name, share in ranked])}"
+
+
+def _speed_accuracy(study: ResultFiles) -> str:
+    points = []
+    for trial in study.run:
+        if not trial.relative_step_time > 0.0:
+            continue
+        color = "grey" if trial.number == 0 else "blue" if trial.feasible else "orange"
+        ends = (1.0 / trial.relative_high, 1.0 / trial.relative_low)
+        told = f"trial {trial.number}: {trial.summary}"
+        points.append(Point(1.0 / trial.relative_step_time, trial.metric, ends, None, color, told))
+    if not points:
+        return ""
+    base = [trial.metric for trial in study.run if trial.number == 0 and math.isfinite(trial.metric)]
+    speeds = [point.x for point in points]
+    lines = [((min(speeds), base[0]), (max(speeds), base[0]))] if base else []
+    panel = Panel(study.title, "speed of a step, x O0", study.metric_name, points, lines)
+    return chart([panel], note="grey: O0; blue: within the allowed drop; orange: beyond")
+
+
+def _parameters(study: ResultFiles) -> str:
+    """Return the objective over every searched number."""
+    panels = []
+    for name in study.searched:
+        found = [
+            (trial, trial.parameters[name])
+            for trial in study.run[1:]
+            if isinstance(trial.parameters.get(name), (int, float)) and not isinstance(trial.parameters[name], bool)
+        ]
+        values = [float(value) for _, value in found]
+        if len(set(values)) < 3:
+            continue
+        log = min(values) > 0.0 and max(values) / min(values) > 30.0
+        points = [
+            Point(float(value), trial.value, color="blue" if trial.feasible else "orange", text=f"trial {trial.number}")
+            for trial, value in found
+        ]
+        panels.append(Panel(name, name, f"objective ({study.objective})", points, log_x=log))
+    return chart(panels, note="blue: within the allowed drop; orange: beyond; smaller is better") if panels else ""
+
+
+def _replay_check(study: ResultFiles) -> str:
+    if not study.policies:
+        return ""
+    points = [
+        Point(
+            float(one["observed"]),
+            float(one["overflows"]),
+            None,
+            (float(one["overflows_low"]), float(one["overflows_high"])),
+            "blue" if _within(one) else "orange",
+            f"{one['kind']}, 2^{math.log2(one['init']):g}, factor {one['factor']:g}, window {one['window']:g}",
+        )
+        for one in study.policies
+    ]
+    most = max(max(point.x, point.y) for point in points)
+    labels = ("observed, steps", "predicted, steps")
+    panels = [Panel("Wasted steps", *labels, points, [((0.0, 0.0), (most, most))])]
+    few = [point for point in points if max(point.x, point.y) <= 0.3 * most]
+    if len(few) > 1:  # a scale that wastes nearly every step squeezes all others into a corner
+        largest = max(max(point.x, point.y) for point in few)
+        panels.append(Panel("The fewest of them", *labels, few, [((0.0, 0.0), (largest, largest))]))
+    return chart(panels, note="blue: within the stated range; orange: outside")
+
+
+def _freezing_limit(study: ResultFiles) -> str:
+    if not study.freezing:
+        return ""
+    points = [
+        Point(
+            one["limit"],
+            one["realised"],
+            (one["limit_low"], one["limit_high"]),
+            (one["realised_low"], one["realised_high"]),
+            "blue" if one["freeze_type"] == 1 else "green",
+            f"trial {one['trial']}: freeze_p {one['freeze_p']:.2f}, {one['param_groups']} groups",
+        )
+        for one in study.freezing
+        if None not in (one["limit"], one["realised"])
+    ]
+    ends = [value for point in points for value in (point.x, point.y)]
+    lines = [((min(ends), min(ends)), (max(ends), max(ends)))] if ends else []
+    panel = Panel("Freezing", "limit of the schedule, x O0", "realised, x O0", points, lines)
+    return chart([panel], note="blue: interval; green: continuous; dashed: the whole limit")
+
+
+def _trial_row(trial: TrialRecord) -> dict[str, Any]:
+    names = ("number", "state", "level", "summary", "value", "metric", "metric_deficit", "relative_step_time")
+    more = ("relative_low", "relative_high", "steps_to_target", "overflows", "feasible", "seconds")
+    return {name: getattr(trial, name) for name in (*names, *more)} | dict(trial.parameters)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    return str(pd.DataFrame(list(rows)).to_csv(index=False, lineterminator="\n", float_format="%.6g"))
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _interval(middle: float | None, low: float | None, high: float | None) -> str:
+    if middle is None or not math.isfinite(middle):
+        return "unknown"
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or low == high:
+        return f"{middle:.2f}"
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "unknown"
+    return "never" if math.isinf(value) else f"{value:.4g}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,99 @@
+"""Describe where and with what a run was made, so that its figures can be judged later."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from workbench.runs.schema import SCHEMA_VERSION
+
+__all__ = ["collect_environment", "installed_versions"]
+
+PACKAGES = (
+    "boost-workbench",
+    "torch",
+    "torch_npu",
+    "torchvision",
+    "torchmetrics",
+    "numpy",
+    "scikit-learn",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "optuna",
+    "plotly",
+    "ipywidgets",
+)
+"""Packages whose version can change a result or a picture."""
+
+
+def collect_environment(
+    *,
+    device: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    data_hash: str = "",
+    task: str = "",
+    level: str = "",
+) -> dict[str, Any]:
+    """Return what ``environment.json`` says about a run, without importing torch or touching a device.
+
+    Args:
+        device: Description of the device in use, from whoever knows it; kept as it is.
+        seed: Seed of the run; None when there is none.
+        data_hash: Hash of the training data; empty when the task names none.
+        task: Name of the task.
+        level: Boost level, ``"O0"`` to ``"O2"``.
+
+    Returns:
+        A dictionary that can be written as JSON; memory is in bytes. No host or user name is in it.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "task": task,
+        "level": level,
+        "seed": seed,
+        "data_hash": data_hash,
+        "device": dict(device or {}),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": _usable_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "versions": installed_versions(),
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of every package in ``PACKAGES`` that is installed."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _usable_cores() -> int:
+    # The cores this process may run on, which in a container is often fewer than the machine has.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

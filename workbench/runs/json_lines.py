@@ -1,0 +1,150 @@
+"""Append-only JSON lines: what a run is made of while it is being written.
+
+One line is one record, as a JSON object whose fields at their default are left out. A line counts only once its
+line end is there, so a process killed in the middle of a write leaves a torn tail that every reader passes over.
+``NaN``, ``Infinity`` and ``-Infinity`` stand for themselves, as Python's ``json`` writes and reads them: a loss
+that became inf is exactly what somebody will look for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from workbench.core.records import Event, ExponentCounts, StepRecord
+from workbench.runs.errors import RunError
+
+__all__ = ["encode_events", "encode_steps", "field_defaults", "intact_size", "read_rows"]
+
+
+_STEP_FIELDS = tuple(field for field in fields(StepRecord) if field.name not in {"grad_exponents", "columns"})
+_STEP_NAMES = tuple(field.name for field in _STEP_FIELDS)
+_STEP_DEFAULTS = tuple(field.default for field in _STEP_FIELDS)
+_step_values = attrgetter(*_STEP_NAMES)
+
+_BLANK_VALUES: dict[str, Any] = {
+    # For the fields every line must have; a reader never needs them, an empty table does not either.
+    "step": 0,
+    "seconds": math.nan,
+    "step_ms": math.nan,
+    "loss": math.nan,
+    "kind": "",
+}
+
+
+def field_defaults(record: type[StepRecord] | type[Event]) -> dict[str, Any]:
+    """Return the value that a field left out of a line stands for, by field name, ``columns`` left out."""
+    return {
+        field.name: _BLANK_VALUES.get(field.name, field.default) for field in fields(record) if field.name != "columns"
+    }
+
+
+def encode_steps(records: Iterable[StepRecord]) -> bytes:
+    """Return one line per step; reading them back gives equal records, NaN and inf included."""
+    return _encode(_step_row(record) for record in records)
+
+
+def encode_events(events: Iterable[Event]) -> bytes:
+    """Return one line per event."""
+    return _encode(_event_row(event) for event in events)
+
+
+def intact_size(content: bytes) -> int:
+    """Return how many leading bytes are whole lines, in bytes.
+
+    What follows the last line end was torn off by a kill. NUL bytes are what a power cut leaves where a block
+    was promised space but never written; everything from the first of them on is lost.
+    """
+    hole = content.find(b"\0")
+    return content.rfind(b"\n", 0, hole if hole >= 0 else len(content)) + 1
+
+
+def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any]]]:
+    """Yield the whole lines of a file as dictionaries, in chunks; a torn tail is passed over.
+
+    Args:
+        path: File of JSON lines, possibly still growing.
+        chunk: Largest number of rows per list; keeps the memory of a long run's dictionaries bounded.
+
+    Raises:
+        RunError: When a whole line is not a JSON object.
+        FileNotFoundError: When there is no such file.
+    """
+    rows: list[dict[str, Any]] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n") or b"\0" in line:
+                break
+            try:
+                row = json.loads(line.decode())
+            except (ValueError, RecursionError):  # no JSON, or nested without end
+                row = None
+            if not isinstance(row, dict):
+                raise RunError(f"{path}: line {number} is not a JSON object; the file was damaged after it was written")
+            rows.append(row)
+            if len(rows) == chunk:
+                yield rows
+                rows = []
+    if rows:
+        yield rows
+
+
+def _step_row(record: StepRecord) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value, default in zip(_STEP_NAMES, _step_values(record), _STEP_DEFAULTS, strict=True):
+        # A NaN is left out only where NaN is the default: a loss scale that became NaN must be seen again.
+        if value == default or (value != value and default != default):
+            continue
+        row[name] = value
+    if record.grad_exponents:
+        row["grad_exponents"] = [_histogram_row(histogram) for histogram in record.grad_exponents]
+    row.update(record.columns)
+    return row
+
+
+def _histogram_row(histogram: ExponentCounts) -> dict[str, Any]:
+    return {
+        "group": _storable(histogram.group),
+        "lowest": histogram.lowest,
+        "counts": histogram.counts,
+        "zeros": histogram.zeros,
+        "nonfinite": histogram.nonfinite,
+    }
+
+
+def _event_row(event: Event) -> dict[str, Any]:
+    row: dict[str, Any] = {"step": event.step, "kind": event.kind}
+    if event.subject:
+        row["subject"] = _storable(event.subject)
+    if event.value == event.value:
+        row["value"] = event.value
+    if event.message:
+        row["message"] = _storable(event.message)
+    return row
+
+
+def _storable(text: str) -> str:
+    # A message may quote a file name with undecodable bytes; Parquet holds UTF-8 only.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain_number(value: Any) -> Any:
+    # NumPy numbers carry item(); json knows only Python's own.
+    item: Callable[[], Any] | None = getattr(value, "item", None)
+    if item is None:
+        raise TypeError(f"a record must hold plain numbers and text, got {type(value).__name__}")
+    return item()
+
+
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_plain_number).encode
+
+
+def _encode(rows: Iterable[dict[str, Any]]) -> bytes:
+    lines = [_to_json(row) for row in rows]
+    lines.append("")
+    return "\n".join(lines).encode("ascii")

@@ -1,0 +1,29 @@
+"""Runs in the tools that others use: TensorBoard and MLflow, by their own libraries (``[mirrors]``).
+
+A mirror shows a run elsewhere; the record stays the run directory. ``workbench train --mirror tensorboard=logs`` and
+``workbench.train(..., mirrors=["mlflow"])`` send a run while it goes on, `mirror_runs` and ``workbench runs mirror``
+one that is recorded, `MirrorCallback` what a ``Model`` trains (it is in ``workbench.mindspore``).
+"""
+
+from __future__ import annotations
+
+from workbench.runs.mirrors.errors import MirrorError, MirrorFailedError, MirrorWarning
+from workbench.runs.mirrors.live import LiveMirrors
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun
+from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
+from workbench.runs.mirrors.named import mirrors_named
+from workbench.runs.mirrors.recorded import mirror_runs
+from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
+
+__all__ = [
+    "LiveMirrors",
+    "Mirror",
+    "MirrorError",
+    "MirrorFailedError",
+    "MirrorWarning",
+    "MirroredRun",
+    "MlflowMirror",
+    "TensorBoardMirror",
+    "mirror_runs",
+    "mirrors_named",
+]

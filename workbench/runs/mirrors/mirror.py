@@ -1,0 +1,193 @@
+"""What a mirror is: a run, told to a tool that other people's dashboards read.
+
+A mirror is given a run in the blocks in which it is recorded, about one a second, never step by step: nothing here
+waits for the device. TensorBoard and MLflow are imported when such a mirror is opened, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+from workbench.config import BoostConfig
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.runs.mirrors.errors import MirrorError
+from workbench.runs.mirrors.selection import Point, Selection
+
+__all__ = ["Mirror", "MirroredRun", "State", "require", "summary_numbers"]
+
+State = Literal["absent", "partial", "complete"]
+
+_INSTALL = 'pip install "boost-workbench[mirrors]"'
+_SUMMARY_NUMBERS = ("metric", "final_loss", "final_loss_scale", "seconds", "steps", "overflows")
+
+
+@dataclass(frozen=True, slots=True)
+class MirroredRun:
+    """What is known of a run before its first step.
+
+    Args:
+        name: Its name in the mirror; a slash makes a group, such as the study.
+        config: Its configuration, as plain values.
+        environment: Where and with what it is made, as in ``environment.json``.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+
+    @property
+    def started(self) -> float:
+        """When it began, seconds since the epoch; now, when the environment does not say."""
+        stated = self.environment.get("started")
+        try:
+            return datetime.fromisoformat(str(stated)).timestamp()
+        except ValueError:
+            return datetime.now().timestamp()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Task, level, seed, device, and the values of the configuration that are in effect, by path."""
+        environment = self.environment
+        device = environment.get("device") or {}
+        facts = {
+            "task": environment.get("task"),
+            "level": environment.get("level"),
+            "seed": environment.get("seed"),
+            "device": device.get("type") if isinstance(device, Mapping) else device,
+        }
+        return {name: value for name, value in {**facts, **self._in_effect()}.items() if value not in (None, "")}
+
+    def _in_effect(self) -> dict[str, Any]:
+        # All hundred values, most of them of methods that are off, would hide the few that tell two runs apart.
+        ranks = self.environment.get("world_size")
+        try:
+            config = BoostConfig.from_dict(self.config)
+            plan = config.resolve(str(self.environment.get("level") or "O0"), ranks if isinstance(ranks, int) else 1)
+        except (TypeError, ValueError):  # of another version, say: everything is better than nothing
+            return _flat(self.config)
+        return plan.parameters_in_effect()
+
+
+class Mirror(ABC):
+    """One place that runs are mirrored to; a run at a time.
+
+    A call of ``begin`` comes first, then ``write`` for each block, then ``finish``.
+
+    Attributes:
+        most_points: About how many points of each curve are sent.
+    """
+
+    most_points: ClassVar[int] = 10_000
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Say in a few words where the run goes; never with a password."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """See that the library is there.
+
+        Raises:
+            MirrorError: When it is not, with the command that installs it.
+        """
+
+    @abstractmethod
+    def state_of(self, run: MirroredRun) -> State:
+        """Say whether the run is there already, as a whole or begun and not finished.
+
+        Args:
+            run: The run.
+
+        Raises:
+            MirrorError: When something else is where it would go, or the place cannot be reached.
+        """
+
+    def begin(self, run: MirroredRun) -> None:
+        """Open the run; what an earlier attempt left of the same run is replaced.
+
+        Args:
+            run: The run.
+
+        Raises:
+            MirrorError: When the place cannot be opened.
+        """
+        steps = run.environment.get("steps")
+        self._selection = Selection(self.most_points, steps if isinstance(steps, int) else None)
+        self._run = run
+        self._begin(run)
+
+    def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
+        """Send a block.
+
+        Args:
+            records: Steps, in order.
+            events: Events of these steps.
+        """
+        events = list(events)
+        points = self._selection.points(records, events)
+        told = [event for event in events if event.kind is not EventKind.EVALUATION]
+        self._write(points, told)
+
+    @abstractmethod
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Send the results and close the run.
+
+        Args:
+            summary: As in ``summary.json``; its ``state`` says how the run ended.
+        """
+
+    def abandon(self) -> None:  # noqa: B027  # most have nothing to give back
+        """Give back what the run holds here, after an error; never raises."""
+
+    @abstractmethod
+    def _begin(self, run: MirroredRun) -> None: ...
+
+    @abstractmethod
+    def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None: ...
+
+    def _when(self, step: int) -> float:
+        """Return when a step of this block ended, seconds since the epoch."""
+        return self._run.started + self._selection.seconds_at(step)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return path -> value of everything in nested dictionaries."""
+    leaves: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            leaves |= _flat(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves
+
+
+def summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a run's summary under the names they have in a mirror."""
+    found = {name: summary.get(name) for name in _SUMMARY_NUMBERS}
+    return {
+        f"summary/{name}": float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def require(library: str, what: str) -> None:
+    """Import an optional library.
+
+    Args:
+        library: Its module.
+        what: Its name for people.
+
+    Raises:
+        MirrorError: When it is not installed.
+    """
+    try:
+        importlib.import_module(library)
+    except ImportError as error:
+        raise MirrorError(f"a mirror to {what} needs a library that is not installed ({error}): {_INSTALL}") from None

@@ -1,0 +1,87 @@
+"""Mirror runs that are recorded already: one run directory, or a folder of them, such as the runs of a study."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from workbench.core.credentials import hide_passwords
+from workbench.core.records import Event, StepRecord
+from workbench.runs import Run, find_runs, read_run
+from workbench.runs.mirrors.errors import MirrorError, MirrorFailedError
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun
+
+__all__ = ["mirror_runs"]
+
+_BLOCK = 5000
+
+
+def mirror_runs(path: str | os.PathLike[str], mirrors: Sequence[Mirror]) -> dict[Path, list[str]]:
+    """Send recorded runs to mirrors.
+
+    A run that a mirror holds as a whole is left alone, so the same call on a growing folder sends what is new; one that
+    was going on, or whose mirror failed, is sent anew.
+
+    Args:
+        path: A run directory, or a folder of them. Runs of a study appear below the study's name.
+        mirrors: Where to.
+
+    Returns:
+        Run directory -> the mirrors it was sent to, as words; an empty list for a run that was there already.
+
+    Raises:
+        RunError: When there is no run at ``path``, or a run is damaged.
+        MirrorError: When a mirror cannot be opened.
+        MirrorFailedError: When a mirror fails on the way; what was sent before stays there.
+    """
+    for mirror in mirrors:
+        mirror.check()
+    path = Path(path)
+    runs = [path] if not path.is_dir() or (path / "environment.json").is_file() else find_runs(path)
+    if not runs:
+        raise MirrorError(f"{path} holds no runs")
+    return {run: _mirror_run(run, mirrors) for run in runs}
+
+
+def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
+    run = read_run(path, most_histograms=0)
+    described = MirroredRun(_name_of(path), run.config, run.environment)
+    wanted = [mirror for mirror in mirrors if mirror.state_of(described) != "complete"]
+    for mirror in wanted:
+        mirror.begin(described)
+        try:
+            for records, events in _blocks(run):
+                mirror.write(records, events)
+            mirror.finish(run.summary)
+        except Exception as error:  # a disk, a server, a database: each library has errors of its own
+            mirror.abandon()
+            raise _failed(mirror, path, error) from error
+    return [str(mirror) for mirror in wanted]
+
+
+def _failed(mirror: Mirror, path: Path, error: Exception) -> MirrorFailedError:
+    reason = hide_passwords(" ".join(str(error).split()) or type(error).__name__)
+    return MirrorFailedError(
+        f"{path} could not be mirrored to {mirror} as a whole: {reason}; the same command sends it anew"
+    )
+
+
+def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:
+    """Yield the run in parts that fit into memory."""
+    events = run.event_records()
+    sent = 0
+    for at in range(0, max(len(run.steps), 1), _BLOCK):
+        records = dataclasses.replace(run, steps=run.steps.iloc[at : at + _BLOCK]).step_records()
+        is_last = at + _BLOCK >= len(run.steps)
+        mine = [e for e in events[sent:] if is_last or e.step <= records[-1].step]
+        sent += len(mine)
+        yield records, mine
+
+
+def _name_of(path: Path) -> str:
+    """Return the run's name, below that of its study when it belongs to one."""
+    path = path.resolve()
+    study = path.parent.parent
+    return f"{study.name}/{path.name}" if (study / "study.toml").is_file() else path.name

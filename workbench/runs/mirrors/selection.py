@@ -1,0 +1,136 @@
+"""What of a run is mirrored: which numbers under which names, and how many points.
+
+Names have two parts, as TensorBoard and MLflow group by the first. A method's own columns keep theirs, with a slash
+for the dot (``dim_reduce/rho``). A viewer draws about a thousand points of a curve, so of a long run only every k-th
+step is mirrored; steps that overflowed always are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.runs.schema import COLUMNS, ColumnInfo, column_info
+
+__all__ = ["OVERFLOWS", "SCALARS", "Point", "Selection", "described"]
+
+SCALARS: dict[str, str] = {
+    "loss": "training/loss",
+    "learning_rate": "training/learning_rate",
+    "loss_scale": "loss_scale/scale",
+    "underflow_share": "loss_scale/underflow_share",
+    "grad_norm": "gradient/norm",
+    "grad_amax": "gradient/largest",
+    "step_ms": "time/step_ms",
+    "memory_bytes": "memory/bytes",
+}
+"""Fixed column of a run -> name in a mirror."""
+
+OVERFLOWS = "loss_scale/overflows"
+"""Name of the number of updates whose gradients overflowed, so far."""
+
+FROZEN = "freezing/frozen_groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The numbers of one step.
+
+    Args:
+        step: Micro-batch index, counted from 0.
+        seconds: Time since the run began when the step ended, seconds.
+        values: Name in the mirror -> number; always finite.
+    """
+
+    step: int
+    seconds: float
+    values: Mapping[str, float]
+
+
+class Selection:
+    """Turn the blocks of one run into points and words.
+
+    Args:
+        most: About how many points a run may have, at least 2. When it turns out longer than planned, the distance
+            between points doubles then, and again after half as many more.
+        steps: Micro-batches planned; None when nobody knows.
+    """
+
+    def __init__(self, most: int, steps: int | None = None) -> None:
+        self._most = max(most, 2)
+        self._every = max(1, math.ceil(steps / self._most)) if steps else 1
+        self._chosen = 0
+        self._overflows = 0
+        self._freezes = False
+        self._seconds = 0.0
+        self._step_ended: dict[int, float] = {}
+        self._latest: dict[str, float] = {}
+
+    def points(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> list[Point]:
+        """Return the points of a block, evaluations among them, in the order of their steps.
+
+        Args:
+            records: Steps, in order, none left out: overflows are counted here.
+            events: Events of the same block.
+        """
+        points = list(self._of_steps(records))
+        for event in events:
+            if event.kind is EventKind.EVALUATION and math.isfinite(event.value):
+                values = {f"evaluation/{event.subject or 'metric'}": event.value}
+                points.append(Point(event.step, self.seconds_at(event.step), values))
+        return sorted(points, key=lambda point: point.step)
+
+    def seconds_at(self, step: int) -> float:
+        """Return when a step of the last block ended, seconds; the end of the block for another step."""
+        return self._step_ended.get(step, self._seconds)
+
+    def _of_steps(self, records: Iterable[StepRecord]) -> Iterator[Point]:
+        self._step_ended = {}
+        for record in records:
+            self._overflows += record.overflow
+            self._freezes = self._freezes or record.frozen_groups > 0
+            self._seconds = record.seconds + (record.step_ms / 1e3 if record.step_ms == record.step_ms else 0.0)
+            self._step_ended[record.step] = self._seconds
+            # Between two points the latest number counts: a norm exists only where a window of micro-batches ended.
+            self._latest |= self._values(record)
+            if record.step % self._every == 0 or record.overflow:
+                yield Point(record.step, self._seconds, self._latest)
+                self._latest = {}
+                self._chosen += not record.overflow
+            if self._chosen >= self._most:
+                self._every, self._chosen = 2 * self._every, self._most // 2
+
+    def _values(self, record: StepRecord) -> dict[str, float]:
+        values = {name: float(getattr(record, column)) for column, name in SCALARS.items()}
+        values[OVERFLOWS] = float(self._overflows)
+        if self._freezes:
+            values[FROZEN] = float(record.frozen_groups)
+        values |= {_method_name(column): value for column, value in record.columns.items()}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def described(names: Sequence[str]) -> dict[str, ColumnInfo]:
+    """Return unit and meaning of mirrored numbers; names that no column explains are left out."""
+    back = {name: column for column, name in SCALARS.items()}
+    found: dict[str, ColumnInfo] = {}
+    for name in names:
+        if name == OVERFLOWS:
+            found[name] = ColumnInfo("float64", "updates", "Updates whose gradients overflowed, so far.")
+        elif name == FROZEN:
+            found[name] = COLUMNS["frozen_groups"]
+        elif name in back:
+            found[name] = COLUMNS[back[name]]
+        elif not name.startswith(("evaluation/", "summary/")):
+            found[name] = column_info(_column_of(name))
+    return found
+
+
+def _method_name(column: str) -> str:
+    unit = "_ms" if column.startswith("time.") else ""  # the column's name leaves out what its documentation says
+    return column.replace(".", "/") + unit
+
+
+def _column_of(name: str) -> str:
+    return name.removesuffix("_ms").replace("/", ".") if name.startswith("time/") else name.replace("/", ".")

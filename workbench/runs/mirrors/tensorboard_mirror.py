@@ -1,0 +1,206 @@
+"""Runs as TensorBoard sees them: one folder of event files per run, below one log folder.
+
+Scalars are written in the form that every reader of event files knows, with unit and meaning as their description;
+the configuration goes to the HParams tab, events to the Text tab. Only tensorboard itself is used: neither TensorFlow
+nor torch is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from workbench.core.files import write_text_atomically
+from workbench.core.records import Event
+from workbench.runs.mirrors.errors import MirrorError
+from workbench.runs.mirrors.mirror import (
+    Mirror,
+    MirroredRun,
+    State,
+    require,
+    summary_numbers,
+)
+from workbench.runs.mirrors.selection import Point, described
+
+__all__ = ["TensorBoardMirror"]
+
+_MARK = "mirrored_run.json"
+_EVENT_FILES = "events.out.tfevents.*"
+_MOST_SENTENCES = 1000  # events of one kind; what comes after them is in the run directory
+
+
+class TensorBoardMirror(Mirror):
+    """Mirror runs to a folder that ``tensorboard --logdir FOLDER`` shows.
+
+    Args:
+        folder: Log folder; made when it is missing. Each run gets a folder of its name in it.
+
+    Example:
+        >>> print(TensorBoardMirror("logs"))
+        TensorBoard in logs
+    """
+
+    def __init__(self, folder: str | Path = "tensorboard") -> None:
+        self.folder = Path(folder)
+        self._described: set[str] = set()
+        self._sentences: dict[str, int] = {}
+        self._file: BinaryIO | None = None
+
+    def __str__(self) -> str:
+        return f"TensorBoard in {self.folder}"
+
+    def check(self) -> None:
+        """See that tensorboard is installed.
+
+        Raises:
+            MirrorError: When it is not.
+        """
+        require("tensorboard.summary.writer.record_writer", "TensorBoard")
+
+    def state_of(self, run: MirroredRun) -> State:
+        """Say whether the run is there; a file of ours beside the event files tells.
+
+        Args:
+            run: The run.
+
+        Raises:
+            MirrorError: When another run, or somebody else's event files, are in its folder.
+        """
+        folder = self.folder / run.name
+        try:
+            mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            if any(folder.glob(_EVENT_FILES)):
+                raise MirrorError(f"{folder} holds event files of another program; choose another folder") from None
+            return "absent"
+        except (OSError, ValueError) as error:
+            raise MirrorError(f"{folder / _MARK} cannot be read ({error}); choose another folder") from None
+        if not isinstance(mark, dict) or mark.get("started") != run.environment.get("started"):
+            raise MirrorError(f"{folder} holds another run of the same name; choose another folder")
+        return "complete" if mark.get("complete") is True else "partial"
+
+    def _begin(self, run: MirroredRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as FileEvent
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.check()
+        self.state_of(run)
+        folder = self.folder / run.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(_EVENT_FILES):  # ours, as the mark beside them said
+                left.unlink()
+            self._mark(complete=False)
+            # Not by the writer with a thread of its own: an error is to come out here.
+            name = f"events.out.tfevents.{round(run.started):010d}.workbench"
+            self._file = (folder / name).open("wb")
+            self._writer = RecordWriter(self._file)
+            self._described, self._sentences = set(), {}
+            self._writer.write(FileEvent(wall_time=run.started, file_version="brain.Event:2").SerializeToString())
+            self._add(hparams_pb(_plain(run.parameters), start_time_secs=run.started), 0, run.started)
+            self._text("about/environment", _as_table(run.environment), 0, run.started)
+            self._writer.flush()
+        except OSError as error:
+            self.abandon()
+            raise MirrorError(f"{folder}: cannot be written ({error.strerror or error})") from None
+
+    def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None:
+        for point in points:
+            self._scalars(point.values, point.step, self._run.started + point.seconds)
+        for event in events:
+            kind = str(event.kind)
+            self._sentences[kind] = self._sentences.get(kind, 0) + 1
+            if self._sentences[kind] <= _MOST_SENTENCES:
+                sentence = event.message or " ".join(filter(None, (kind, event.subject, _number(event.value))))
+                self._text(f"events/{kind}", sentence, event.step, self._when(event.step))
+        self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the results and the state, and close the event file.
+
+        Args:
+            summary: As in ``summary.json``.
+        """
+        end = self._run.started + self._selection.seconds_at(-1)
+        step = int(summary.get("steps") or 0)
+        self._scalars(summary_numbers(summary), step, end)
+        shown = {name: value for name, value in summary.items() if name != "curve"}
+        self._text("about/summary", _as_table(shown), step, end)
+        self._add(_session_end(str(summary.get("state", "")), end), step, end)
+        self._writer.close()
+        self._file = None
+        self._mark(complete=bool(summary.get("state")))
+
+    def abandon(self) -> None:
+        """Close the event file; what is in it stays readable."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what a full disk did not take is lost
+                self._file.close()
+            self._file = None
+
+    def _mark(self, *, complete: bool) -> None:
+        mark = {"run": self._run.name, "started": self._run.environment.get("started"), "complete": complete}
+        write_text_atomically(self.folder / self._run.name / _MARK, json.dumps(mark) + "\n")
+
+    def _scalars(self, values: Mapping[str, float], step: int, when: float) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.scalar.metadata import create_summary_metadata
+
+        new = [name for name in values if name not in self._described]
+        about = described(new)
+        self._described.update(new)
+        entries = []
+        for name, value in values.items():
+            info = about.get(name)
+            words = f"{info.description} Unit: {info.unit or 'none'}." if info is not None else ""
+            meta = create_summary_metadata(display_name="", description=words) if name in new else None
+            entries.append(Summary.Value(tag=name, simple_value=value, metadata=meta))
+        self._add(Summary(value=entries), step, when)
+
+    def _text(self, tag: str, markdown: str, step: int, when: float) -> None:
+        from tensorboard.plugins.text.summary_v2 import text_pb
+
+        self._add(text_pb(tag, markdown), step, when)
+
+    def _add(self, summary: Any, step: int, when: float) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event as FileEvent
+
+        self._writer.write(FileEvent(wall_time=when, step=step, summary=summary).SerializeToString())
+
+
+def _session_end(state: str, when: float) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+    from tensorboard.plugins.hparams.api_pb2 import Status
+
+    status = "STATUS_FAILURE" if state in {"diverged", "interrupted"} else "STATUS_SUCCESS"
+    if not state:
+        status = "STATUS_UNKNOWN"
+    ended = plugin_data_pb2.SessionEndInfo(status=Status.Value(status), end_time_secs=when)
+    content = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
+    entry = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=content, tensor=metadata.NULL_TENSOR)
+    return Summary(value=[entry])
+
+
+def _plain(parameters: Mapping[str, Any]) -> dict[str, bool | float | str]:
+    return {
+        name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+        for name, value in parameters.items()
+        if value is not None
+    }
+
+
+def _as_table(values: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {name} | {value if isinstance(value, str) else json.dumps(value, default=str)} |"
+        for name, value in values.items()
+    ]
+    return "\n".join(["| | |", "| --- | --- |", *rows])
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if value == value else ""

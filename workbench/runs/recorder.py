@@ -1,0 +1,357 @@
+"""Write a run directory while the run goes on.
+
+A run lives in ``<root>/<run id>/``:
+
+* ``config.json``, ``environment.json`` -- written first, never changed;
+* ``steps.jsonl``, ``events.jsonl`` -- append-only, one line per record, one write per block, while it runs;
+* ``steps.parquet``, ``events.parquet``, ``summary.json`` -- what ``finish`` turns the lines into;
+* ``writer.lock`` -- who is writing, while somebody is.
+
+At every moment the lines or the Parquet file are complete, so a reader needs no cooperation: it takes the lines
+when they are there and the Parquet file otherwise. A killed run has lines and no summary; at most its last block
+is missing, and ``RunRecorder.reopen`` continues it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from workbench.core.files import DISK_FULL_CODES, write_bytes_atomically, write_text_atomically
+from workbench.core.records import Event, StepRecord
+from workbench.runs import writer_lock
+from workbench.runs.errors import RunError, TelemetryError
+from workbench.runs.json_lines import (
+    encode_events,
+    encode_steps,
+    intact_size,
+    read_rows,
+)
+from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
+
+__all__ = ["RunRecorder", "new_run_id"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_FIXED = frozenset(COLUMNS)
+
+
+def new_run_id() -> str:
+    """Return a run id that sorts by time (UTC, to the microsecond) and that no other process comes up with."""
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}"
+
+
+class RunRecorder:
+    """Write one run: blocks of steps and events while it goes on, Parquet and a summary at its end.
+
+    Made by ``create`` or ``reopen``. It is an ``EventSink``: ``emit`` may be called from any thread at any time;
+    the events wait in memory and go to the disk with the next ``write``. As a context manager it closes the run
+    on the way out, which keeps everything but does not finish it: without ``finish`` it counts as killed.
+
+    Attributes:
+        path: The run directory.
+    """
+
+    def __init__(self, path: Path, *, _counts: _Counts | None = None) -> None:
+        self.path = path
+        self._counts = _counts or _Counts()
+        self._state = "open"
+        self._pending: list[Event] = []
+        self._pending_lock = threading.Lock()
+        self._write_lock = threading.RLock()
+
+    @classmethod
+    def create(
+        cls,
+        root: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        run_id: str | None = None,
+    ) -> RunRecorder:
+        """Start a new run directory below ``root``.
+
+        Args:
+            root: Folder that holds runs; made when it is missing.
+            config: The full configuration, as plain values.
+            environment: Where and with what the run is made, see ``collect_environment``; the schema version, the
+                run's id and the time it started are added.
+            run_id: Name of the folder; None for one that sorts by time.
+
+        Raises:
+            ValueError: When ``run_id`` is not a plain folder name.
+            TypeError: When ``config`` or ``environment`` holds something that JSON cannot.
+            TelemetryError: When the run exists already, or the folder cannot be written.
+        """
+        if run_id is not None and not _RUN_ID.fullmatch(run_id):
+            raise ValueError(
+                f"`run_id` must be 1 to 200 letters, digits, dots, dashes or underscores, without a leading dot or "
+                f"dash, got {run_id!r}"
+            )
+        path = Path(root) / (run_id or new_run_id())
+        started = {"schema_version": SCHEMA_VERSION, "run": path.name, "started": datetime.now(UTC).isoformat()}
+        texts = {
+            "config.json": _json_text(config, "config"),
+            "environment.json": _json_text({**environment, **started}, "environment"),
+        }
+        try:
+            path.mkdir(parents=True)
+            writer_lock.acquire(path)
+            for name, text in texts.items():
+                write_text_atomically(path / name, text)
+            for name in ("steps.jsonl", "events.jsonl"):
+                (path / name).touch()
+        except FileExistsError as error:
+            raise TelemetryError(f"{path} exists already; choose another `run_id` or reopen that run") from error
+        except OSError as error:
+            raise TelemetryError(f"cannot start the run {path}: {_reason(error)}") from error
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: str | os.PathLike[str], *, next_step: int | None = None) -> RunRecorder:
+        """Continue a killed run; what a kill tore off the end of its files is dropped.
+
+        Args:
+            path: The run directory.
+            next_step: Step the resumed training continues with, when that is a checkpoint earlier than the last
+                recorded step: records from there on are dropped, they will come again. None keeps all.
+
+        Raises:
+            RunError: When the folder is no run, is finished already, or its files are damaged.
+            TelemetryError: When another process is writing the run, or the folder cannot be written.
+        """
+        path = Path(path)
+        if not (path / "environment.json").is_file():
+            raise RunError(f"{path} is not a run directory: it has no environment.json")
+        if (path / "summary.json").exists():
+            raise RunError(f"{path} is finished; start a new run instead of continuing it")
+        try:
+            if not writer_lock.acquire(path):
+                raise TelemetryError(f"{path} is being written by another process; stop that one first")
+            try:
+                counts = _Counts()
+                _repair(path / "events.jsonl", next_step, lambda row: None)
+                _repair(path / "steps.jsonl", next_step, counts.add_row)
+                if strange := sorted(name for name in counts.columns if not is_method_column(name)):
+                    raise RunError(f"{path}: unknown column `{strange[0]}`; the file was damaged after it was written")
+            except BaseException:
+                writer_lock.release(path)
+                raise
+        except OSError as error:
+            raise TelemetryError(f"cannot continue the run {path}: {_reason(error)}") from error
+        return cls(path, _counts=counts)
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run directory."""
+        return self.path.name
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps on the disk."""
+        return self._counts.steps
+
+    def emit(self, event: Event) -> None:
+        """Take one event; it goes to the disk with the next block.
+
+        Args:
+            event: What happened.
+
+        Raises:
+            TelemetryError: When the run is closed.
+        """
+        self._require_open()
+        with self._pending_lock:
+            self._pending.append(event)
+
+    def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
+        """Append one block, and the events emitted since the last one, and hand it to the operating system.
+
+        Args:
+            records: Steps, in order; may be empty.
+            events: Events, after the emitted ones.
+
+        Raises:
+            ValueError: When a method's column has no namespace, as in ``dim_reduce.rho``.
+            TelemetryError: When the block cannot be written, for example because the disk is full. Nothing of
+                the block is on the disk then, what was written before is intact, and the same call may be
+                made again; emitted events are kept for it.
+        """
+        records = list(records)
+        columns = set().union(*(record.columns for record in records if record.columns))
+        for name in columns - self._counts.columns:
+            if not is_method_column(name):
+                raise ValueError(f"a method's column must be named like `dim_reduce.rho`, got {name!r}")
+        with self._write_lock:
+            self._require_open()
+            with self._pending_lock:
+                emitted, self._pending = self._pending, []
+            blocks = {
+                self.path / "steps.jsonl": encode_steps(records),
+                self.path / "events.jsonl": encode_events([*emitted, *events]),
+            }
+            try:
+                _append_all({path: block for path, block in blocks.items() if block})
+            except OSError as error:
+                with self._pending_lock:
+                    self._pending = emitted + self._pending
+                raise TelemetryError(
+                    f"cannot record to {self.path}: {_reason(error)}; everything before this block is intact"
+                ) from error
+            self._counts.columns |= columns
+            self._counts.steps += len(records)
+            self._counts.overflow_steps += sum(1 for record in records if record.overflow)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Turn the lines into Parquet, write the summary and close the run.
+
+        The lines are removed last: a crash at any point leaves a run that reads back whole.
+
+        Args:
+            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of
+                the end are added as ``recorded``.
+
+        Raises:
+            TypeError: When ``summary`` holds something that JSON cannot.
+            TelemetryError: When the run is closed or a file cannot be written; the lines stay, call again.
+        """
+        from workbench.runs import tables  # pyarrow takes a while to load, and a running run needs none of it
+
+        with self._write_lock:
+            self._require_open()
+            recorded = {
+                "steps": self._counts.steps,
+                "overflow_steps": self._counts.overflow_steps,
+                "finished": datetime.now(UTC).isoformat(),
+            }
+            text = _json_text({**summary, "recorded": recorded}, "summary")
+            self.write(())
+            schemas = {"steps": tables.step_schema(self._counts.columns), "events": tables.event_schema()}
+            try:
+                for name, schema in schemas.items():
+                    tables.compact(self.path / f"{name}.jsonl", self.path / f"{name}.parquet", schema)
+                write_text_atomically(self.path / "summary.json", text)
+                for name in schemas:
+                    (self.path / f"{name}.jsonl").unlink()
+            except OSError as error:
+                raise TelemetryError(
+                    f"cannot finish the run {self.path}: {_reason(error)}; everything recorded is intact"
+                ) from error
+            self._state = "finished"
+            writer_lock.release(self.path)
+
+    def close(self) -> None:
+        """Write the events still waiting and stop writing; a run that is not finished can be reopened.
+
+        Raises:
+            TelemetryError: When the waiting events cannot be written; the run is closed all the same.
+        """
+        with self._write_lock:
+            if self._state != "open":
+                return
+            try:
+                self.write(())
+            finally:
+                self._state = "closed"
+                writer_lock.release(self.path)
+
+    def __enter__(self) -> RunRecorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RunRecorder {self.run_id}: {self._state}, {self.n_steps:,} steps>"
+
+    def _require_open(self) -> None:
+        if self._state != "open":
+            raise TelemetryError(f"the run {self.path} is {self._state}; nothing more can be recorded in it")
+
+
+class _Counts:
+    """What ``finish`` and ``list_runs`` must know of the steps without reading them again."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.overflow_steps = 0
+        self.columns: set[str] = set()
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        self.steps += 1
+        self.overflow_steps += bool(row.get("overflow", False))
+        self.columns |= row.keys() - _FIXED
+
+
+def _append_all(blocks: Mapping[Path, bytes]) -> None:
+    """Append to several files, or to none of them: on an error each gets its old length back."""
+    sizes = {path: path.stat().st_size for path in blocks}
+    try:
+        for path, block in blocks.items():
+            _append(path, block)
+    except BaseException:
+        for path, size in sizes.items():
+            os.truncate(path, size)  # shortening needs no space, so it works on a full disk as well
+        raise
+
+
+def _append(path: Path, block: bytes) -> None:
+    # Opened for every block: a block comes about once a second, and a run then holds no file open, so it survives
+    # a fork, needs no clean-up and can be moved. Without O_CREAT, because a run somebody deleted must not come back
+    # as a lone file.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        rest = memoryview(block)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+    finally:
+        os.close(descriptor)
+
+
+def _repair(path: Path, next_step: int | None, visit: Callable[[Mapping[str, Any]], None]) -> None:
+    """Cut off a torn tail and the records from ``next_step`` on; show every row that stays."""
+    if not path.exists():
+        path.touch()
+    content = path.read_bytes()
+    intact = intact_size(content)
+    rows = [row for chunk in read_rows(path) for row in chunk]
+    for number, row in enumerate(rows, start=1):
+        if type(row.get("step", 0)) is not int:
+            raise RunError(f"{path}: `step` must be a whole number, got {row['step']!r:.60} in line {number}")
+    stays = [next_step is None or row.get("step", 0) < next_step for row in rows]
+    if all(stays):
+        if intact < len(content):
+            os.truncate(path, intact)
+    else:
+        lines = content[:intact].split(b"\n")[:-1]
+        write_bytes_atomically(path, b"".join(line + b"\n" for line, kept in zip(lines, stays, strict=True) if kept))
+    for row, kept in zip(rows, stays, strict=True):
+        if kept:
+            visit(row)
+
+
+def _json_text(values: Mapping[str, Any], name: str) -> str:
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if (item := getattr(value, "item", None)) is not None:  # a NumPy number
+            return item()
+        raise TypeError(f"`{name}` must hold plain values (numbers, text, lists, dictionaries), got {value!r}")
+
+    return json.dumps(dict(values), indent=2, default=plain) + "\n"
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in DISK_FULL_CODES:
+        return "no space left on the disk (free some and try again)"
+    return str(error.strerror or error)

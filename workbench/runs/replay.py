@@ -1,0 +1,337 @@
+"""Replay a recorded run under other loss-scale policies, without training.
+
+For every recorded window the largest scale that would not have overflowed is estimated. A scaled gradient overflows
+float16 beyond 65504, so it is 65504 / (largest unscaled gradient), where only gradients that are computed in float16
+count; a run under float16 autocast records their maximum (``amp.float16_grad_amax``). The gradients of activations,
+which may overflow first, are not recorded; how much larger they are (the *headroom*) is calibrated on the run's own
+overflows. What was observed stands above what is estimated: a window that overflowed has a threshold below the scale
+it used, one that did not has a threshold at least as large. The policies are then simulated exactly
+(``scaling.replay``).
+
+The assumption is that the trajectory stays the same: a skipped or an additional update changes later gradients a
+little, which the prediction ignores. The stated range covers that by repeating the simulation with all thresholds moved
+by the error either way, and, for short runs, a few times with every threshold moved on its own at random by as much as
+neighbouring windows differ, and once without bursts (in long runs that averages out). A policy that skips many updates
+holds its trajectory up: after k updates it stands where the recording stood after k, however many steps that took. A
+fixed scale that is too large at first may so never get on, though later gradients would fit it. Such policies are
+simulated once more on that slower trajectory. Reruns of ``topics-gpt`` under float16 autocast, 80 steps, confirm the
+range: each of five policies predicted from each of five recordings; ``studies/loss_scale_windows`` has dozens more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from workbench.loss_scale import (
+    ExponentTable,
+    ScalePolicy,
+    ScaleState,
+    SimulationResult,
+    exponent_table,
+    next_scale,
+    simulate,
+    underflow_share,
+)
+from workbench.runs import Run
+
+__all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "recorded_exponents", "replay"]
+
+_FLOAT16_MAX = 65504.0
+_FLOAT16_AMAX = "amp.float16_grad_amax"
+_SLACK = 0.05
+"""Share of the predicted overflows by which the stated range is wider than the repetitions say, at least one."""
+
+# Random repetitions for the range of a short run, whose few overflows scatter; in a long one they average out.
+_REPETITIONS, _LONG_RUN = 12, 100_000
+_SLOWER_REPETITIONS, _MOST_HELD_UP = 3, 300_000  # policies times windows, a second of work
+_TABLE_CELLS = 1_000_000  # policies times steps for which the underflow is computed at once
+_MANY_SKIPPED = 0.1  # of all windows; below, what is held up is within what neighbouring windows differ
+_MOST_BINS = 4096  # a float64 has 2098
+_BURST = 11  # windows of a running median, which removes bursts of up to five
+_ASSUMPTION = (
+    "Assumes the recorded trajectory: weights and batches as recorded, so a skipped or additional update changes no "
+    "later gradient (the range allows for it); and what had underflowed at the recorded scale is not seen, so record "
+    "at a large one."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The largest loss scale that does not overflow, window by window.
+
+    Args:
+        steps: Micro-batch index at which each window ended, shape ``[n]``.
+        scale: Estimated threshold, shape ``[n]`` (dimensionless).
+        headroom_log2: Calibrated log2 of how much the overflowing gradients exceed the recorded ones.
+        error_log2: How far the thresholds may lie off as a whole, log2: what calibration leaves open.
+        noise_log2: How far each may lie off on its own, log2: the usual difference between neighbouring windows.
+        misclassified: Share of recorded windows whose overflow the thresholds get wrong.
+        calibrated: Whether the run had overflows to calibrate on.
+        overflowed: Whether each recorded window overflowed, shape ``[n]``.
+    """
+
+    steps: np.ndarray
+    scale: np.ndarray
+    headroom_log2: float
+    error_log2: float
+    noise_log2: float
+    misclassified: float
+    calibrated: bool
+    overflowed: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What each policy would have done.
+
+    Args:
+        table: One row per policy: its parameters, ``overflows`` with ``overflows_low`` and ``overflows_high``,
+            ``wasted_share`` (skipped / windows), ``underflow_share``, ``final_scale``, ``mean_log2_scale``.
+        thresholds: What the prediction rests on.
+        recorded_overflows: Overflows of the recorded run itself.
+        assumption: The assumption in one sentence.
+        windows: Number of windows replayed.
+    """
+
+    table: pd.DataFrame
+    thresholds: Thresholds
+    recorded_overflows: int
+    assumption: str
+    windows: int
+
+
+def estimate_thresholds(run: Run) -> Thresholds:
+    """Estimate per window the largest scale that does not overflow.
+
+    Args:
+        run: A recorded run with ``grad_amax``.
+
+    Raises:
+        ValueError: When the run recorded no gradients, or used no loss scale to calibrate with.
+    """
+    steps = run.steps
+    windows = steps[steps["grad_amax"].notna() | steps["overflow"]] if len(steps) else steps
+    if not len(windows) or not windows["grad_amax"].notna().any():
+        raise ValueError(f"{run.path}: the run recorded no gradient sizes, so there is nothing to replay")
+    overflow = windows["overflow"].to_numpy(dtype=bool).copy()
+    scale = windows["loss_scale"].to_numpy(dtype=float).copy()
+    if (scale <= 0).any():
+        raise ValueError(f"{run.path}: `loss_scale` must be greater than 0, so the run cannot be replayed")
+    known = _FLOAT16_AMAX in windows and windows[_FLOAT16_AMAX].notna().any()
+    amax = windows[_FLOAT16_AMAX if known else "grad_amax"].to_numpy(dtype=float).copy()
+    # What an overflowed gradient would have been is not in the record; the weights did not move, so the next good
+    # window's gradient is the best estimate.
+    amax[overflow] = np.nan
+    amax = pd.Series(amax).bfill().ffill().to_numpy().copy()
+    log_threshold = np.log2(_FLOAT16_MAX) - np.log2(np.maximum(amax, 1e-38))
+    log_scale = np.log2(scale)
+    excess = log_scale - log_threshold  # > -headroom means overflow
+    headroom, error, wrong = _calibrate(excess, overflow)
+    estimate = log_threshold - headroom
+    # Observations overrule the estimate. The next smaller float is enough: scales are compared exactly, and therefore
+    # as they are, not as logarithms, from which only powers of two come back to the last bit.
+    estimate = np.exp2(estimate)
+    estimate = np.where(overflow, np.minimum(estimate, np.nextafter(scale, 0.0)), np.maximum(estimate, scale))
+    return Thresholds(
+        steps=windows["step"].to_numpy().copy(),
+        scale=estimate,
+        headroom_log2=headroom,
+        error_log2=error,
+        noise_log2=_noise(log_threshold[~overflow]),
+        misclassified=wrong,
+        calibrated=bool(overflow.any()),
+        overflowed=overflow,
+    )
+
+
+def _noise(log_threshold: np.ndarray) -> float:
+    """Return how far a threshold lies from its neighbours, log2: the usual distance, whatever a few windows do."""
+    if len(log_threshold) < 3:
+        return 0.0
+    return float(np.median(np.abs(np.diff(log_threshold))))
+
+
+def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
+    """Predict what loss-scale policies would have done to a recorded run.
+
+    Args:
+        run: The recorded run.
+        policies: Policies to judge; hundreds cost seconds.
+        thresholds: What ``estimate_thresholds`` said of this run; None asks it.
+
+    Returns:
+        One row per policy, with the range that the calibration error gives.
+
+    Raises:
+        ValueError: When there is nothing to replay or no policy was given.
+    """
+    if not policies:
+        raise ValueError("`policies` is empty; name at least one loss-scale policy to replay")
+    thresholds = estimate_thresholds(run) if thresholds is None else thresholds
+    at, exponents = recorded_exponents(run, thresholds)
+    central = simulate(thresholds.scale, policies, at=at)
+    counts = _plausible_counts(thresholds, policies, central)
+    # Each overflow shifts when the next may come, which no repetition on the recorded trajectory shows.
+    slack = np.ceil(_SLACK * central.overflows).astype(np.int64)
+    table = pd.DataFrame(
+        {
+            "kind": [p.kind for p in policies],
+            "init": [p.init for p in policies],
+            "factor": [p.factor for p in policies],
+            "window": [p.window for p in policies],
+            "minimum": [p.minimum for p in policies],
+            "maximum": [math.inf if p.maximum is None else p.maximum for p in policies],
+            "overflows": central.overflows,
+            "overflows_low": np.maximum(counts.min(axis=0) - slack, 0),
+            "overflows_high": np.minimum(counts.max(axis=0) + slack, len(thresholds.steps)),
+            "wasted_share": central.wasted_share,
+            "underflow_share": _underflow(exponents, central.scale_at),
+            "final_scale": central.final_scale,
+            "mean_log2_scale": central.mean_log2_scale,
+        }
+    )
+    return ReplayResult(table, thresholds, int(run.steps["overflow"].sum()), _ASSUMPTION, len(thresholds.steps))
+
+
+def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], central: SimulationResult) -> np.ndarray:
+    """Return overflows under thresholds as uncertain as ours, shape ``[repetitions, n_policies]``."""
+    shift, n = 2.0**thresholds.error_log2, len(thresholds.scale)
+    rng = np.random.default_rng(0)  # the same run gives the same range
+    # One factor at a time: a hundred policies fill the processor, so nothing is gained by taking them side by side.
+    factors: list[float | np.ndarray] = [1 / shift, shift] if shift != 1.0 else []
+    if n <= _LONG_RUN:
+        factors += [np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]
+        # A burst of large gradients belongs to one trajectory; another may not meet it.
+        calm = pd.Series(thresholds.scale).rolling(_BURST, center=True, min_periods=1).median().to_numpy()
+        factors.append(calm / thresholds.scale)
+    repeated = (simulate(thresholds.scale * factor, policies).overflows for factor in factors)
+    counts = np.stack([central.overflows, *repeated])
+    many = np.flatnonzero(central.wasted_share > _MANY_SKIPPED)
+    if not 0 < n * len(many) <= _MOST_HELD_UP:
+        return counts
+    slower = np.tile(central.overflows, (_SLOWER_REPETITIONS, 1))
+    for row in slower:
+        noise = thresholds.noise_log2 * rng.standard_normal(n)
+        row[many] = _held_up(thresholds, [policies[int(index)] for index in many], np.exp2(noise))
+    return np.concatenate([counts, slower])
+
+
+def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: np.ndarray) -> np.ndarray:
+    """Return the overflows of policies whose trajectory waits while they skip, shape ``[n_policies]``.
+
+    Args:
+        thresholds: Those of the run.
+        policies: The policies.
+        noise: What a window's own batch adds, as a factor of its threshold, shape ``[n]``.
+    """
+    # After k updates the recording stood at the window that made its update k + 1.
+    at_update = np.flatnonzero(~thresholds.overflowed)
+    if not len(at_update):
+        at_update = np.zeros(1, dtype=np.int64)
+    limits, n = thresholds.scale[at_update].tolist(), len(thresholds.scale)
+    factors = noise.tolist()
+    overflows = np.zeros(len(policies), dtype=np.int64)
+    for index, policy in enumerate(policies):
+        state, updates = ScaleState(policy.init), 0
+        for window in range(n):
+            overflowed = state.scale > limits[min(updates, len(limits) - 1)] * factors[window]
+            overflows[index] += overflowed
+            updates += not overflowed
+            if policy.kind == "dynamic":
+                state = next_scale(state, overflowed, policy)
+    return overflows
+
+
+def _calibrate(excess: np.ndarray, overflow: np.ndarray) -> tuple[float, float, float]:
+    """Find the headroom h (log2) for which ``excess > -h`` best matches the recorded overflows.
+
+    Returns:
+        The headroom: of those that match best the one nearest to 0, which is what 65504 alone says. How far the others
+        lie from it, at most 1. The share of windows that even the best gets wrong.
+    """
+    if not overflow.any():  # only a bound is known: at these scales nothing overflowed
+        return min(0.0, -float(excess.max())), 1.0, 0.0
+    order = np.argsort(-excess, kind="stable")
+    # Headrooms in (edges[k], edges[k + 1]] call the first k windows of this order overflows.
+    edges = np.concatenate([[-np.inf], -excess[order], [np.inf]])
+    overflowed = np.concatenate([[0], np.cumsum(overflow[order])])
+    k = np.arange(len(excess) + 1)
+    wrong = np.where(edges[:-1] < edges[1:], k - 2 * overflowed + overflowed[-1], len(excess) + 1)
+    best = np.flatnonzero(wrong == wrong.min())
+    low, high = float(edges[best[0]]), float(edges[best[-1] + 1])
+    headroom = min(max(0.0, np.nextafter(low, np.inf)), high)
+    return headroom, min(max(high - headroom, headroom - low), 1.0), float(wrong.min()) / len(excess)
+
+
+def recorded_exponents(
+    run: Run, thresholds: Thresholds, most: int | None = None
+) -> tuple[NDArray[np.int64], ExponentTable]:
+    """Return the exponent histograms of a run, those of a window's groups added up.
+
+    Args:
+        run: The recorded run.
+        thresholds: Those of the run.
+        most: Most windows, an even choice; None takes all.
+
+    Returns:
+        Positions in the thresholds of the windows that have histograms, shape ``[n]``; their table, ``n`` rows.
+    """
+    filled = np.flatnonzero(run.steps["grad_exponents"].map(len).to_numpy() > 0)
+    if most is not None and filled.size > most:
+        filled = filled[np.linspace(0, filled.size - 1, most).astype(np.int64)]
+    at = np.searchsorted(thresholds.steps, run.steps["step"].to_numpy()[filled])
+    known = at < len(thresholds.steps)
+    cells = run.steps["grad_exponents"].iloc[filled[known]]
+    return at[known], _table(cells.tolist())
+
+
+def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
+    """Lay recorded histograms over common bins: what ``exponent_table`` does, for hundreds of thousands at once."""
+    row = np.repeat(np.arange(len(cells)), [len(cell) for cell in cells])
+    found = [histogram for cell in cells for histogram in cell]
+    sizes = np.array([len(histogram["counts"]) for histogram in found], dtype=np.int64)
+    if not sizes.any():
+        return exponent_table([()] * len(cells))
+    first = np.array([histogram["lowest"] for histogram in found], dtype=np.int64)
+    lowest = int(first[sizes > 0].min())
+    n_bins = int((first + sizes)[sizes > 0].max()) - lowest
+    if n_bins > _MOST_BINS:
+        raise ValueError(
+            f"`grad_exponents` must lie within {_MOST_BINS} binary exponents, got {n_bins}; the run is damaged"
+        )
+    counts = np.fromiter(
+        itertools.chain.from_iterable(histogram["counts"] for histogram in found), np.float64, int(sizes.sum())
+    )
+    begins = np.cumsum(sizes) - sizes
+    # The place of a histogram's first bin in the flat table, and how far each of its bins lies behind it.
+    place = np.repeat(row * n_bins + first - lowest - begins, sizes) + np.arange(len(counts))
+    flat = np.bincount(place, weights=counts, minlength=len(cells) * n_bins)  # whole numbers: any order gives the same
+    return ExponentTable(lowest, np.asarray(flat, dtype=np.float64).reshape(len(cells), n_bins))
+
+
+def _underflow(exponents: ExponentTable, scales: np.ndarray) -> np.ndarray:
+    """Return per policy the mean share of gradient elements below float16's smallest number; NaN without histograms.
+
+    Args:
+        exponents: Histograms of the windows that have some, ``n_at`` of them.
+        scales: Scale of each policy at these windows, shape ``[n_policies, n_at]``.
+
+    Returns:
+        Shape ``[n_policies]``; windows whose gradients are all zero do not count.
+    """
+    total, counted = np.zeros(len(scales)), 0
+    at_once = max(1, _TABLE_CELLS // len(scales))  # a long run has millions of cells
+    for begin in range(0, len(exponents.counts), at_once):
+        some = slice(begin, begin + at_once)
+        lost = underflow_share(ExponentTable(exponents.lowest, exponents.counts[some]), scales[:, some]).lost
+        total += np.nansum(lost, axis=1)
+        counted += int((~np.isnan(lost[0])).sum())
+    return total / counted if counted else np.full(len(scales), math.nan)

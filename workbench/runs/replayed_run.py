@@ -1,0 +1,186 @@
+"""A recorded run, opened for replay: what each answer needs is read once, so that a slider answers at once.
+
+``experiments.replay`` judges policies with a range, which takes a dozen simulations and every recorded histogram. Here
+is the middle of that range alone, and the scale itself over the steps; underflow is read from an even choice of the
+histograms.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.loss_scale import ScalePolicy, simulate, underflow_share
+from workbench.runs import Run
+from workbench.runs.replay import (
+    ReplayResult,
+    estimate_thresholds,
+    recorded_exponents,
+    replay,
+)
+
+__all__ = ["ReplayedRun", "policy_grid", "recorded_policy", "usual_windows"]
+
+_HISTOGRAMS = 2000  # as many as an exponent map shows
+_LADDER = (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+_LONG_RUN = 100_000
+
+
+class ReplayedRun:
+    """A recorded run and its thresholds.
+
+    Args:
+        run: A recorded run with ``grad_amax``.
+
+    Attributes:
+        run: The run.
+        thresholds: The largest scale that does not overflow, per window.
+        recorded: The policy it ran with; None when it had group scales or its configuration cannot be read.
+
+    Raises:
+        ValueError: When the run recorded no gradients.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.thresholds = estimate_thresholds(run)
+        self.recorded = recorded_policy(run)
+        steps = self.thresholds.steps
+        self._windows, self._exponents = recorded_exponents(run, self.thresholds, _HISTOGRAMS)
+        window_of_step = np.searchsorted(steps, run.steps["step"].to_numpy())
+        self._window_of_step = np.minimum(window_of_step, len(steps) - 1)
+
+    @property
+    def n_windows(self) -> int:
+        """Number of windows, that is of attempted updates."""
+        return len(self.thresholds.steps)
+
+    def judge(self, policies: list[ScalePolicy]) -> pd.DataFrame:
+        """Say what policies would have done, without a range.
+
+        Args:
+            policies: Policies; each costs milliseconds, more with windows below a thousand in runs of a million steps.
+
+        Returns:
+            One row per policy: ``kind``, ``init``, ``factor``, ``window``, ``overflows``, ``wasted_share``,
+            ``underflow_share`` (NaN without histograms), ``recorded``.
+        """
+        result = simulate(self.thresholds.scale, policies, at=self._windows)
+        lost = np.full(len(policies), math.nan)
+        if len(self._windows):
+            shares = underflow_share(self._exponents, result.scale_at).lost
+            counted = ~np.isnan(shares[0]) if len(shares) else np.zeros(0, dtype=bool)
+            if counted.any():
+                lost = shares[:, counted].mean(axis=1)
+        return pd.DataFrame(
+            {
+                "kind": [p.kind for p in policies],
+                "init": [p.init for p in policies],
+                "factor": [p.factor for p in policies],
+                "window": [p.window for p in policies],
+                "overflows": result.overflows,
+                "wasted_share": result.wasted_share,
+                "underflow_share": lost,
+                "recorded": [p == self.recorded for p in policies],
+            }
+        )
+
+    def ranges(self, policies: list[ScalePolicy]) -> ReplayResult:
+        """Say what policies would have done, with a range, as ``experiments.replay.replay`` does.
+
+        Args:
+            policies: Policies; each takes some simulations.
+        """
+        return replay(self.run, policies, thresholds=self.thresholds)
+
+    def scales(self, policy: ScalePolicy) -> np.ndarray:
+        """Return the scale that a policy would have used at every recorded step, shape ``[n_steps]``.
+
+        Args:
+            policy: The policy.
+        """
+        used = simulate(self.thresholds.scale, [policy]).trace(0).per_step()
+        answer: np.ndarray = used[self._window_of_step]
+        return answer
+
+
+def recorded_policy(run: Run) -> ScalePolicy | None:
+    """Return the loss-scale policy a run was trained with.
+
+    Args:
+        run: The run.
+
+    Returns:
+        The policy, fixed at 1 without a loss scale; None for group scales, and where the configuration is of another
+        version.
+    """
+    try:
+        plan = BoostConfig.from_dict(run.config).resolve(str(run.environment.get("level") or "O1"))
+    except ConfigError:
+        return None
+    if plan.loss_scale_group:
+        return None
+    rule, kind = plan.config.loss_scale, plan.parameters_in_effect().get("loss_scale.kind", "dynamic")
+    if kind == "none":
+        return ScalePolicy(kind="fixed", init=1.0)
+    init, maximum = rule.init, rule.maximum
+    return ScalePolicy(
+        init=init,
+        factor=rule.factor,
+        window=rule.window,
+        minimum=min(rule.minimum, init),
+        maximum=maximum,
+        kind="fixed" if kind == "fixed" else "dynamic",
+    )
+
+
+def policy_grid(
+    init: list[float], factor: list[float], window: list[int], *, minimum: float = 1.0, most: int = 50
+) -> list[ScalePolicy]:
+    """Return every combination of three lists.
+
+    Args:
+        init: Initial scales.
+        factor: Factors.
+        window: Windows, steps.
+        minimum: Floor of the scale.
+        most: Most policies.
+
+    Raises:
+        TypeError: When a value is no number.
+        ValueError: When a value is out of its range, a list is empty, or there are too many combinations.
+    """
+    for name, values in (("init", init), ("factor", factor), ("window", window)):
+        if not values:
+            raise ValueError(f"`{name}` must name at least one value, got none")
+    wanted = len(init) * len(factor) * len(window)
+    if wanted > most:
+        raise ValueError(
+            f"{len(init)} initial scales x {len(factor)} factors x {len(window)} windows are {wanted} policies; at "
+            f"most {most} are judged at once, shorten a list"
+        )
+    return [_checked(i, f, w, minimum) for i in init for f in factor for w in window]
+
+
+def _checked(init: float, factor: float, window: int, minimum: float) -> ScalePolicy:
+    floor = min(minimum, init) if isinstance(init, (int, float)) and init > 0 else minimum
+    return ScalePolicy(init=init, factor=factor, window=window, minimum=floor)
+
+
+def usual_windows(n_windows: int) -> list[int]:
+    """Return five growth windows that are worth a try for a run of so many updates.
+
+    Args:
+        n_windows: Updates of the run.
+
+    Returns:
+        Windows, ascending: up to twice the run, which means never, and for long runs those that waste less than a
+        thousandth.
+    """
+    if n_windows > _LONG_RUN:
+        return [1000, 2000, 3000, 4000, 5000]
+    fitting = [window for window in _LADDER if window <= 2 * n_windows]
+    return fitting[-5:] if len(fitting) >= 5 else list(_LADDER[:5])

@@ -1,0 +1,52 @@
+"""Search, confirm and export: a study from its question (``study.toml``) to its answer (``result/``).
+
+Start at `tune`: ``study.py`` tells the whole way in its first lines and has one line for every part.
+"""
+
+from __future__ import annotations
+
+from workbench.study.answer.result import StudyResult, export_study, read_result
+from workbench.study.answer.trial_table import TRIAL_COLUMNS, trial_table, write_trial_table
+from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.errors import (
+    OutOfTimeError,
+    StudyBusyError,
+    StudyChangedError,
+    StudyError,
+    StudyFailedError,
+    StudyStoppedError,
+)
+from workbench.study.run.experimenter import Experimenter, TaskExperimenter
+from workbench.study.run.joining import WorkerResult, join_study
+from workbench.study.run.progress import TuneProgress
+from workbench.study.run.ray_engine import RayEngine
+from workbench.study.run.search_and_confirm import tune
+from workbench.study.run.searching import search
+from workbench.study.store.stored_records import trials_of
+
+__all__ = [
+    "TRIAL_COLUMNS",
+    "Experimenter",
+    "OutOfTimeError",
+    "RayEngine",
+    "StudyBusyError",
+    "StudyChangedError",
+    "StudyError",
+    "StudyFailedError",
+    "StudyFile",
+    "StudyResult",
+    "StudyStoppedError",
+    "TaskExperimenter",
+    "TuneProgress",
+    "WorkerResult",
+    "export_study",
+    "join_study",
+    "parse_study",
+    "read_result",
+    "read_study",
+    "search",
+    "trial_table",
+    "trials_of",
+    "tune",
+    "write_trial_table",
+]

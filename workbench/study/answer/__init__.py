@@ -1,0 +1,1 @@
+"""What a study answers: candidates confirmed over seeds, the choice, the files."""

@@ -1,0 +1,156 @@
+"""What a study keeps of its confirmation: runs, timings and planned tests, as user attributes.
+
+A run is kept under (plan, seed, steps), so a plan that competes for two exports is trained once. A planned test is kept
+with the question it was planned for, the allowed drop and the length of its runs: where either has been edited since,
+it says nothing about today's question, but its error is spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import optuna
+
+from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
+from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.objective import plain, read_speed, read_trained
+
+__all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds"]
+
+_FIRST_SEED = 1000
+"""Distance between the search's seed and the first seed of the confirmation."""
+
+
+def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
+    """Return the seeds of the paired runs; they differ from the search's, which the candidates were picked on."""
+    return range(search_seed + _FIRST_SEED, search_seed + _FIRST_SEED + n_seeds)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTest:
+    """A planned test of one plan.
+
+    Args:
+        key: Key of the plan.
+        test: Its pairs and looks.
+        question: Allowed drop and length of the runs it was planned for.
+    """
+
+    key: str
+    test: PlannedTest
+    question: str
+
+
+class ConfirmationRuns:
+    """Read and write them.
+
+    Args:
+        study: The study.
+        baseline_key: Key of O0's plan.
+        seed: The search's seed.
+        steps: Micro-batches of a run.
+        evaluate_every: Micro-batches between two evaluations of it.
+    """
+
+    def __init__(self, study: optuna.Study, baseline_key: str, seed: int, steps: int, evaluate_every: int) -> None:
+        self._study = study
+        self._baseline_key = baseline_key
+        self._seed = seed
+        # Version 0.6 evaluated at the end alone, which says nothing of the time to the target.
+        self._length = f"{steps}:{evaluate_every}" if evaluate_every < steps else f"{steps}"
+        self._known = dict(study.user_attrs)  # every look asks for every run, and each question to SQLite costs
+
+    def seeds(self, first: int, n_pairs: int) -> Sequence[int]:
+        """Return the seeds of some pairs."""
+        return confirmation_seeds(self._seed, first + n_pairs)[first:]
+
+    def run(self, key: str, seed: int) -> Trained | None:
+        """Return a run of a plan; None when it has not ended."""
+        stored = self._known.get(self._run_name(key, seed))
+        return None if stored is None else read_trained(stored)
+
+    def keep_run(self, key: str, seed: int, trained: Trained) -> None:
+        """Store a run."""
+        self._keep(self._run_name(key, seed), plain(asdict(trained)))
+
+    def speed(self, key: str) -> SpeedMeasured | None:
+        """Return how fast a plan's steps are by the confirmation's own timing; None before it."""
+        stored = self._known.get(f"confirm_speed:{key}")
+        return None if stored is None else read_speed(stored)
+
+    def keep_speed(self, key: str, measured: SpeedMeasured) -> None:
+        """Store a timing."""
+        self._keep(f"confirm_speed:{key}", plain(asdict(measured)))
+
+    def pairs(self, key: str, first: int, n_pairs: int) -> list[tuple[Trained, Trained]]:
+        """Return O0's and a plan's runs, seed by seed, up to the first pair that is missing."""
+        found = []
+        for seed in self.seeds(first, n_pairs):
+            baseline, candidate = self.run(self._baseline_key, seed), self.run(key, seed)
+            if baseline is None or candidate is None:
+                break
+            found.append((baseline, candidate))
+        return found
+
+    def diverged(self, key: str, first: int, n_pairs: int) -> bool:
+        """Return whether a plan diverged on a seed on which O0 did not."""
+        runs = [(self.run(self._baseline_key, seed), self.run(key, seed)) for seed in self.seeds(first, n_pairs)]
+        both = [(metric_of(a), metric_of(b)) for a, b in runs if a is not None and b is not None]
+        return any(math.isfinite(baseline) and not math.isfinite(candidate) for baseline, candidate in both)
+
+    def seconds(self, key: str, n_pairs: int = 10) -> float:
+        """Return the mean time of a plan's first runs; NaN when none has ended."""
+        known = [run.seconds for seed in self.seeds(0, n_pairs) if (run := self.run(key, seed)) is not None]
+        return sum(known) / len(known) if known else math.nan
+
+    def question(self, allowed_drop: float) -> str:
+        """Return what a test asks today."""
+        return f"{allowed_drop:g} after {self._length}"
+
+    def tests(self, target: str) -> list[StoredTest]:
+        """Return the planned tests of an export in the order in which they were planned."""
+        return [
+            StoredTest(
+                one["key"], PlannedTest(one["first"], tuple((n, e) for n, e in one["looks"])), one.get("question", "")
+            )
+            for one in self._known.get(f"confirm_tests:{target}", [])
+        ]
+
+    def tests_of(self, target: str, key: str, allowed_drop: float) -> list[PlannedTest]:
+        """Return the tests of a plan that ask today's question."""
+        question = self.question(allowed_drop)
+        return [one.test for one in self.tests(target) if one.key == key and one.question == question]
+
+    def n_further(self, target: str) -> int:
+        """Return how many tests of an export have drawn on the error that is kept for what was not planned."""
+        return sum(one.test.looks[-1][1] < FIRST_ERROR for one in self.tests(target))
+
+    def keep_test(self, target: str, key: str, test: PlannedTest, allowed_drop: float) -> None:
+        """Store a test."""
+        tests = [*self.tests(target), StoredTest(key, test, self.question(allowed_drop))]
+        stored = [
+            {
+                "key": one.key,
+                "first": one.test.first,
+                "looks": [list(look) for look in one.test.looks],
+                "question": one.question,
+            }
+            for one in tests
+        ]
+        self._keep(f"confirm_tests:{target}", stored)
+
+    def _run_name(self, key: str, seed: int) -> str:
+        steps, *every = self._length.split(":")
+        return ":".join(["confirm", key, str(seed), steps, *every])
+
+    def _keep(self, name: str, value: Any) -> None:
+        self._study.set_user_attr(name, value)
+        self._known[name] = value
+
+
+def metric_of(trained: Trained) -> float:
+    """Return a run's final metric; NaN when it diverged."""
+    return math.nan if trained.diverged else trained.metric

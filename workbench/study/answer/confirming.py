@@ -1,0 +1,430 @@
+"""Train the best candidates and O0 again over fresh seeds until the verdicts are in, or the time is over.
+
+Candidates are tested in the search's order. Each test is planned and stored before it goes on: its number of seeds from
+the standard deviation of its first few pairs, and its looks (the statistics and their source are in
+:mod:`workbench.study.answer.planned_tests`). Every run is stored as soon as it ends, so nothing finished is lost when
+the process ends (`confirmation_runs`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import optuna
+from optuna.trial import TrialState
+
+from workbench.config import Plan
+from workbench.core.paired_bounds import (
+    TimeRatio,
+    decidable_drop,
+    decide,
+    fewest_pairs_for_a_ratio,
+    format_duration,
+    planned_pairs,
+    smallest_gap,
+    time_ratio,
+)
+from workbench.core.records import CandidateRecord, Verdict
+from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
+from workbench.study.answer.contenders import Contender
+from workbench.study.answer.planned_tests import (
+    FIRST_ERROR,
+    LARGEST_TIME_ERROR,
+    Judgement,
+    PlannedTest,
+    first_test,
+    further_error,
+    further_test,
+    judge,
+    sentence,
+)
+from workbench.study.ask.plans import explicit_config, needs_warm_up
+from workbench.study.ask.search_space import all_off
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.errors import OutOfTimeError
+from workbench.study.run.experimenter import (
+    Experimenter,
+    RunStep,
+    SpeedMeasured,
+    Trained,
+)
+from workbench.study.run.objective import read_trained, steps_to_target
+from workbench.study.run.stopping import end_if_over
+from workbench.study.run.warm_up import WarmUpError, WarmUps
+from workbench.study.store.stored_records import trials_of
+
+__all__ = ["Confirmation"]
+
+_N_PILOTS = 5
+"""Pairs of a test whose standard deviation says how many it takes in all."""
+
+_SHARE_OF_TIME = 0.9
+"""Part of the time left that a test is planned for; the rest is for what takes longer than before."""
+
+
+class Confirmation:
+    """Run and judge the confirmation of a study.
+
+    Args:
+        study: The study; keeps every finished run and every planned test as user attributes.
+        file: The study's file.
+        experimenter: Who trains.
+        warm_ups: Weight snapshots of every seed for plans that need them.
+        command: Command that adds seeds, with ``{seeds}``.
+        confirm_seeds: Number of seeds asked for on the command line; None lets the pilots decide.
+        deadline: ``time.monotonic()`` at which the time is over; None for none. Who trains ends the run that goes on
+            then; none is begun here that would take longer.
+        on_run: Called with (runs done, runs as far as planned) after every run; further seeds add to both.
+        on_step: Called while a run trains.
+        on_note: Called with a sentence before each test: how many seeds it takes, how long, and what it can decide.
+
+    Attributes:
+        cut_short: Whether the time was over before all verdicts were in.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        file: StudyFile,
+        experimenter: Experimenter,
+        warm_ups: WarmUps,
+        *,
+        command: str = "",
+        confirm_seeds: int | None = None,
+        deadline: float | None = None,
+        on_run: Callable[[int, int], None] | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+        on_note: Callable[[str], None] | None = None,
+    ) -> None:
+        self._file = file
+        self._experimenter = experimenter
+        self._warm_ups = warm_ups
+        self._command = command
+        self._asked = confirm_seeds
+        self._deadline = deadline
+        self.cut_short = False
+        self._on_run = on_run
+        self._on_step = on_step
+        self._on_note = on_note
+        self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
+        self._steps = file.confirm.steps or file.study.budget_steps
+        self._counts_steps = file.study.objective == "time_to_target"
+        self._evaluate_every = min(file.evaluate_every, self._steps) if self._counts_steps else self._steps
+        self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
+        self._baseline_key = self._baseline.key()
+        self._runs = ConfirmationRuns(study, self._baseline_key, file.study.seed, self._steps, self._evaluate_every)
+        # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
+        seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
+        self._resolution = smallest_gap(seen) or None
+        self._searched_seconds = {
+            str(trial.user_attrs["plan_key"]): read_trained(trial.user_attrs["trained"]).seconds
+            * self._steps
+            / file.study.budget_steps
+            for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            if {"plan_key", "trained"} <= trial.user_attrs.keys()
+        }
+
+    def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
+        """Test the best contenders of each export in turn, until as many as the file says are not refuted.
+
+        Args:
+            pools: Export -> its contenders, best first.
+
+        Returns:
+            Judged candidates, in the order of the exports and of their ranking. Those for which there was no time are
+            not tested and stay undecided.
+        """
+        tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
+        # After all runs, so that a second call says the same.
+        return [self._record(contender, why_untested) for contender, why_untested in tested]
+
+    def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
+        """Return who was looked at, and why those were not tested that were not."""
+        begun: list[tuple[Contender, str]] = []
+        why = "" if self._file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
+        wanted = self._file.confirm.candidates
+        for contender in pool:
+            if wanted == 0:
+                break
+            why_untested = why
+            if not why:
+                self._time(contender)
+                why_untested = "it was not tested over seeds, since its steps are not clearly faster"
+                if self._may_be_faster(contender):
+                    why_untested = self._run_tests(target, contender)
+            begun.append((contender, why_untested))
+            wanted -= self._judged(contender).verdict is not Verdict.REFUTED
+        return begun
+
+    def _run_tests(self, target: str, contender: Contender) -> str:
+        """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.
+
+        Returns:
+            Why it was not tested; empty when it was.
+        """
+        if not self._tests(contender):
+            why_untested = self._plan_first(target, contender)
+            if why_untested:
+                return why_untested
+        self._train_test(contender)
+        judged = self._judged(contender)
+        is_asked = self._asked is not None and self._asked >= judged.end + 2
+        if judged.verdict is Verdict.UNDECIDED and judged.missing == 0 and is_asked and self._asked is not None:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self.cut_short = True
+                return ""
+            test = further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
+            self._runs.keep_test(target, contender.key, test, contender.allowed_drop)
+            self._train_test(contender)
+        return ""
+
+    def _plan_first(self, target: str, contender: Contender) -> str:
+        """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on.
+
+        Returns:
+            Why no test was planned; empty when one was.
+        """
+        section, drop = self._file.confirm, contender.allowed_drop
+        is_at_full_level = self._all_confirmed_at_once(target, drop)
+        n_further = self._runs.n_further(target)
+        error = FIRST_ERROR if is_at_full_level else further_error(n_further)
+        n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
+        self._train_pairs(contender, 0, n_pilots)
+        pairs = self._metrics(contender, 0, n_pilots)
+        has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
+        if len(pairs) < n_pilots and not has_diverged:
+            return "it was not tested over seeds, since the time was over"  # nothing is spent on a test too short
+        bounds = decide(
+            pairs, 0.0, higher_is_better=self._experimenter.higher_is_better, resolution=self._resolution
+        ).bounds
+        n_pairs = self._asked or section.seeds_max
+        if self._asked is None and bounds.n_pairs >= 2 and not has_diverged:
+            n_pairs = planned_pairs(
+                bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
+            )
+            seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+            if self._deadline is not None and seconds > 0.0:
+                left = _SHARE_OF_TIME * (self._deadline - time.monotonic()) / seconds
+                n_pairs = min(n_pairs, max(n_pilots + int(left), n_pilots))
+            elif self._counts_steps:
+                n_pairs = max(n_pairs, fewest_pairs_for_a_ratio(min(error, LARGEST_TIME_ERROR)))
+        if bounds.n_pairs >= 2 and not has_diverged:
+            smallest = decidable_drop(bounds.spread, n_pairs, error=error)
+            if not is_at_full_level and smallest > 2.0 * drop:
+                return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
+            self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
+        test = first_test(n_pairs) if is_at_full_level else further_test(0, n_pairs, n_further)
+        self._runs.keep_test(target, contender.key, test, drop)
+        return ""
+
+    def _all_confirmed_at_once(self, target: str, allowed_drop: float) -> bool:
+        """Return whether each plan tested before was confirmed by its first test: the next has the full level then."""
+        tests = self._runs.tests(target)
+        question = self._runs.question(allowed_drop)
+        if any(one.question != question or one.test.first > 0 for one in tests):
+            return False
+        for one in tests:
+            pairs = [
+                (metric_of(a), metric_of(b)) for a, b in self._runs.pairs(one.key, one.test.first, one.test.n_pairs)
+            ]
+            nothing = TimeRatio(1.0, 0.0, math.inf)
+            judged = judge(
+                [(one.test, pairs)],
+                allowed_drop,
+                lambda *_: nothing,  # noqa: B023  # called at once
+                nothing,
+                higher_is_better=self._experimenter.higher_is_better,
+                resolution=self._resolution,
+            )
+            if judged.quality.verdict is not Verdict.CONFIRMED:
+                return False
+        return True
+
+    def _tell_plan(self, target: str, contender: Contender, n_pairs: int, n_done: int, smallest: float) -> None:
+        if self._on_note is None:
+            return
+        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        takes = f", about {format_duration(max(n_pairs - n_done, 0) * seconds)}" if math.isfinite(seconds) else ""
+        self._on_note(
+            f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that is enough for "
+            f"an allowed drop of {smallest:.2g} or more, and the study allows {contender.allowed_drop:g}"
+        )
+
+    def _train_test(self, contender: Contender) -> None:
+        """Train the pairs of a contender's last test up to each look, and stop at the first that decides."""
+        test = self._tests(contender)[-1]
+        for n_pairs, _ in test.looks:
+            self._train_pairs(contender, test.first, n_pairs)
+            if self._judged(contender).verdict is not Verdict.UNDECIDED:
+                return
+
+    def _train_pairs(self, contender: Contender, first: int, n_pairs: int) -> None:
+        """Train what is missing of some pairs: O0 and the contender, seed by seed, as far as the time goes."""
+        plans = {self._baseline_key: self._baseline, contender.key: contender.plan}
+        seeds = self._runs.seeds(first, n_pairs)
+        missing = [(seed, key) for seed in seeds for key in plans if self._runs.run(key, seed) is None]
+        planned = self._runs_ended + len(missing)
+        try:
+            for seed, key in missing:
+                if self._runs.diverged(contender.key, first, n_pairs):
+                    return
+                self._tell(planned)
+                self._end_before(key)
+                self._train(plans[key], seed)
+                self._runs_ended += 1
+        except OutOfTimeError:
+            self.cut_short = True
+        self._tell(planned)
+
+    def _may_be_faster(self, contender: Contender) -> bool:
+        """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
+        return self._counts_steps or self._untested_ratio(contender).low > 1.0
+
+    def _record(self, contender: Contender, why_untested: str) -> CandidateRecord:
+        judged = self._judged(contender)
+        if judged.quality.reason == "not tested":
+            judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
+        trial, ratio = contender.trial, judged.time
+        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        told = sentence(
+            judged,
+            self._experimenter.metric_name,
+            per="to the target" if self._counts_steps else "per step",
+            next_error=further_error(self._runs.n_further(contender.target)),
+            seconds_per_pair=seconds,
+            command=self._command,
+        )
+        pairs = [pair for test in self._tests(contender) for pair in self._metrics(contender, test.first, test.n_pairs)]
+        return CandidateRecord(
+            label=f"trial {trial.number}",
+            trial_number=trial.number,
+            target=contender.target,
+            summary=contender.plan.summary(),
+            config=contender.config.to_dict(),
+            speedup=ratio.ratio,
+            speedup_low=ratio.low,
+            speedup_high=ratio.high,
+            drop=judged.quality.bounds.mean,
+            drop_bound=judged.quality.bounds.upper,
+            allowed_drop=contender.allowed_drop,
+            n_seeds=judged.n_pairs,
+            verdict=judged.verdict,
+            sentence=f"{self._before(contender)}{told}",
+            metrics=tuple(pairs),
+        )
+
+    def _before(self, contender: Contender) -> str:
+        """Say what a run of this contender begins with, where that is more than initial weights."""
+        if not needs_warm_up(contender.plan):
+            return ""
+        return f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. "
+
+    def _tests(self, contender: Contender) -> list[PlannedTest]:
+        return self._runs.tests_of(contender.target, contender.key, contender.allowed_drop)
+
+    def _judged(self, contender: Contender) -> Judgement:
+        tests = [(test, self._metrics(contender, test.first, test.n_pairs)) for test in self._tests(contender)]
+        return judge(
+            tests,
+            contender.allowed_drop,
+            lambda test, n_pairs, error: self._time_ratio(contender, test, n_pairs, error),
+            self._untested_ratio(contender),
+            higher_is_better=self._experimenter.higher_is_better,
+            resolution=self._resolution,
+        )
+
+    def _metrics(self, contender: Contender, first: int, n_pairs: int) -> list[tuple[float, float]]:
+        return [(metric_of(a), metric_of(b)) for a, b in self._runs.pairs(contender.key, first, n_pairs)]
+
+    def _step_time(self, contender: Contender) -> tuple[float, float, float] | None:
+        """Return the relative time of a step with its interval; None when it was not measured."""
+        trial = contender.trial
+        speed = self._runs.speed(contender.key)
+        if speed is None:
+            speed = SpeedMeasured(trial.relative_step_time, trial.relative_low, trial.relative_high)
+        measured = (speed.ratio, speed.low, speed.high)
+        return measured if all(math.isfinite(one) and one > 0.0 for one in measured) else None
+
+    def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
+        """Return how much faster the contender is at a look, of the study's objective."""
+        measured = self._step_time(contender)
+        if measured is None or not self._counts_steps:
+            return self._untested_ratio(contender)
+        higher = self._experimenter.higher_is_better
+        sign = 1.0 if higher else -1.0
+        times = []
+        for baseline, candidate in self._runs.pairs(contender.key, test.first, n_pairs):
+            if not math.isfinite(metric_of(baseline)):
+                continue
+            goal = metric_of(baseline) - sign * contender.allowed_drop
+            steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in (baseline, candidate)]
+            times.append((min(steps[0], float(self._steps)), math.inf if candidate.diverged else steps[1]))
+        return time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
+
+    def _untested_ratio(self, contender: Contender) -> TimeRatio:
+        """Return what is known without pairs: the time of a step, or the search's one run to the target.
+
+        One run has no interval. Where the confirmation is switched off, that of the step's time has to do.
+        """
+        measured, trial = self._step_time(contender), contender.trial
+        if measured is None:
+            return TimeRatio(1.0 / trial.relative_step_time, 0.0, math.inf, None)
+        if not self._counts_steps:
+            return time_ratio((), measured)
+        ratio, high, low = (
+            contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
+        )
+        if self._file.confirm.enabled:
+            low, high = 0.0, math.inf
+        return TimeRatio(ratio, low, high, None)
+
+    def _train(self, plan: Plan, seed: int) -> None:
+        try:
+            warm_up = self._warm_ups.before(plan, seed)
+            trained = self._experimenter.train(
+                explicit_config(plan, warm_up.snapshots),
+                plan.level,
+                seed=seed,
+                steps=self._steps,
+                evaluate_every=self._evaluate_every,
+                on_step=self._on_step,
+            )
+            # What one more seed would take, which needs a warm-up of its own.
+            trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
+        except WarmUpError as error:
+            trained = Trained(math.nan, (), 0.0, diverged=True, message=str(error))
+        self._runs.keep_run(plan.key(), seed, trained)
+
+    def _time(self, contender: Contender) -> None:
+        """Time the contender's steps again: by the search's own timing it was picked, which flatters it."""
+        if self._runs.speed(contender.key) is not None:
+            return
+        (seed,) = self._runs.seeds(0, 1)
+        try:
+            warm_up = self._warm_ups.before(contender.plan, seed)
+            end_if_over(self._deadline)
+            measured = self._experimenter.speed(
+                (self._baseline.config, "O0"),
+                (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
+                seed=seed,
+                rounds=self._file.speed.rounds,
+                steps_per_block=self._file.speed.steps_per_block,
+            )
+        except WarmUpError:  # the run with this seed will say so
+            return
+        except OutOfTimeError:
+            self.cut_short = True
+            return
+        self._runs.keep_speed(contender.key, measured)
+
+    def _end_before(self, key: str) -> None:
+        """End the confirmation if a run of this plan would not end in time, by its runs here or else in the search."""
+        seconds = self._runs.seconds(key)
+        end_if_over(self._deadline, self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds)
+
+    def _tell(self, planned: int) -> None:
+        if self._on_run is not None:
+            self._on_run(self._runs_ended, planned)

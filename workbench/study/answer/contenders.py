@@ -1,0 +1,87 @@
+"""Who competes for an export: the search's best trials with what they mean at its boost level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+
+from workbench.config import BoostConfig, Plan
+from workbench.core.records import TrialRecord
+from workbench.study.answer.selection import (
+    TARGETS,
+    aimed_at,
+    competing_trials,
+    with_policy,
+)
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.store.stored_records import baseline_record, trials_of
+
+__all__ = ["Contender", "contenders"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A trial that competes for an export.
+
+    Args:
+        trial: The trial.
+        target: ``"o1"`` or ``"o2"``.
+        config: Its configuration with the chosen loss-scale policy.
+        plan: What that means at its boost level.
+        allowed_drop: Drop the export allows.
+        baseline_steps: Steps in which O0 reached this export's target in the search; NaN when unknown.
+    """
+
+    trial: TrialRecord
+    target: str
+    config: BoostConfig
+    plan: Plan
+    allowed_drop: float
+    baseline_steps: float = math.nan
+
+    @property
+    def key(self) -> str:
+        """Key of its plan."""
+        return self.plan.key()
+
+
+def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
+    """Return who competes for each export.
+
+    Args:
+        study: The study, searched.
+        file: The study's file.
+        policy: The loss-scale policy that every contender gets; None, or one whose choice failed, changes nothing.
+
+    Returns:
+        Export -> contenders, best first.
+    """
+    trials = trials_of(study)
+    baseline = baseline_record(study, trials)
+    higher = bool(study.user_attrs["higher_is_better"])
+    searched = [dimension.path for dimension in file.dimensions]
+    pools: dict[str, list[Contender]] = {}
+    for target in TARGETS:
+        allowed_drop = float(study.user_attrs["allowed_drops"][target])
+        ranked = competing_trials(
+            trials,
+            baseline,
+            target,
+            allowed_drop,
+            objective=file.study.objective,
+            higher_is_better=higher,
+            plans=file.plans,
+        )
+        baseline_steps = aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher).steps_to_target
+        pools[target] = []
+        for trial in ranked:
+            config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
+            plan = file.plans.resolve(config, trial.level)
+            if file.plans.resolve(config, TARGETS[target]).key() != plan.key():
+                config = plan.explicit_config()  # means this plan at any level
+            pools[target].append(Contender(trial, target, config, plan, allowed_drop, baseline_steps))
+    return pools

@@ -1,0 +1,253 @@
+"""Write what a study found: ``boost_config.o1.json``, ``boost_config.o2.json``, the table and the environment.
+
+Each file appears as a whole or not at all. An exported configuration is read back and resolved before it is trusted:
+it must mean the plan that was confirmed. A DimReduce plan is nothing without its subspace, so the matrix goes with the
+file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from workbench.config import BoostConfig, Plan
+from workbench.core.files import write_text_atomically
+from workbench.core.records import CandidateRecord, Choice
+from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, save_pca_matrix
+from workbench.study.answer.selection import TARGETS
+from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
+from workbench.study.errors import StudyError
+from workbench.study.run.objective import plain
+
+__all__ = ["EXPORT_SCHEMA_VERSION", "ExportContext", "candidates_table", "export_configs", "write_tables"]
+
+EXPORT_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExportContext:
+    """What every exported file says about its origin.
+
+    Args:
+        study: Name of the study.
+        task: Task as named on the command line.
+        seed: Seed of the search.
+        metric: Name of the metric.
+        objective: What the study minimised.
+        data_hash: Hash of the training data.
+        environment: Versions and hardware.
+        loss_scale: Sentence about the loss-scale policy; empty when none was chosen.
+    """
+
+    study: str
+    task: str
+    seed: int
+    metric: str
+    objective: str
+    data_hash: str
+    environment: Mapping[str, Any]
+    loss_scale: str = ""
+
+
+def export_configs(
+    directory: Path,
+    choices: Mapping[str, Choice],
+    baseline: BoostConfig,
+    context: ExportContext,
+    plans: StudyPlans,
+    snapshots: Path | None = None,
+) -> dict[str, Path]:
+    """Write one configuration per export.
+
+    Args:
+        directory: Folder of the files; it is made when missing.
+        choices: Export -> what it takes and why.
+        baseline: O0's configuration, everything off.
+        context: Origin.
+        plans: How the study resolves configurations.
+        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them; None when there is
+            none here.
+
+    Returns:
+        Export -> file. A DimReduce export has its matrix ``pca_mat.<export>.npy`` beside it.
+
+    Raises:
+        StudyError: When the components of a DimReduce candidate are not on this machine.
+        RuntimeError: When a written file does not mean the plan it was written for.
+        OSError: When it cannot be written; the old file is untouched then.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Path] = {}
+    for target, level in TARGETS.items():
+        candidate = choices[target].candidate
+        config = baseline if candidate is None else BoostConfig.from_dict(candidate.config)
+        plan = plans.resolve(config, "O0" if candidate is None else level)
+        matrix = directory / f"pca_mat.{target}.npy"
+        if plan.dim_reduce:  # before the file that names it
+            plan = _with_matrix(plan, plans, snapshots, matrix)
+        provenance = _provenance(choices[target], plan, context)
+        path = directory / f"boost_config.{target}.json"
+        explicit_config(plan).with_values({"provenance": provenance}).save(path)
+        if not plan.dim_reduce:  # what an earlier choice left
+            for left in (matrix, matrix.with_suffix(".json")):
+                left.unlink(missing_ok=True)
+        if plans.resolve(BoostConfig.from_json(path), level).key() != plan.key():
+            raise RuntimeError(
+                f"{path}: the exported file does not mean the plan {plan.summary()!r} it was written for"
+            )
+        files[target] = path
+    return files
+
+
+def candidates_table(candidates: Sequence[CandidateRecord], choices: Mapping[str, Choice]) -> pd.DataFrame:
+    """Return one row per candidate; column ``exported`` marks the one each export takes."""
+    taken = {(choice.target, choice.label) for choice in choices.values()}
+    rows = [
+        {
+            "export": one.target,
+            "candidate": one.label,
+            "trial": one.trial_number,
+            "in_effect": one.summary,
+            "speedup": one.speedup,
+            "speedup_low": one.speedup_low,
+            "speedup_high": one.speedup_high,
+            "drop": one.drop,
+            "drop_bound": one.drop_bound,
+            "allowed_drop": one.allowed_drop,
+            "seeds": one.n_seeds,
+            "verdict": str(one.verdict),
+            "exported": (one.target, one.label) in taken,
+            "sentence": one.sentence,
+        }
+        for one in candidates
+    ]
+    columns = [
+        *("export", "candidate", "trial", "in_effect", "speedup", "speedup_low", "speedup_high", "drop", "drop_bound"),
+        *("allowed_drop", "seeds", "verdict", "exported", "sentence"),
+    ]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def write_tables(
+    directory: Path,
+    candidates: Sequence[CandidateRecord],
+    choices: Mapping[str, Choice],
+    environment: Mapping[str, Any],
+) -> list[Path]:
+    """Write ``candidates.csv`` and ``environment.json``.
+
+    Args:
+        directory: Folder of the files; it is made when missing.
+        candidates: Judged candidates.
+        choices: Export -> what it takes.
+        environment: Versions and hardware.
+
+    Returns:
+        The files.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    table, hardware = directory / "candidates.csv", directory / "environment.json"
+    write_text_atomically(table, candidates_table(candidates, choices).to_csv(index=False, lineterminator="\n"))
+    write_text_atomically(hardware, json.dumps(plain(dict(environment)), indent=2, ensure_ascii=False) + "\n")
+    return [table, hardware]
+
+
+def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: Path) -> Plan:
+    """Write the components of a plan and return the plan that reads them."""
+    k = plan.config.dim_reduce.n_components
+    source = _subspace(plan, snapshots)
+    shares = load_explained_variance(source)
+    save_pca_matrix(matrix, load_pca_matrix(source, n_components=k), None if shares is None else shares[:k])
+    # MindSpore asks for an absolute path.
+    read = {"dim_reduce.pca_mat_path": str(matrix.absolute()), "dim_reduce.weight_load_dir": None}
+    return plans.resolve(explicit_config(plan).with_values(read), plan.level)
+
+
+def _subspace(plan: Plan, snapshots: Path | None) -> Path:
+    """Return the file of the components that a plan was trained with."""
+    section = plan.config.dim_reduce
+    if section.pca_mat_path is not None and Path(section.pca_mat_path).is_file():
+        return Path(section.pca_mat_path)
+    folder = snapshots if needs_warm_up(plan) else Path(section.weight_load_dir or ".")
+    files = [] if folder is None else sorted(folder.glob("pca_mat_*.npy"))
+    fitting = {path: np.load(path, mmap_mode="r").shape for path in files}
+    fitting = {path: shape for path, shape in fitting.items() if shape[0] == section.n_components}
+    if not fitting:
+        where = "the warm-up of this study" if folder is None else str(folder)
+        raise StudyError(
+            f"the {section.n_components} components of a DimReduce candidate are not in {where}; export on the machine "
+            "that trained it, or copy its folder `runs` here"
+        )
+    if len(set(fitting.values())) > 1:
+        raise StudyError(
+            f"{folder} holds subspaces of several networks, so the one to export cannot be told; give the study a "
+            "folder of its own in `dim_reduce.weight_load_dir`"
+        )
+    return max(fitting, key=lambda path: path.stat().st_mtime_ns)
+
+
+def _provenance(choice: Choice, plan: Plan, context: ExportContext) -> dict[str, Any]:
+    target, candidate = choice.target, choice.candidate
+    level = TARGETS[target]
+    told: dict[str, Any] = {
+        "schema_version": EXPORT_SCHEMA_VERSION,
+        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "study": context.study,
+        "task": context.task,
+        "seed": context.seed,
+        "objective": context.objective,
+        "metric": context.metric,
+        "data_hash": context.data_hash,
+        "ranks": plan.world_size,
+        "in_effect": plan.summary(),
+        "candidate": choice.label,
+        "verdict": choice.verdict,
+        "sentence": choice.sentence,
+        "mindspore": (
+            f'Pass boost_level="{level}" so that mindspore.train.Model reads this file as boost_config_dict; sections '
+            "MindSpore does not know are ignored there."
+        ),
+    }
+    if candidate is not None:
+        told["speedup"] = _numbers(candidate.speedup, candidate.speedup_low, candidate.speedup_high)
+        told["allowed_drop"] = candidate.allowed_drop
+        told["n_seeds"] = candidate.n_seeds
+        if math.isfinite(candidate.drop) and math.isfinite(candidate.drop_bound):
+            told["drop"], told["drop_bound"] = candidate.drop, candidate.drop_bound
+    if plan.adasum:
+        told["adasum"] = (
+            f"AdaSum was in effect on {plan.world_size} ranks; `workbench validate --world-size N` says "
+            "whether it is on N."
+        )
+    if plan.dim_reduce:
+        told["dim_reduce"] = (
+            f"The subspace lies in pca_mat.{target}.npy beside this file. When you move the two, set "
+            "dim_reduce.pca_mat_path to its new absolute path. Its columns follow the order of the optimizer's "
+            "parameters, each flattened row by row. It belongs to the initial weights of this task with seed "
+            f"{context.seed}; other initial weights need snapshots of their own (snapshots.count, then "
+            "dim_reduce.weight_load_dir in place of pca_mat_path)."
+        )
+    if context.loss_scale:
+        told["loss_scale"] = context.loss_scale
+    told["environment"] = _without_none(plain(dict(context.environment)))
+    return told
+
+
+def _numbers(*values: float) -> list[float]:
+    return [float(f"{value:.4g}") for value in values if math.isfinite(value)]
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value if item is not None]
+    return value

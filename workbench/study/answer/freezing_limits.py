@@ -1,0 +1,69 @@
+"""Time every freezing trial again beside its limit: the same layers at rest for good.
+
+One measurement per trial, stored when done; see ``experiments.freezing_limit`` for what is timed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+
+from workbench.config import BoostConfig
+from workbench.study.ask.plans import explicit_config
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import Experimenter
+from workbench.study.run.objective import plain
+from workbench.study.store.stored_records import trials_of
+
+__all__ = ["freezing_limits_of", "measure_freezing_limits"]
+
+_PREFIX = "freezing_limit:"
+
+
+def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> list[dict[str, Any]]:
+    """Measure what is not measured yet.
+
+    Args:
+        study: The study; keeps each measurement as a user attribute.
+        file: The study's file.
+        experimenter: Who trains.
+
+    Returns:
+        What `freezing_limits_of` returns; nothing when the study does not ask for it.
+    """
+    section = file.freezing_limit
+    if section is None or not section.enabled:
+        return []
+    for trial in trials_of(study):
+        if trial.state != "complete" or trial.seconds == 0.0 or f"{_PREFIX}{trial.number}" in study.user_attrs:
+            continue
+        plan = file.plans.resolve(BoostConfig.from_dict(trial.config), trial.level)
+        if not plan.grad_freeze:
+            continue
+        measured = experimenter.freezing_limit(
+            (explicit_config(plan), plan.level),
+            seed=file.study.seed,
+            rounds=section.rounds,
+            steps_per_block=section.steps_per_block,
+        )
+        freezing = plan.config.grad_freeze
+        row = {
+            "trial": trial.number,
+            "freeze_type": freezing.freeze_type,
+            "freeze_p": freezing.freeze_p,
+            "param_groups": freezing.param_groups,
+            "frozen_share": freezing.frozen_share(),
+            **measured,
+        }
+        study.set_user_attr(f"{_PREFIX}{trial.number}", plain(row))
+    return freezing_limits_of(study)
+
+
+def freezing_limits_of(study: optuna.Study) -> list[dict[str, Any]]:
+    """Return what was measured, one row per trial: its schedule, and ``realised``, ``limit`` and ``reached``.
+
+    Each of these has ``_low`` and ``_high`` beside it; None stands for what cannot be told.
+    """
+    rows = [dict(value) for name, value in study.user_attrs.items() if name.startswith(_PREFIX)]
+    return sorted(rows, key=lambda row: int(row["trial"]))

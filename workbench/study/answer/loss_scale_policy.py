@@ -1,0 +1,217 @@
+"""Choose a loss-scale policy from one recorded float16 run.
+
+Training once per policy would waste hours on what arithmetic can tell: where a recorded run's gradients would have
+overflowed or underflowed under another initial scale, factor and window. So one run is recorded, every policy of the
+study is replayed on it, the best is chosen, and one rerun shows whether the prediction holds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import optuna
+
+from workbench.config import BoostConfig
+from workbench.study.ask.search_space import all_off
+from workbench.study.ask.study_file import LossScaleReplaySection, StudyFile
+from workbench.study.run.experimenter import Experimenter, PolicyOutcome, RunStep
+from workbench.study.run.objective import plain
+
+__all__ = ["choose_policy", "policies_of", "policy_sentence", "tune_loss_scale"]
+
+
+def policies_of(section: LossScaleReplaySection) -> list[dict[str, Any]]:
+    """Return every combination of the section's initial scales, factors and windows, and its fixed scales."""
+    combinations = itertools.product(section.init_choices, section.factor_choices, section.window_choices)
+    dynamic = [{"init": init, "factor": factor, "window": window} for init, factor, window in combinations]
+    fixed = [{"init": init, "factor": 2.0, "window": 1, "kind": "fixed"} for init in section.fixed_choices]
+    return [*dynamic, *fixed]
+
+
+def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float) -> PolicyOutcome:
+    """Return the policy that skips fewest updates among those that let little underflow.
+
+    Args:
+        outcomes: What replay predicts, at least one.
+        max_underflow_share: Share of gradient elements that may underflow on average, in [0, 1].
+
+    Returns:
+        The policy with the smallest wasted share; among equals the one whose error bar promises fewest overflows, then
+        the longest window (it probes, and so overflows, least often beyond the recording), then the largest initial
+        scale (gradients shrink while training goes on, so room below is worth more than room above). When every
+        policy lets more underflow than allowed, those with the least are compared. Fixed scales do not compete.
+    """
+    outcomes = [outcome for outcome in outcomes if outcome.kind == "dynamic"]
+    limit = max(max_underflow_share, min(_or_zero(outcome.underflow_share) for outcome in outcomes))
+    allowed = [outcome for outcome in outcomes if _or_zero(outcome.underflow_share) <= limit]
+    return min(
+        allowed,
+        key=lambda one: (one.wasted_share, _or_zero(one.overflows_high), -one.window, -one.init, one.factor),
+    )
+
+
+def tune_loss_scale(
+    study: optuna.Study,
+    file: StudyFile,
+    experimenter: Experimenter,
+    on_step: Callable[[RunStep], None] | None = None,
+) -> dict[str, Any] | None:
+    """Record, replay, choose and verify; each stage is stored when done and not done again.
+
+    Args:
+        study: The study; keeps the stages as user attributes.
+        file: The study's file.
+        experimenter: Who trains.
+        on_step: Told while a run trains.
+
+    Returns:
+        The chosen policy (``init``, ``factor``, ``window``) with what was predicted, what the rerun showed, all judged
+        ``policies`` and a ``sentence``; None when the study does not ask for it, or ``{"failed": sentence}`` when the
+        recording cannot be used.
+    """
+    section = file.loss_scale_replay
+    if section is None or not section.enabled:
+        return None
+    stored = study.user_attrs.get("loss_scale_policy")
+    if stored is not None:
+        return dict(stored)
+    recording = study.user_attrs.get("loss_scale_recording")
+    if recording is None:
+        recording = _record(file, section, experimenter, on_step)
+        study.set_user_attr("loss_scale_recording", recording)
+    if "failed" in recording:
+        return dict(recording)
+    try:
+        outcomes = experimenter.replay(recording["path"], policies_of(section))
+    except ValueError as error:
+        failed = {"failed": f"the loss-scale policy was not chosen: {error}"}
+        study.set_user_attr("loss_scale_policy", failed)
+        return failed
+    chosen = choose_policy(outcomes, section.max_underflow_share)
+    checked = _check(study, file, section, experimenter, outcomes, on_step)
+    rerun = experimenter.train(
+        _config(file, section, chosen.init, chosen.factor, chosen.window),
+        "O0",
+        seed=file.study.seed,
+        steps=section.verify_steps or section.steps,
+        evaluate_every=section.verify_steps or section.steps,
+        run_id="loss_scale_rerun",
+        exponents_every=section.exponents_every,
+        on_step=on_step,
+    )
+    result: dict[str, Any] = {
+        **asdict(chosen),
+        "recording": recording["path"],
+        "recorded_overflows": recording["overflows"],
+        "recorded_steps": recording["steps"],
+        "rerun": rerun.path,
+        "rerun_overflows": rerun.overflows,
+        "rerun_steps": rerun.steps,
+        "rerun_diverged": rerun.diverged,
+        "policies": [asdict(outcome) for outcome in outcomes],
+        "checked": checked,
+    }
+    result["sentence"] = policy_sentence(result)
+    result = plain(result)
+    study.set_user_attr("loss_scale_policy", result)
+    return result
+
+
+def policy_sentence(policy: dict[str, Any]) -> str:
+    """Say what was chosen, what was predicted and what the rerun showed."""
+    predicted = f"{policy['overflows']:g}"
+    if math.isfinite(policy["overflows_low"]) and policy["overflows_low"] != policy["overflows_high"]:
+        predicted += f" ({policy['overflows_low']:g} to {policy['overflows_high']:g})"
+    recorded = f"{policy['recorded_steps']} recorded float16 steps ({policy['recorded_overflows']} overflows)"
+    return (
+        f"Loss scale: begin at 2^{math.log2(policy['init']):g}, factor {policy['factor']:g}, window "
+        f"{policy['window']}; best of {len(policy['policies'])} policies replayed on {recorded}. Predicted "
+        f"overflows: {predicted}; a rerun of {policy['rerun_steps']} steps had {policy['rerun_overflows']}."
+        f"{_checked_sentence(policy.get('checked', []))}"
+    )
+
+
+def _checked_sentence(checked: Sequence[Mapping[str, Any]]) -> str:
+    if not checked:
+        return ""
+    within = sum(one["overflows_low"] <= one["observed"] <= one["overflows_high"] for one in checked)
+    return f" Of {len(checked)} policies that were trained, {within} overflowed as often as their range says."
+
+
+def _check(
+    study: optuna.Study,
+    file: StudyFile,
+    section: LossScaleReplaySection,
+    experimenter: Experimenter,
+    outcomes: Sequence[PolicyOutcome],
+    on_step: Callable[[RunStep], None] | None,
+) -> list[dict[str, Any]]:
+    """Train an even choice of the judged policies, each stored when done; return prediction and observation of each."""
+    by_overflows = sorted(outcomes, key=lambda one: (one.kind, one.overflows, one.init, one.window))
+    n = min(section.check_policies, len(by_overflows))
+    rows: list[dict[str, Any]] = []
+    for index in [round(i * (len(by_overflows) - 1) / max(n - 1, 1)) for i in range(n)]:
+        outcome = by_overflows[index]
+        name = f"{outcome.kind}_2p{math.log2(outcome.init):g}_{outcome.factor:g}_{outcome.window}"
+        stored = study.user_attrs.get(f"loss_scale_check:{name}")
+        if stored is None:
+            trained = experimenter.train(
+                _config(file, section, outcome.init, outcome.factor, outcome.window, outcome.kind),
+                "O0",
+                seed=file.study.seed,
+                steps=section.steps,
+                evaluate_every=section.steps,
+                run_id=f"loss_scale_check_{name}",
+                on_step=on_step,
+            )
+            stored = plain({"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged})
+            study.set_user_attr(f"loss_scale_check:{name}", stored)
+        seen = {key: stored[key] for key in ("observed", "metric", "diverged")}
+        rows.append({**asdict(outcome), **seen})
+    return rows
+
+
+def _record(
+    file: StudyFile,
+    section: LossScaleReplaySection,
+    experimenter: Experimenter,
+    on_step: Callable[[RunStep], None] | None,
+) -> dict[str, Any]:
+    trained = experimenter.train(
+        _config(file, section, section.init, 2.0, section.window),
+        "O0",
+        seed=file.study.seed,
+        steps=section.steps,
+        evaluate_every=section.steps,
+        run_id="loss_scale_recording",
+        exponents_every=section.exponents_every,
+        on_step=on_step,
+    )
+    if trained.diverged or not trained.path:
+        why = trained.message or "nothing was recorded"
+        return {"failed": f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"}
+    return {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
+
+
+def _config(
+    file: StudyFile, section: LossScaleReplaySection, init: float, factor: float, window: int, kind: str = "dynamic"
+) -> BoostConfig:
+    return all_off(file.base_config()).with_values(
+        {
+            "amp.level": section.amp_level,
+            "amp.dtype": section.dtype,
+            "loss_scale.kind": kind,
+            "loss_scale.init": float(init),
+            "loss_scale.factor": float(factor),
+            "loss_scale.window": int(window),
+        }
+    )
+
+
+def _or_zero(value: float) -> float:
+    """Return the value, or 0 when it was not recorded: what is unknown of all policies decides between none."""
+    return 0.0 if math.isnan(value) else value

@@ -1,0 +1,260 @@
+"""Which seeds a candidate is tested on, when its verdict is read, and what the verdict is.
+
+A verdict says two things: *confirmed* is faster **and** as good, each at 95 %. Seeds are added while a verdict is open,
+and a bound of 95 % that is looked at three times is wrong more often than one time in twenty. So every test is planned
+before it begins: its pairs and its *looks*, with the error that each of the two halves may spend there. A half that a
+look has closed stays closed.
+
+The error of 5 % is spent like this. A candidate's first test has a look at half of its pairs (0.5 %) and one at all of
+them (3.5 % for the drop, 2.5 % for the speed, whose interval is the usual two-sided one). 1 % is kept for what was not
+planned: every further test, of fresh seeds after an open verdict or of a candidate after one that was not confirmed,
+takes half of what is left of it. Candidates are tested in an order fixed beforehand, each next one at the full level
+only while all before it were confirmed, so the error of the whole family stays within 5 % (a fixed sequence: Maurer,
+Hothorn and Lehmacher 1995; the halves are added by Bonferroni's inequality). How many pairs a test takes follows from
+the standard deviation, not the mean, of its first few, which costs next to nothing of that (simulated in the tests).
+
+Pure arithmetic on plain numbers: no torch, no storage, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from workbench.core.paired_bounds import (
+    Decision,
+    TimeRatio,
+    decide,
+    format_duration,
+    pairs_to_decide,
+)
+from workbench.core.records import Verdict
+
+__all__ = [
+    "FIRST_ERROR",
+    "LARGEST_TIME_ERROR",
+    "Judgement",
+    "PlannedTest",
+    "first_test",
+    "further_error",
+    "further_test",
+    "judge",
+    "sentence",
+]
+
+FIRST_ERROR = 0.035
+"""Error of the drop's bound at the last look of a candidate's first test."""
+
+_HALFWAY_ERROR = 0.005
+LARGEST_TIME_ERROR = 0.025
+"""Error of each end of the speed-up's interval at any look: the usual two-sided one of 95 %."""
+
+_RESERVED_ERROR = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTest:
+    """Which pairs a test takes and at what points it is read; fixed before it is.
+
+    Args:
+        first: Number of its first pair, counted from 0 over all pairs of the study.
+        looks: Pairs so far and the error of each bound there, in the order of the looks.
+    """
+
+    first: int
+    looks: tuple[tuple[int, float], ...]
+
+    @property
+    def n_pairs(self) -> int:
+        """Pairs at the last look."""
+        return self.looks[-1][0]
+
+    @property
+    def end(self) -> int:
+        """Number of the first pair behind it."""
+        return self.first + self.n_pairs
+
+
+def first_test(n_pairs: int) -> PlannedTest:
+    """Return a candidate's first test: a look at half of the pairs, where that is at least two, and one at all."""
+    _check_pairs(n_pairs)
+    half = n_pairs // 2
+    halfway = ((half, _HALFWAY_ERROR),) if half >= 2 else ()
+    return PlannedTest(0, (*halfway, (n_pairs, FIRST_ERROR)))
+
+
+def further_error(n_before: int) -> float:
+    """Return the error of a test that was not planned, after so many of them in the same study."""
+    return float(_RESERVED_ERROR / 2.0 ** (n_before + 1))
+
+
+def further_test(first: int, n_pairs: int, n_before: int) -> PlannedTest:
+    """Return a test that was not planned: one look, at half of the error that is left for such tests.
+
+    Args:
+        first: Number of its first pair. A candidate that was tested before gets pairs it has not been judged by.
+        n_pairs: Pairs.
+        n_before: Such tests before it in the same study, at least 0.
+    """
+    _check_pairs(n_pairs)
+    return PlannedTest(first, ((n_pairs, further_error(n_before)),))
+
+
+def _check_pairs(n_pairs: int) -> None:
+    if n_pairs < 2:
+        raise ValueError(f"a paired comparison needs at least 2 seeds, got {n_pairs}")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is known of a candidate.
+
+    Args:
+        quality: Whether it keeps the metric.
+        time: How much faster it is.
+        n_pairs: Pairs it was trained on.
+        missing: Pairs that its last test still lacks.
+        end: Number of the first pair behind all its tests; 0 when none was planned.
+    """
+
+    quality: Decision
+    time: TimeRatio
+    n_pairs: int
+    missing: int
+    end: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """Confirmed is faster and as good, refuted is slower or worse."""
+        if self.quality.verdict is Verdict.REFUTED or self.time.high < 1.0:
+            return Verdict.REFUTED
+        is_confirmed = self.quality.verdict is Verdict.CONFIRMED and self.time.low > 1.0
+        return Verdict.CONFIRMED if is_confirmed else Verdict.UNDECIDED
+
+
+def judge(
+    tests: Sequence[tuple[PlannedTest, Sequence[tuple[float, float]]]],
+    allowed_drop: float,
+    time_at: Callable[[PlannedTest, int, float], TimeRatio],
+    untested: TimeRatio,
+    *,
+    higher_is_better: bool,
+    resolution: float | None = None,
+) -> Judgement:
+    """Judge a candidate by its tests, at their planned looks only.
+
+    Args:
+        tests: Its tests with the (O0 metric, candidate metric) of the pairs that are trained, seed by seed.
+        allowed_drop: See `decide`.
+        time_at: Returns the ratio of times at a look: of so many pairs of a test, at an error.
+        untested: The ratio before any look.
+        higher_is_better: See `decide`.
+        resolution: See `decide`.
+
+    Returns:
+        The judgement. Of each half the first look that closes it counts, else the last. A diverged run refutes at once.
+    """
+    quality: Decision | None = None
+    time: TimeRatio | None = None
+    options = {"higher_is_better": higher_is_better, "resolution": resolution}
+    for test, pairs in tests:
+        for n_pairs, error in test.looks:
+            if len(pairs) < n_pairs:
+                break
+            if quality is None or quality.verdict is Verdict.UNDECIDED:
+                quality = decide(pairs[:n_pairs], allowed_drop, error=error, **options)  # type: ignore[arg-type]
+            if time is None or time.is_open:
+                time = time_at(test, n_pairs, min(error, LARGEST_TIME_ERROR))
+        if any(math.isfinite(a) and not math.isfinite(b) for a, b in pairs):
+            quality = decide(pairs, allowed_drop, **options)  # type: ignore[arg-type]
+    trained = [pair for _, pairs in tests for pair in pairs]
+    missing = tests[-1][0].n_pairs - len(tests[-1][1]) if tests else 0
+    if quality is None:
+        so_far = decide(trained, allowed_drop, **options)  # type: ignore[arg-type]
+        quality = replace(so_far, verdict=Verdict.UNDECIDED, more_pairs=None, reason="not tested")
+    end = max((test.end for test, _ in tests), default=0)
+    return Judgement(quality, time or untested, len(trained), missing, end)
+
+
+def sentence(
+    judged: Judgement,
+    metric: str,
+    *,
+    per: str = "per step",
+    next_error: float = 0.005,
+    seconds_per_pair: float = math.nan,
+    command: str = "",
+) -> str:
+    """Say a judgement in words a person can act on.
+
+    Args:
+        judged: The judgement.
+        metric: Name of the metric.
+        per: What the time is of: ``"per step"`` or ``"to the target"``.
+        next_error: Error of a further test, which says how many seeds that would take.
+        seconds_per_pair: What one more pair takes; NaN leaves the time out.
+        command: Command that adds pairs, with ``{seeds}`` where their total number goes; empty leaves it out.
+
+    Returns:
+        Sentences, the first of which begins with the verdict.
+    """
+    quality, time = judged.quality, judged.time
+    speed = f"{_faster(time)} {per} ({_interval(time)})"
+    kept = _kept(quality, metric, judged.n_pairs)
+    if judged.verdict is Verdict.CONFIRMED:
+        return f"Confirmed: {speed}, and as good: {kept}."
+    if quality.verdict is Verdict.REFUTED:
+        return f"Refuted: {kept}."
+    if judged.verdict is Verdict.REFUTED:
+        return f"Refuted: {speed}."
+    is_open = quality.verdict is Verdict.UNDECIDED
+    questions = ["whether it is faster"] * time.is_open + [f"whether it keeps the {metric}"] * is_open
+    told = f"Undecided {' and '.join(questions)}: {speed}; {kept}."
+    if judged.missing:
+        n_planned = judged.n_pairs + judged.missing
+        return f"{told} {judged.n_pairs} of {n_planned} planned seeds are trained; the same command trains the rest."
+    if quality.reason:
+        return told  # it was not tested; the reason says why
+    fresh = [pairs_to_decide(replace(quality.bounds, error=next_error), quality.allowed_drop)] * is_open
+    fresh += [time.more_pairs] * time.is_open
+    numbers = [one for one in fresh if one is not None]
+    if len(numbers) < len(fresh):
+        return f"{told} No practical number of seeds would decide: what was measured lies too close to the limit."
+    more = max(numbers)
+    against = ", probably against it" if is_open and quality.leaning is Verdict.REFUTED else ""
+    ask = f"About {more} fresh seeds would decide{against}"
+    if math.isfinite(seconds_per_pair):
+        ask += f" ({format_duration(more * seconds_per_pair)})"
+    return f"{told} {ask}{f': `{command.format(seeds=judged.end + more)}`' if command else ''}."
+
+
+def _faster(time: TimeRatio) -> str:
+    return "not clearly faster or slower" if time.is_open else "faster" if time.low > 1.0 else "slower"
+
+
+def _interval(time: TimeRatio) -> str:
+    if time.low == 0.0 and math.isinf(time.high):
+        return f"{time.ratio:.2f} x, without an interval yet"
+    high = f"{time.high:.2f}" if math.isfinite(time.high) else "any number"
+    return f"{time.ratio:.2f} x, 95 % interval {time.low:.2f} to {high}"
+
+
+def _kept(quality: Decision, metric: str, n_trained: int) -> str:
+    bounds = quality.bounds
+    seeds = f"{bounds.n_pairs} paired seed{'s' if bounds.n_pairs != 1 else ''}"
+    if bounds.n_pairs < n_trained:
+        seeds = f"{bounds.n_pairs} of {n_trained} paired seeds"
+    allowed = f"the allowed {quality.allowed_drop:g}"
+    if quality.reason:
+        return quality.reason
+    if quality.verdict is Verdict.CONFIRMED:
+        reach = f"at most {bounds.upper:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds}), within"
+        return f"the {metric} drop is {reach} {allowed}"
+    if quality.verdict is Verdict.REFUTED:
+        reach = f"at least {bounds.lower:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds}), more than"
+        return f"the {metric} drop is {reach} {allowed}"
+    return (
+        f"the mean {metric} drop is {bounds.mean:.4g}, but its 95 % bounds {bounds.lower:.4g} to {bounds.upper:.4g} "
+        f"({seeds}) leave open whether it is within {allowed}"
+    )

@@ -1,0 +1,188 @@
+"""The trials of a study as a table: pandas in a program, Parquet or CSV in a file.
+
+One row per trial, in the order of their numbers; ``TRIAL_COLUMNS`` says what each column means and in which unit, and a
+Parquet file repeats that in the metadata of its columns. After these come the searched values, one column per path of
+``[space]``, empty where a trial did not draw it because it was not in effect.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pandas as pd
+
+from workbench.core.credentials import hide_passwords
+from workbench.core.files import replacing
+from workbench.core.records import TrialRecord
+from workbench.study.ask.search_space import Dimension
+from workbench.study.ask.study_file import read_study, study_folder
+from workbench.study.errors import StudyError
+from workbench.study.store import storage as kept
+from workbench.study.store.quiet import quiet_optuna
+from workbench.study.store.stored_records import trials_of
+
+__all__ = ["TABLE_SUFFIXES", "TRIAL_COLUMNS", "check_table_path", "trial_table", "write_trial_table"]
+
+TRIAL_COLUMNS: dict[str, tuple[str, str, str]] = {
+    "trial": ("int64", "", "Number of the trial, from 0; trial 0 is O0."),
+    "state": ("str", "", "complete, pruned, failed, running or waiting."),
+    "level": ("str", "", "Boost level it was resolved at."),
+    "in_effect": ("str", "", "What was in effect, in words."),
+    "feasible": ("bool", "", "Whether it ran to its end and its drop is an allowed one."),
+    "speed": ("float64", "times O0", "Steps per second relative to O0's, measured side by side."),
+    "speed_low": ("float64", "times O0", "Lower end of the 95 % interval of the speed."),
+    "speed_high": ("float64", "times O0", "Upper end of the 95 % interval of the speed."),
+    "metric_name": ("str", "", "Name of the metric."),
+    "metric": ("float64", "unit of the metric", "Last evaluation; empty when the run diverged or there is none yet."),
+    "drop": ("float64", "unit of the metric", "How much worse than O0's metric, positive = worse."),
+    "allowed_drop": ("float64", "unit of the metric", "Drop that the study's target allows."),
+    "value": ("float64", "unit of the objective", "What the study minimises; for a Pareto study the step time."),
+    "steps_to_target": (
+        "float64",
+        "micro-batches",
+        "Micro-batches to O0's final metric less the allowed drop; inf when not reached.",
+    ),
+    "warm_up_steps": ("int64", "micro-batches", "Micro-batches of O0 before the trial's own first one."),
+    "seconds": ("float64", "s", "Time the trial took."),
+    "started": ("datetime64[us, UTC]", "UTC", "When it began."),
+    "ended": ("datetime64[us, UTC]", "UTC", "When it ended."),
+    "message": ("str", "", "Why it was pruned, failed or diverged, in a sentence."),
+    "run": ("str", "", "Run directory, below the study's folder."),
+}
+"""Fixed columns in their order: type, unit and meaning."""
+
+TABLE_SUFFIXES = (".parquet", ".csv")
+"""Kinds of file that a table can be written to."""
+
+
+def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.DataFrame:
+    """Return one row per trial of a study, whatever its state.
+
+    Args:
+        study_dir: Folder with ``study.toml``.
+        storage: Optuna storage URL; None reads the SQLite file beside the study.
+
+    Returns:
+        Columns as in ``TRIAL_COLUMNS``, then the searched paths. No password of a storage URL is in it.
+
+    Raises:
+        StudyError: When the study is wrong or has not been started.
+    """
+    file, directory = read_study(study_dir), study_folder(study_dir)
+    if storage is None and not (directory / "study.db").exists():
+        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
+    with quiet_optuna(), kept.plain_storage_errors():
+        study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
+        return _table(study, trials_of(study), kept.on_its_network(file, study).dimensions)
+
+
+def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a table of trials, replacing the file as a whole.
+
+    Args:
+        table: What `trial_table` gave.
+        path: File to write; its suffix, ``.parquet`` or ``.csv``, says as what. Its folder must exist.
+
+    Raises:
+        StudyError: When the suffix is another one.
+        OSError: When the file cannot be written; an old one is untouched then.
+    """
+    path = Path(path)
+    check_table_path(path)
+    with replacing(path) as temporary:
+        if path.suffix.lower() == ".csv":
+            table.to_csv(temporary, index=False)
+        else:
+            _write_parquet(table, temporary)
+
+
+def check_table_path(path: Path) -> None:
+    """Raise StudyError when no table can be written to a file of this name."""
+    if path.suffix.lower() not in TABLE_SUFFIXES:
+        raise StudyError(f"a table of trials must be a file named *{' or *'.join(TABLE_SUFFIXES)}, got {path.name!r}")
+
+
+def _table(study: optuna.Study, records: Sequence[TrialRecord], dimensions: Sequence[Dimension]) -> pd.DataFrame:
+    stored = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+    metric_name = str(study.user_attrs.get("metric_name", ""))
+    rows = [_row(record, stored[record.number], metric_name) for record in records]
+    types = {name: kind for name, (kind, _, _) in TRIAL_COLUMNS.items()}
+    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    by_path = {dimension.path: dimension for dimension in dimensions if dimension.path not in types}
+    drawn = [path for record in records for path in record.parameters if path not in types]
+    for path in dict.fromkeys([*by_path, *drawn]):
+        values = [record.parameters.get(path) for record in records]
+        frame[path] = _column(values, by_path.get(path))
+    return frame
+
+
+def _row(record: TrialRecord, stored: optuna.trial.FrozenTrial, metric_name: str) -> dict[str, Any]:
+    return {
+        "trial": record.number,
+        "state": record.state,
+        "level": record.level,
+        "in_effect": record.summary,
+        "feasible": record.feasible,
+        "speed": _inverse(record.relative_step_time),
+        "speed_low": _inverse(record.relative_high),
+        "speed_high": _inverse(record.relative_low),
+        "metric_name": metric_name,
+        "metric": record.metric,
+        "drop": record.metric_deficit,
+        "allowed_drop": record.allowed_drop,
+        "value": record.value,
+        "steps_to_target": record.steps_to_target,
+        "warm_up_steps": record.warm_up_steps,
+        "seconds": record.seconds,
+        "started": _in_utc(stored.datetime_start),
+        "ended": _in_utc(stored.datetime_complete),
+        "message": hide_passwords(record.message),
+        "run": record.run_path,
+    }
+
+
+def _column(values: Sequence[Any], dimension: Dimension | None) -> pd.Series:
+    """Return drawn values as a column whose type depends on what could be drawn, not on what was."""
+    possible = [*values] if dimension is None else [*dimension.extremes, *values]
+    present = [value for value in possible if value is not None]
+    if dimension is not None and dimension.kind == "float":
+        return pd.Series(values, dtype="float64")
+    if present and all(isinstance(value, bool) for value in present):
+        return pd.Series(values, dtype="boolean")
+    if present and all(isinstance(value, int) and not isinstance(value, bool) for value in present):
+        return pd.Series(values, dtype="Int64")
+    if present and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present):
+        return pd.Series(values, dtype="float64")
+    # Words stay as they are; a list (betas) or a mixture is told as JSON.
+    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pd.Series(texts, dtype="str")
+
+
+def _write_parquet(table: pd.DataFrame, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    plain = pa.Table.from_pandas(table, preserve_index=False)
+    described = [field.with_metadata(_about(field.name)) for field in plain.schema]
+    # The table's own metadata let pandas read its types back.
+    pq.write_table(plain.cast(pa.schema(described, metadata=plain.schema.metadata)), path)
+
+
+def _about(name: str) -> Mapping[str, str]:
+    _, unit, meaning = TRIAL_COLUMNS.get(name, ("", "", f"Value drawn for `{name}`; empty where it was not in effect."))
+    return {"unit": unit, "description": meaning}
+
+
+def _inverse(value: float) -> float:
+    return 1.0 / value if math.isfinite(value) and value > 0.0 else math.nan
+
+
+def _in_utc(local: datetime.datetime | None) -> datetime.datetime | None:
+    return None if local is None else local.astimezone(datetime.UTC)  # Optuna keeps local times without a zone

@@ -1,0 +1,1 @@
+"""What a study asks: its file, its search space, where it starts from."""

@@ -1,0 +1,80 @@
+"""What a configuration means in a study: on its ranks and network, and with the study as the source of a subspace.
+
+DimReduce needs weights that were recorded earlier. A candidate that names none is trained from those the study records
+itself (``warm_up.py``), so here it is resolved as if it named a folder, always the same one: plans that are equal stay
+equal over seeds and machines. The real folder is put in when somebody trains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.config import (
+    BoostConfig,
+    NetworkFacts,
+    Plan,
+    requested_switches,
+)
+
+__all__ = ["RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
+
+RECORDED_BY_STUDY = "(recorded by the study)"
+"""Stands for the folder of weight snapshots in a plan whose subspace the study provides."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPlans:
+    """Resolves configurations as a study trains them.
+
+    Args:
+        ranks: How many ranks train together.
+        network: What the task's network offers; None in a study that does not know, and in those begun before 0.7.
+
+    Example:
+        >>> config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": False}})
+        >>> config = config.with_values({"common.device_number": 2})
+        >>> [StudyPlans(ranks).resolve(config, "O2").summary() for ranks in (1, 4)]
+        ['LessBN', 'LessBN + AdaSum']
+    """
+
+    ranks: int = 1
+    network: NetworkFacts | None = None
+
+    def resolve(self, config: BoostConfig, level: str) -> Plan:
+        """Return what is in effect.
+
+        Args:
+            config: Configuration.
+            level: Boost level.
+
+        Raises:
+            ConfigError: When the level is unknown.
+        """
+        named = config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None
+        if not named and requested_switches(config, level)["dim_reduce"]:
+            config = config.with_values({"dim_reduce.weight_load_dir": RECORDED_BY_STUDY})
+        return config.resolve(level, self.ranks, self.network)
+
+
+def needs_warm_up(plan: Plan) -> bool:
+    """Return whether a plan is trained from weight snapshots that the study records."""
+    return plan.dim_reduce and plan.config.dim_reduce.weight_load_dir == RECORDED_BY_STUDY
+
+
+def explicit_config(plan: Plan, snapshots: Path | None = None) -> BoostConfig:
+    """Return the same plan without what it drops, so that a study does not warn of the same thing at every trial.
+
+    With DimReduce that is the section optimizer, too. What is trained and what is exported both go without it, since
+    the columns of the subspace follow the order in which the optimizer holds the parameters.
+
+    Args:
+        plan: What is in effect.
+        snapshots: The folder that a plan in need of a warm-up gets; None leaves its place holder.
+    """
+    config = plan.explicit_config()
+    if plan.dim_reduce and config.optimizer is not None:
+        config = config.model_copy(update={"optimizer": None})
+    if snapshots is None or not needs_warm_up(plan):
+        return config
+    return config.with_values({"dim_reduce.weight_load_dir": str(snapshots.absolute())})

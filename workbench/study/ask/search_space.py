@@ -1,0 +1,427 @@
+"""What a study may vary, and how one trial draws from it.
+
+A *dimension* is a config path (or ``level``) with the values it may take. Only dimensions that can make a difference
+are drawn: a dimension is *in effect* when two of its values give two different plans, everything drawn so far being
+equal. So ``grad_freeze.freeze_p`` is drawn only after freezing turned out to be on, whatever the reason it is on for,
+and no list of conditions has to be kept beside the one in `BoostConfig.resolve`. A switch also counts when it matters
+only together with a dimension still to be drawn: accumulation over one micro-batch, the default, is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from workbench.config import (
+    LEVELS,
+    BoostConfig,
+    ConfigError,
+    describe_parameters,
+    sections_deciding,
+)
+from workbench.config.errors import did_you_mean, shown
+from workbench.study.ask.differences import Differences
+from workbench.study.ask.plans import StudyPlans
+from workbench.study.errors import StudyError
+
+__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest", "within_layers"]
+
+_USUAL_LEVEL = "O1"
+_GROUPS = "grad_freeze.param_groups"
+_RANGE_KEYS = frozenset({"low", "high", "log", "step"})
+
+
+class Draws(Protocol):
+    """The part of an Optuna trial that a suggestion needs."""
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
+        """Draw one of the choices."""
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Draw a number."""
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Draw a whole number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One thing that is searched.
+
+    Args:
+        path: Config path, or ``"level"``.
+        kind: ``"choice"`` for listed values, else the kind of number.
+        choices: Listed values; empty for numbers.
+        low: Smallest number; NaN for choices.
+        high: Largest number; NaN for choices.
+        log: Whether it is walked in logarithmic steps.
+        step: Grid of the numbers; None for none.
+    """
+
+    path: str
+    kind: Literal["choice", "float", "int"]
+    choices: tuple[Any, ...] = ()
+    low: float = math.nan
+    high: float = math.nan
+    log: bool = False
+    step: float | None = None
+
+    @property
+    def extremes(self) -> tuple[Any, ...]:
+        """The values that show whether the dimension matters: all choices, or both ends."""
+        if self.kind == "choice":
+            return self.choices
+        return (int(self.low), int(self.high)) if self.kind == "int" else (self.low, self.high)
+
+    def up_to(self, most: int) -> Dimension | None:
+        """Return a dimension of whole numbers without those above a limit; None when nothing is left."""
+        if self.kind == "choice":
+            choices = tuple(choice for choice in self.choices if choice <= most)
+            return replace(self, choices=choices) if choices else None
+        low, step = int(self.low), int(self.step or 1)
+        high = low + (min(int(self.high), most) - low) // step * step
+        if high <= low:  # one value is a setting, and one is always taken
+            return Dimension(self.path, "choice", (low,)) if high == low else None
+        return replace(self, high=float(high))
+
+    def describe(self) -> Any:
+        """Return the dimension as plain TOML values, every rule spelled out."""
+        if self.kind == "choice":
+            return list(self.choices)
+        low, high = self.extremes
+        return {"low": low, "high": high, "log": self.log, "step": self.step}
+
+    def draw(self, trial: Draws) -> Any:
+        """Draw a value for one trial."""
+        if self.kind == "choice":
+            # Optuna stores plain values only; a list (betas, split points) travels as its position.
+            if all(isinstance(choice, (bool, int, float, str, type(None))) for choice in self.choices):
+                return trial.suggest_categorical(self.path, self.choices)
+            return self.choices[trial.suggest_categorical(self.path, range(len(self.choices)))]
+        if self.kind == "int":
+            low, high = self.extremes
+            return trial.suggest_int(self.path, low, high, step=int(self.step or 1), log=self.log)
+        return trial.suggest_float(self.path, self.low, self.high, step=self.step, log=self.log)
+
+    def check(self, base: BoostConfig) -> None:
+        """Check every choice, or both ends, against the configuration's own rules.
+
+        Raises:
+            StudyError: Naming the path, the rule and the value.
+        """
+        for value in self.extremes:
+            if self.path == "level":
+                if not isinstance(value, str) or value not in LEVELS:
+                    known = ", ".join(f'"{level}"' for level in LEVELS)
+                    hint = did_you_mean(str(value), LEVELS)
+                    raise StudyError(f"[space] `level` must be one of {known}, got {shown(value)}{hint}")
+                continue
+            try:
+                base.with_values({self.path: value})
+            except ConfigError as error:
+                raise StudyError(f"[space] {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One trial's configuration.
+
+    Args:
+        level: Boost level.
+        config: Configuration.
+        parameters: What was drawn: path (``level`` included) -> value.
+    """
+
+    level: str
+    config: BoostConfig
+    parameters: Mapping[str, Any]
+
+
+def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
+    """Read the table ``[space]``.
+
+    Args:
+        content: Path -> list of values, ``{low, high, log, step}``, or true / "default" for the declared range.
+            Quoted dotted keys and TOML sub-tables mean the same.
+
+    Returns:
+        The dimensions, switches before what depends on them, otherwise in the order of the file.
+
+    Raises:
+        StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
+    """
+    known = describe_parameters()
+    dimensions = []
+    for path, value in _flattened(content, set(known)):
+        if path != "level" and path not in known:
+            hint = did_you_mean(path, [*known, "level"])
+            raise StudyError(f'[space] unknown parameter "{path}"{hint}')
+        dimensions.append(_dimension(path, value, None if path == "level" else known[path]))
+    return tuple(sorted(dimensions, key=_rank))
+
+
+def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[Dimension, ...], str]:
+    """Leave out what asks for more freezing groups than the network has layers, which would freeze nothing.
+
+    Args:
+        dimensions: What is searched, from `read_space`.
+        layers: Layers of the network that can form groups.
+
+    Returns:
+        The dimensions with ``grad_freeze.param_groups`` within the layers, and a sentence about the values that are not
+        drawn; empty when all are.
+    """
+    asked = next((one for one in dimensions if one.path == _GROUPS), None)
+    if asked is None or max(asked.extremes) <= layers:
+        return tuple(dimensions), ""
+    kept = asked.up_to(layers)
+    replaced = (kept if one is asked else one for one in dimensions)
+    left = tuple(one for one in replaced if one is not None)
+    if asked.kind == "choice":
+        named = ", ".join(str(value) for value in asked.choices if value > layers)
+    else:
+        first, last = max(layers + 1, asked.extremes[0]), asked.extremes[1]
+        named = f"{first}" if first == last else f"{first} to {last}"
+    return left, (
+        f"`{_GROUPS}` = {named} is not tried: this network has {layers} {'layer' if layers == 1 else 'layers'} to form "
+        "groups of"
+    )
+
+
+def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
+    """Draw one trial's configuration: only what is in effect, given what was drawn before it.
+
+    Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
+    does not search the mode itself. At level O0 everything is off, whatever the switches would say.
+
+    Args:
+        trial: Optuna trial, or anything that draws.
+        dimensions: What is searched, from `read_space`.
+        base: O0's configuration, from which every trial starts.
+        plans: How the study resolves configurations.
+
+    Returns:
+        The suggestion.
+
+    Raises:
+        ConfigError: When drawn values contradict each other (for example ``init`` below ``minimum``).
+    """
+    values: dict[str, Any] = {}
+    level = _USUAL_LEVEL
+    for dimension in dimensions:
+        if dimension.path == "level":
+            level = values["level"] = dimension.draw(trial)
+    config, waiting, by_section = _beginning(level, dimensions, base)
+    idle: list[Dimension] = []  # switches that had no effect when they were last looked at
+    look = Differences.of(config, level, plans)
+    while True:
+        chosen = _first_in_effect([one for one in waiting if one not in idle], look, waiting, by_section)
+        if chosen is None and idle:
+            # Looking at a switch costs a plan per value of every other dimension. What a plain parameter's value
+            # changes about it was foreseen then, so once more at the end is enough.
+            chosen = _first_in_effect(idle, look, waiting, by_section)
+        if chosen is None:
+            return Suggestion(level, look.config, values)
+        waiting.remove(chosen)
+        value = chosen.draw(trial)
+        values[chosen.path] = value
+        look = look.with_value(chosen.path, value)
+        idle = [] if _rank(chosen) < _PLAIN else [one for one in waiting if _rank(one) < _PLAIN]
+
+
+def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> dict[str, str | None]:
+    """Return for each level the one plan that a trial can have there, by its key; None where several are drawn.
+
+    Args:
+        dimensions: What is searched, from `read_space`.
+        base: O0's configuration.
+        plans: How the study resolves configurations.
+    """
+    found: dict[str, str | None] = {}
+    for level in next((one.choices for one in dimensions if one.path == "level"), (_USUAL_LEVEL,)):
+        config, waiting, by_section = _beginning(level, dimensions, base)
+        chosen = _first_in_effect(waiting, Differences.of(config, level, plans), waiting, by_section)
+        found[level] = None if chosen is not None else plans.resolve(config, level).key()
+    return found
+
+
+def _beginning(
+    level: str, dimensions: Sequence[Dimension], base: BoostConfig
+) -> tuple[BoostConfig, list[Dimension], dict[str, list[tuple[str, Any]]]]:
+    """Return where a suggestion begins: its configuration, what may be drawn, and the values of that by section."""
+    paths = {dimension.path for dimension in dimensions}
+    config = base
+    if level == "O0":
+        config = all_off(base)
+    elif "boost.mode" not in paths and any(path.startswith("boost.") for path in paths):
+        config = base.with_values({"boost.mode": "manual"})
+    waiting = [
+        dimension
+        for dimension in dimensions
+        if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
+    ]
+    by_section: dict[str, list[tuple[str, Any]]] = {}
+    for dimension in waiting:
+        values_of = by_section.setdefault(_section_of(dimension.path), [])
+        values_of.extend((dimension.path, value) for value in dimension.extremes)
+    return config, waiting, by_section
+
+
+def _first_in_effect(
+    dimensions: Sequence[Dimension],
+    look: Differences,
+    waiting: Sequence[Dimension],
+    by_section: Mapping[str, Sequence[tuple[str, Any]]],
+) -> Dimension | None:
+    """Return the first dimension that can make a difference, or None.
+
+    Args:
+        dimensions: The dimensions in question; a single choice always counts, it is a setting.
+        look: What is decided so far.
+        waiting: Dimensions still to be drawn; a switch counts when it matters at one of their values.
+        by_section: The values of all dimensions of this suggestion, by section.
+    """
+    open_paths = {other.path for other in waiting}
+    deciding: list[tuple[str, Any]] | None = None
+    for one in dimensions:
+        extremes = one.extremes
+        if len(extremes) == 1 or look.differ(one.path, extremes):
+            return one
+        if _rank(one) >= _PLAIN:
+            continue
+        if deciding is None:
+            decisive = (look.decisive(section, values) for section, values in by_section.items())
+            deciding = [one for values in decisive for one in values if one[0] in open_paths]
+        section, having_say = _section_of(one.path), sections_deciding(one.path)
+        # A value that decides nothing leaves a switch as it is, unless one section's rules hold for both.
+        near = [
+            (path, value)
+            for path, value in by_section[section]
+            if path in open_paths and (path, value) not in deciding and look.possible(path, value)
+        ]
+        others = [
+            other
+            for other in (*deciding, *near)
+            if other[0] != one.path and (having_say is None or _section_of(other[0]) in having_say)
+        ]
+        if any(look.differ(one.path, extremes, other) for other in others):
+            return one
+    return None
+
+
+def all_off(base: BoostConfig) -> BoostConfig:
+    """Return O0: everything switched off, precision, loss scale and optimizer as in the study's baseline."""
+    return base.with_values({"boost.mode": "disable_all"})
+
+
+# Level first, then modes, switches, flags and names that decide what else matters, then their parameters, in whatever
+# order study.toml lists them. A switch that shuts others out comes before them: what is drawn in vain misleads the
+# sampler.
+_ORDER: tuple[Callable[[str], bool], ...] = (
+    lambda path: path == "level",
+    lambda path: path == "boost.mode",
+    lambda path: path == "boost.dim_reduce",
+    lambda path: path.startswith("boost.") and path != "boost.adasum",
+    lambda path: path.startswith("boost."),
+    lambda path: path in {"amp.level", "optimizer.name", "loss_scale.kind"},
+    lambda path: path in {"amp.dtype", "grad_freeze.freeze_type", "less_bn.fn_flag", "less_bn.gc_flag"},
+)
+_PLAIN = len(_ORDER)
+
+
+def _section_of(path: str) -> str:
+    return path.partition(".")[0]
+
+
+@functools.cache
+def _rank_of(path: str) -> int:
+    return next((rank for rank, belongs in enumerate(_ORDER) if belongs(path)), _PLAIN)
+
+
+def _rank(dimension: Dimension) -> int:
+    return _rank_of(dimension.path)
+
+
+def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:
+    """Open sub-tables; a table that is a parameter's own (its path is known, or it only has range keys) is a range."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        is_range = isinstance(value, Mapping) and (path in known or path == "level" or not value.keys() - _RANGE_KEYS)
+        if isinstance(value, Mapping) and not is_range:
+            flat.extend(_flattened(value, known, f"{path}."))
+        else:
+            flat.append((path, value))
+    return flat
+
+
+def _dimension(path: str, value: Any, info: Any) -> Dimension:
+    if isinstance(value, list):
+        if not value:
+            raise StudyError(f"[space] `{path}` has an empty list: name at least one value or leave it out")
+        duplicates = [item for position, item in enumerate(value) if _among(item, value[:position])]
+        if duplicates:
+            raise StudyError(f"[space] `{path}` lists {shown(duplicates[0])} twice")
+        return Dimension(path, "choice", tuple(value))
+    if value is True or value == "default":
+        return _declared(path, info)
+    if not isinstance(value, Mapping):
+        raise StudyError(
+            f"[space] `{path}` must be a list of values, {{ low, high, log, step }} or true, got {shown(value)}"
+        )
+    if info is None or info.kind not in {"float", "int"}:
+        raise StudyError(f"[space] `{path}` is no number: give a list of values instead of a range")
+    for key in value:
+        if key not in _RANGE_KEYS:
+            raise StudyError(f'[space] `{path}` has no option "{key}"{did_you_mean(key, _RANGE_KEYS)}')
+    return _range(path, value, info)
+
+
+def _range(path: str, value: Mapping[str, Any], info: Any) -> Dimension:
+    low, high = value.get("low", info.low), value.get("high", info.high)
+    log = value.get("log", info.log if "low" not in value and "high" not in value else False)
+    step = value.get("step")
+    if low is None or high is None:
+        raise StudyError(f"[space] `{path}` has no declared search range: give both low and high")
+    wanted: tuple[type, ...] = (int,) if info.kind == "int" else (int, float)
+    numbers: dict[str, Any] = {"low": low, "high": high, **({"step": step} if step is not None else {})}
+    for name, number in numbers.items():
+        whole = info.kind == "int" and isinstance(number, float) and number.is_integer() and name not in value
+        if whole:
+            continue  # declared ranges are floats in config, whatever the parameter's kind
+        if type(number) not in wanted or not math.isfinite(number):  # a bool is no number here
+            noun = "a whole number" if info.kind == "int" else "a finite number"
+            raise StudyError(f"[space] `{path}`: `{name}` must be {noun}, got {shown(number)}")
+    if not isinstance(log, bool):
+        raise StudyError(f"[space] `{path}`: `log` must be true or false, got {shown(log)}")
+    if not low <= high:
+        raise StudyError(f"[space] `{path}`: `low` must not exceed `high`, got low {low:g} and high {high:g}")
+    if step is not None and not step > 0:
+        raise StudyError(f"[space] `{path}`: `step` must be greater than 0, got {step:g}")
+    if log and not low > 0:
+        raise StudyError(f"[space] `{path}`: a logarithmic range must begin above 0, got low {low:g}")
+    if log and step is not None:
+        raise StudyError(f"[space] `{path}`: `log` and `step` exclude each other")
+    return Dimension(path, info.kind, (), float(low), float(high), log, None if step is None else float(step))
+
+
+def _declared(path: str, info: Any) -> Dimension:
+    if info is None:
+        return Dimension(path, "choice", tuple(LEVELS))
+    if info.kind == "bool":
+        return Dimension(path, "choice", (False, True))
+    if info.kind == "choice":
+        return Dimension(path, "choice", tuple(choice for choice in info.choices if choice is not None))
+    if info.kind not in {"float", "int"} or info.low is None or info.high is None:
+        raise StudyError(f"[space] `{path}` has no declared search range: list its values or give low and high")
+    step = None if info.step is None else float(info.step)
+    return Dimension(path, info.kind, (), float(info.low), float(info.high), bool(info.log), step)
+
+
+def _among(item: Any, others: Sequence[Any]) -> bool:
+    return any(type(item) is type(other) and item == other for other in others)

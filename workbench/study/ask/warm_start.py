@@ -1,0 +1,222 @@
+"""Begin with what was found before: the best trials of an earlier study, or an exported boost_config.json.
+
+They are enqueued after O0, each as the values that this study would have to draw to train the same plan. Where it
+cannot, because a value lies outside its range or is no choice here, the nearest one is taken or the value is left to
+the sampler, and a sentence says so. What the earlier plan leaves open is left to the sampler, too. Nothing but these
+values is taken over: every plan is trained again, on this study's task and at its own length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from workbench.config import (
+    SWITCHES,
+    BoostConfig,
+    ConfigError,
+    Plan,
+)
+from workbench.core.records import TrialRecord
+from workbench.study.ask.search_space import Dimension
+from workbench.study.ask.study_file import StudyFile, read_study, study_folder
+from workbench.study.errors import StudyError
+from workbench.study.sample.whole_space import SearchedSpace
+from workbench.study.store import storage as kept
+from workbench.study.store.stored_records import trials_of
+
+__all__ = ["EarlierPlan", "earlier_plans", "enqueue_warm_start", "mapped_values"]
+
+_LABEL = "warm_start"
+_NOTES = "warm_start_notes"
+_LEVELS = {"o1": "O1", "o2": "O2"}
+_DEFAULT_TRIALS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierPlan:
+    """Something that was found before.
+
+    Args:
+        label: Where it comes from, for people.
+        config: Its configuration.
+        level: Its boost level.
+    """
+
+    label: str
+    config: BoostConfig
+    level: str
+
+
+def enqueue_warm_start(
+    study: optuna.Study, file: StudyFile, directory: Path, besides: Sequence[str | Path], n_trials: int
+) -> None:
+    """Enqueue what the study's file and the command name, as far as it has not been enqueued before.
+
+    Args:
+        study: The study, with O0 enqueued.
+        file: Its file.
+        directory: Its folder; paths in the file are relative to it.
+        besides: Further sources, relative to where the command was given.
+        n_trials: Finished trials of the whole study; no more are enqueued than it has room for.
+
+    Raises:
+        StudyError: When a source cannot be read or has nothing to begin with.
+    """
+    section = file.warm_start
+    named = [] if section is None else [(name, directory / name) for name in section.sources]
+    named += [(str(name), Path(name)) for name in besides]
+    best = _DEFAULT_TRIALS if section is None else section.trials
+    if not named:
+        return
+    trials = study.get_trials(deepcopy=False)
+    known = {trial.user_attrs.get(_LABEL) for trial in trials}
+    notes: list[str] = list(study.user_attrs.get(_NOTES, []))
+    tried: list[dict[str, Any]] = [dict(t.system_attrs["fixed_params"]) for t in trials if t.user_attrs.get(_LABEL)]
+    room = n_trials - len(trials)
+    for name, path in named:
+        if path.resolve() == directory.resolve():
+            raise StudyError(f"{name}: a study cannot start from itself")
+        for plan in earlier_plans(name, path, best):
+            if plan.label in known:
+                continue
+            values, told = mapped_values(plan, file.searched)
+            if not values:
+                told = [f"{plan.label}: nothing of it can be searched here, so it is not tried."]
+            elif values in tried:
+                told = []
+            elif room < 1:
+                told = [f"{plan.label}: is not tried, since the study has {n_trials} trials only."]
+            else:
+                study.enqueue_trial(values, user_attrs={_LABEL: plan.label})
+                tried.append(values)
+                room -= 1
+            notes += [one for one in told if one not in notes]
+    if notes != study.user_attrs.get(_NOTES, []):
+        study.set_user_attr(_NOTES, notes)
+
+
+def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
+    """Read a source.
+
+    Args:
+        name: What to call it.
+        path: Folder of a study, its ``study.toml``, or an exported boost_config.json.
+        best: So many trials of a study are taken, the best first; of a study without its database both exports.
+
+    Raises:
+        StudyError: When it cannot be read or has nothing to begin with.
+    """
+    if path.suffix == ".json":
+        return [_exported(name, path)]
+    folder = study_folder(path)
+    if (folder / "study.db").exists():
+        found = list(_best_trials(name, folder, best))
+        if not found:
+            raise StudyError(f"{name}: that study has no finished trial within its allowed drop to start from")
+        return found
+    exports = [folder / "result" / f"boost_config.{target}.json" for target in _LEVELS]
+    found = [_exported(f"{name}/result/{one.name}", one) for one in exports if one.exists()]
+    if not found:
+        raise StudyError(
+            f"{name}: there is nothing to start from; name the folder of a study that has run, or a boost_config.json"
+        )
+    return found
+
+
+def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, Any], list[str]]:
+    """Return what a trial of this study has to draw for an earlier plan, and what differs, as sentences.
+
+    Args:
+        plan: The earlier plan.
+        space: What this study searches.
+    """
+    try:
+        resolved = space.plans.resolve(plan.config, plan.level)
+    except ConfigError as error:
+        return {}, [f"{plan.label}: {error}"]
+    known = {**resolved.parameters_in_effect(), "level": plan.level, "boost.mode": "manual"}
+    values: dict[str, Any] = {}
+    told: list[str] = []
+    for dimension in space.dimensions:
+        if dimension.path not in known:
+            continue  # it had no effect there; if it has one here, the sampler draws it
+        value, sentence = _nearest(dimension, known[dimension.path])
+        if sentence:
+            told.append(f"{plan.label}: {sentence}")
+        if value is not None:
+            values[dimension.path] = value
+    searched = {dimension.path for dimension in space.dimensions}
+    here = _unsearched(space, plan.level).in_effect()
+    for switch in SWITCHES:
+        there = switch in resolved.in_effect()
+        if f"boost.{switch}" not in searched and "boost.mode" not in searched and there != (switch in here):
+            words = ("on", "off") if there else ("off", "on")
+            told.append(f"{plan.label}: {switch} is {words[0]} there and {words[1]} here, where it is not searched.")
+    return values, told
+
+
+def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:
+    """Return what is enqueued for a value, None for nothing, and a sentence when it is not the value itself."""
+    if dimension.kind == "choice":
+        places = [place for place, one in enumerate(dimension.choices) if _same(one, value)]
+        if not places:
+            if len(dimension.choices) == 1:
+                return None, ""  # a setting of this study, not something it searches
+            return None, f"`{dimension.path}` = {value!r} is no choice here, so the sampler draws it."
+        is_plain = all(isinstance(one, (bool, int, float, str, type(None))) for one in dimension.choices)
+        return (dimension.choices[places[0]] if is_plain else places[0]), ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None, f"`{dimension.path}` = {value!r} is no number, so the sampler draws it."
+    near = min(max(float(value), dimension.low), dimension.high)
+    step = dimension.step or (1.0 if dimension.kind == "int" else None)
+    if step is not None:
+        near = min(dimension.low + round((near - dimension.low) / step) * step, dimension.high)
+    near = int(near) if dimension.kind == "int" else near
+    if abs(near - value) <= 1e-9 * max(abs(value), 1.0):
+        return near, ""
+    return near, f"`{dimension.path}` = {value:g} cannot be drawn here; {near:g} is tried instead."
+
+
+def _best_trials(name: str, folder: Path, best: int) -> Iterator[EarlierPlan]:
+    earlier = read_study(folder)
+    database = kept.open_storage(kept.default_storage(folder))
+    study = kept.find_study(database, earlier.study.name)
+    earlier, records = kept.on_its_network(earlier, study), trials_of(study)
+    seen: set[str] = set()
+    for record in sorted((one for one in records if _is_useful(one)), key=lambda one: (one.value, one.number)):
+        config = BoostConfig.from_dict(record.config)
+        key = f"{record.level} {earlier.plans.resolve(config, record.level).key()}"
+        if key not in seen and len(seen) < best:
+            seen.add(key)
+            yield EarlierPlan(f"{name} trial {record.number}", config, record.level)
+
+
+def _is_useful(record: TrialRecord) -> bool:
+    return record.state == "complete" and record.feasible and record.level != "O0" and bool(record.config)
+
+
+def _exported(name: str, path: Path) -> EarlierPlan:
+    try:
+        config = BoostConfig.from_json(path)
+    except (ConfigError, OSError) as error:
+        raise StudyError(f"a warm start needs a boost_config.json: {error}") from None
+    level = next((level for target, level in _LEVELS.items() if f".{target}." in path.name), "O1")
+    return EarlierPlan(name, config, level)
+
+
+def _unsearched(space: SearchedSpace, level: str) -> Plan:
+    """Return what a trial trains apart from what is searched; with a switch among that, the mode is manual."""
+    manual = any(dimension.path.startswith("boost.") for dimension in space.dimensions)
+    return space.plans.resolve(space.base.with_values({"boost.mode": "manual"} if manual else {}), level)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values mean the same in a configuration; 1 and 1.0 do, 1 and true do not."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)

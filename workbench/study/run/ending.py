@@ -1,0 +1,147 @@
+"""When a search is over: trials, device-hours, nothing better for long, or nothing left; and what to say of it.
+
+Everything is read from the stored trials, so all processes agree, and a study that is continued counts what it has
+used before. Time alone belongs to a command: its limit is not in here but said by it (`SearchEnd.out_of_time`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.objective import baseline_trial
+from workbench.study.sample.per_trial_sampler import PerTrialSampler
+from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_trials
+
+__all__ = ["SearchEnd", "device_hours", "dominated_area", "trials_without_gain"]
+
+_REPEATS_PER_TRIAL = 3
+_ATTRIBUTE = "search_ended"
+
+
+class SearchEnd:
+    """Says whether a search is over.
+
+    Args:
+        study: The study, with its sampler.
+        file: Its file.
+        n_trials: Finished trials of the whole study.
+    """
+
+    def __init__(self, study: optuna.Study, file: StudyFile, n_trials: int) -> None:
+        self._study = study
+        self._section, self._most_plans = file.study, file.most_plans()
+        self._n_trials = n_trials
+
+    def reason(self) -> str:
+        """Return why no further trial is wanted, as a sentence; empty while one is."""
+        counted = counted_trials(self._study)
+        if len(counted) >= self._n_trials:
+            return f"The search ended with all {self._n_trials} trials."
+        finished = f"{sum(trial.state in FINISHED for trial in counted)} of {self._n_trials} trials had finished"
+        begun = self._study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
+        # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
+        if len(begun) - len(counted) >= _REPEATS_PER_TRIAL * self._n_trials:
+            return f"The search ended because nearly every draw repeated a plan; {finished}."
+        if self._most_plans is not None and len(counted) >= self._most_plans:
+            return f"The search ended because nothing else that it may draw acts on this network; {finished}."
+        sampler = self._study.sampler
+        if isinstance(sampler, PerTrialSampler) and sampler.is_exhausted(self._study):
+            return f"The search ended because every point of the grid has been tried; {finished}."
+        limit = self._section.device_hours
+        if limit is not None:
+            used = device_hours(self._study, self._section.ranks)
+            if used >= limit:
+                return f"The search ended because it has used {used:.3g} of {limit:g} device-hours; {finished}."
+        patience = self._section.patience
+        if patience is not None:
+            idle = trials_without_gain(self._study)
+            if idle >= patience:
+                return (
+                    f"The search ended because {idle} trials in a row found nothing better (`study.patience` is "
+                    f"{patience}); {finished}."
+                )
+        return ""
+
+    def out_of_time(self) -> str:
+        """Return the sentence for a search that its command's time limit has ended."""
+        finished = sum(trial.state in FINISHED for trial in counted_trials(self._study))
+        return f"The search ended with its share of the time limit; {finished} of {self._n_trials} trials had finished."
+
+    def note(self, sentence: str) -> None:
+        """Keep with the study why its search ended; empty when it goes on again."""
+        if self._study.user_attrs.get(_ATTRIBUTE, "") != sentence:
+            self._study.set_user_attr(_ATTRIBUTE, sentence)
+
+
+def device_hours(study: optuna.Study, ranks: int) -> float:
+    """Return what the trials of a study have taken: hours times processes that train each of them.
+
+    Over all workers and all commands; failed trials and those that run now count, too. Of a trial that was interrupted
+    and run again only the last run is known.
+
+    Args:
+        study: The study.
+        ranks: Processes, and so devices, of one trial.
+    """
+    now = datetime.datetime.now()
+    seconds = 0.0
+    for trial in study.get_trials(deepcopy=False):
+        if trial.datetime_start is not None and trial.state != TrialState.WAITING:
+            # A clock that was set back takes nothing from what others have used.
+            seconds += max(((trial.datetime_complete or now) - trial.datetime_start).total_seconds(), 0.0)
+    return seconds * ranks / 3600.0
+
+
+def trials_without_gain(study: optuna.Study) -> int:
+    """Return how many trials have finished since the best allowed one, repeats of equal plans aside.
+
+    In the order in which they finished. With two objectives a trial is a gain when the allowed trials together dominate
+    a larger area with it (`dominated_area`); before the first gain all trials after O0 count.
+    """
+    finished = [trial for trial in counted_trials(study) if trial.state in FINISHED]
+    finished.sort(key=lambda trial: (trial.datetime_complete or datetime.datetime.max, trial.number))
+    signs = [1.0 if one == StudyDirection.MINIMIZE else -1.0 for one in study.directions]
+    best, idle, points = -math.inf, 0, list[tuple[float, float]]()
+    baseline = baseline_trial(study)
+    for trial in finished:
+        quality = -math.inf
+        if trial.state == TrialState.COMPLETE and _is_allowed(trial) and trial.values:
+            values = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
+            if len(values) == 1:
+                quality = -values[0]
+            elif baseline is not None and baseline.values:
+                # O0 lies at the corner in step time; in the metric the allowed drop lies beyond it.
+                drop = allowed_drop_of(study.user_attrs)
+                points.append((values[0] - signs[0] * baseline.values[0] - drop, values[1] - baseline.values[1]))
+                quality = dominated_area(points)
+        if quality > best:
+            best, idle = quality, 0
+        else:
+            idle += 1
+    return idle
+
+
+def dominated_area(points: Sequence[tuple[float, float]]) -> float:
+    """Return the area that points dominate below the corner (0, 0), both coordinates minimised.
+
+    Example:
+        >>> dominated_area([(-2.0, -1.0), (-1.0, -3.0), (-1.0, -1.0), (1.0, -9.0)])
+        4.0
+    """
+    area, reached = 0.0, 0.0
+    for x, y in sorted(points):
+        if x < 0.0 and y < reached:
+            area += -x * (reached - y)
+            reached = y
+    return area
+
+
+def _is_allowed(trial: FrozenTrial) -> bool:
+    return all(value <= 0.0 for value in trial.constraints.values())

@@ -1,0 +1,138 @@
+"""Join a study that several machines search together: what ``workbench worker`` does.
+
+Any scheduler may start any number of workers on one database, at any time. Whoever comes first makes the study and
+runs O0, the others wait for it. Each runs trials until the study has as many as it wants, those of workers that died
+on the way included. Confirmation and export are one process's work: ``workbench tune`` with the same database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+
+from workbench.study.ask.study_file import StudyFile, read_study, study_folder
+from workbench.study.errors import OutOfTimeError, StudyError
+from workbench.study.run.experimenter import Experimenter, MakeExperimenter, experimenter_for
+from workbench.study.run.progress import StudyWatch, TuneProgress
+from workbench.study.run.searching import Search
+from workbench.study.run.stopping import StoppableExperimenter
+from workbench.study.run.warm_up import WarmUps
+from workbench.study.store import storage as kept
+from workbench.study.store.quiet import quiet_optuna
+from workbench.study.store.stored_records import FINISHED, counted_trials
+
+__all__ = ["WorkerResult", "join_study"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """What a worker leaves behind.
+
+    Args:
+        name: Name of the study.
+        finished_here: Trials that this process ran to their end, equal plans that were not run again included.
+        finished: Trials of the study that have finished and count.
+        n_trials: Trials the study is meant to have.
+        complete: Whether it has them.
+        storage: The database, without its password.
+        seconds: Time this worker took.
+    """
+
+    name: str
+    finished_here: int
+    finished: int
+    n_trials: int
+    complete: bool
+    storage: str
+    seconds: float
+
+
+def join_study(
+    study_dir: str | Path,
+    storage: str | None = None,
+    *,
+    trials: int | None = None,
+    timeout: float | None = None,
+    grace_seconds: float | None = None,
+    on_progress: Callable[[TuneProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    make_experimenter: MakeExperimenter | None = None,
+) -> WorkerResult:
+    """Run trials of a study until it has enough of them, beside any number of other workers.
+
+    Args:
+        study_dir: Folder with ``study.toml``; the same content on every machine.
+        storage: Optuna storage URL; None takes the SQLite file beside the study, for workers of one machine.
+        trials: Finished trials of the whole study; None takes what ``tune`` was asked for, else the file's.
+        timeout: Seconds after which this worker ends and puts its running trial back; None for no limit.
+        grace_seconds: How long this worker may be silent before others take its trial for abandoned; None takes
+            ``WORKBENCH_GRACE_SECONDS``, by default 180.
+        on_progress: Told how far the study is.
+        stop: Asked at every step; True puts the running trial back and ends.
+        make_experimenter: Who trains; None trains the task the file names.
+
+    Returns:
+        How far the study is now.
+
+    Raises:
+        StudyError: When the study, an argument or the storage is wrong.
+        StudyChangedError: When ``study.toml`` or the data are others than the study began with.
+        StudyFailedError: When O0 does not train, trials keep failing, or the database stays away.
+        StudyStoppedError: When ``stop`` asked for it.
+        KeyboardInterrupt: After Ctrl-C; the running trial is put back.
+    """
+    began = time.monotonic()
+    file, directory = read_study(study_dir), study_folder(study_dir)
+    _check(file, trials, timeout, grace_seconds)
+    url = storage or kept.default_storage(directory)
+    deadline = None if timeout is None else began + timeout
+    with quiet_optuna(), kept.plain_storage_errors():
+        experimenter: Experimenter = experimenter_for(file, directory, make_experimenter)
+        if stop is not None or deadline is not None:
+            experimenter = StoppableExperimenter(experimenter, stop, deadline)
+        allowed = file.allowed_drops(experimenter.metric_name)
+        database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds, wait=True)
+        study = kept.open_study(database, file, experimenter)
+        file = kept.on_its_network(file, study)
+        if "allowed_drops" not in study.user_attrs:
+            study.set_user_attr("allowed_drops", allowed)
+            study.set_user_attr("target", file.allowed_drop.target)
+        n_trials = trials or int(study.user_attrs.get("n_trials", file.study.n_trials))
+        watch = StudyWatch(study, file, n_trials, None, on_progress, deadline)
+        warm_ups = WarmUps(file, directory, experimenter, watch.step)
+        search = Search(file, database, study, experimenter, warm_ups, allowed, n_trials, deadline, watch, stop)
+        with contextlib.suppress(OutOfTimeError):  # O0 waits for the next worker
+            search.run_baseline()
+            search.run()
+        finished = _finished(study)
+        return WorkerResult(
+            name=file.study.name,
+            finished_here=search.finished_here,
+            finished=finished,
+            n_trials=n_trials,
+            complete=not search.is_wanted(),
+            storage=kept.shown_url(url),
+            seconds=time.monotonic() - began,
+        )
+
+
+def _finished(study: optuna.Study) -> int:
+    return sum(trial.state in FINISHED for trial in counted_trials(study))
+
+
+def _check(file: StudyFile, trials: int | None, timeout: float | None, grace_seconds: float | None) -> None:
+    if file.study.ranks > 1:
+        raise StudyError(
+            f"`study.ranks` is {file.study.ranks}, and a worker trains alone; run such a study with `workbench tune`"
+        )
+    if trials is not None and not trials >= 1:
+        raise StudyError(f"--trials must be at least 1, got {trials}")
+    if timeout is not None and not timeout > 0.0:
+        raise StudyError(f"--timeout must be greater than 0 seconds, got {timeout}")
+    if grace_seconds is not None and not grace_seconds > 0.0:
+        raise StudyError(f"--grace must be greater than 0 seconds, got {grace_seconds}")

@@ -1,0 +1,548 @@
+"""What one trial does: draw a configuration, measure its speed, train it, score it against O0.
+
+Scoring is arithmetic on a finished measurement (`score`) at one allowed drop, the target's, so that all values of a
+study compare. An equal plan met again is scored from what is stored, without training. Everything a later stage needs
+goes into the trial's user attributes as it becomes known; a trial that is interrupted finds there what it has already
+measured.
+
+Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
+step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.config import ConfigError, Plan
+from workbench.study.ask.plans import explicit_config
+from workbench.study.ask.search_space import Suggestion, all_off, suggest
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.errors import StudyFailedError
+from workbench.study.run.experimenter import (
+    Experimenter,
+    RunStep,
+    SpeedMeasured,
+    Trained,
+)
+from workbench.study.run.stopping import end_if_over
+from workbench.study.run.warm_up import (
+    NO_WARM_UP,
+    WarmUp,
+    WarmUpError,
+    WarmUps,
+)
+from workbench.study.store.trial_in_hand import TrialInHand
+
+__all__ = [
+    "Baseline",
+    "Objective",
+    "Prospect",
+    "Score",
+    "baseline_trial",
+    "deficit_at_equal_time",
+    "metric_deficit",
+    "prospect",
+    "score",
+    "steps_to_target",
+]
+
+_PENALTY = 10.0
+"""Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """O0's run, against which everything is scored.
+
+    Args:
+        metric: Final metric.
+        curve: Pairs (micro-batches, metric), in increasing order.
+        higher_is_better: Direction of the metric.
+        budget_steps: Micro-batches of a trial.
+    """
+
+    metric: float
+    curve: tuple[tuple[int, float], ...]
+    higher_is_better: bool
+    budget_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a measurement is worth.
+
+    Args:
+        values: Objective values, one or (pareto) two; always finite.
+        deficit: Metric deficit against O0; inf when the run diverged.
+        allowed: Allowed drop.
+        steps_to_target: Micro-batches to O0's final metric less the allowed drop, a warm-up's not among them; inf when
+            not reached.
+        constraint: Finite number, at most 0 when the deficit is allowed.
+    """
+
+    values: tuple[float, ...]
+    deficit: float
+    allowed: float
+    steps_to_target: float
+    constraint: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the deficit stays within the allowed drop."""
+        return self.constraint <= 0.0
+
+
+def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) -> float:
+    """Return how far a metric lies on the wrong side of the baseline's, in its unit; inf when it is NaN."""
+    if math.isnan(metric):
+        return math.inf
+    return baseline - metric if higher_is_better else metric - baseline
+
+
+def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
+    """Return when a curve first reaches a target.
+
+    Args:
+        curve: Pairs (micro-batches, metric), in increasing order.
+        target: Metric to reach.
+        higher_is_better: Direction of the metric.
+
+    Returns:
+        Micro-batches, interpolated linearly between evaluations; inf when the target is never reached.
+    """
+    sign = 1.0 if higher_is_better else -1.0
+    before: tuple[int, float] | None = None
+    for step, metric in curve:
+        if sign * (metric - target) >= 0.0:
+            if before is None or math.isnan(before[1]):
+                return float(step)
+            share = (target - before[1]) / (metric - before[1])
+            return before[0] + share * (step - before[0])
+        before = (step, metric)
+    return math.inf
+
+
+def deficit_at_equal_time(
+    baseline: Baseline, step: int, metric: float, relative_step_time: float, warm_up_steps: int = 0
+) -> float | None:
+    """Return the metric deficit against O0's curve after the same time.
+
+    Args:
+        baseline: O0's run.
+        step: Micro-batches of the trial so far.
+        metric: Its metric there.
+        relative_step_time: Its step time / O0's.
+        warm_up_steps: Micro-batches of O0 before its first one.
+
+    Returns:
+        Deficit (positive = worse), inf for a NaN metric; None before O0's first evaluation, when nothing is known.
+        After O0's last evaluation O0 keeps its final metric.
+    """
+    time = warm_up_steps + step * relative_step_time
+    if not baseline.curve or time < baseline.curve[0][0]:
+        return None
+    reached = baseline.curve[-1][1]
+    for (left, low), (right, high) in zip(baseline.curve, baseline.curve[1:], strict=False):
+        if left <= time < right:
+            reached = low + (high - low) * (time - left) / (right - left)
+            break
+    return metric_deficit(reached, metric, higher_is_better=baseline.higher_is_better)
+
+
+def score(
+    trained: Trained,
+    speed: SpeedMeasured,
+    baseline: Baseline,
+    allowed: float,
+    objective: str,
+    warm_up_steps: int = 0,
+) -> Score:
+    """Score a measurement.
+
+    Args:
+        trained: The run.
+        speed: Its relative step time.
+        baseline: O0's run.
+        allowed: Allowed drop, in the metric's unit.
+        objective: ``"time_to_target"``, ``"speed"`` or ``"pareto"``.
+        warm_up_steps: Micro-batches of O0 before the run; part of the time to the target.
+
+    Returns:
+        The score. A target that is not reached is censored at the budget, which the run itself has after any warm-up;
+        a diverged run gets a finite penalty.
+    """
+    higher = baseline.higher_is_better
+    sign = 1.0 if higher else -1.0
+    diverged = trained.diverged or math.isnan(trained.metric)
+    deficit = math.inf if diverged else metric_deficit(baseline.metric, trained.metric, higher_is_better=higher)
+    target = baseline.metric - sign * allowed
+    steps = math.inf if diverged else steps_to_target(trained.curve, target, higher_is_better=higher)
+    ratio = speed.ratio if math.isfinite(speed.ratio) else _PENALTY
+    scale = abs(baseline.metric) + 1.0
+    constraint = min(deficit - allowed, _PENALTY * scale)
+    if objective == "pareto":
+        metric = baseline.metric - sign * scale if diverged else trained.metric
+        return Score((metric, max(ratio, _PENALTY) if diverged else ratio), deficit, allowed, steps, constraint)
+    if objective == "speed":
+        value = _PENALTY * max(ratio, 1.0) if diverged else ratio
+    elif diverged:
+        value = _PENALTY * max(ratio, 1.0) * baseline.budget_steps
+    else:
+        value = warm_up_steps + ratio * min(steps, float(baseline.budget_steps))
+    return Score((value,), deficit, allowed, steps, constraint)
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """What a run that goes on can still get.
+
+    Args:
+        least: The smallest value possible.
+        reached: Whether it has reached its target.
+    """
+
+    least: float
+    reached: bool
+
+
+def prospect(
+    curve: Sequence[tuple[int, float]],
+    ratio: float,
+    baseline: Baseline,
+    allowed: float,
+    objective: str,
+    warm_up_steps: int = 0,
+) -> Prospect:
+    """Say what a run can still get, from its evaluations so far.
+
+    Args:
+        curve: Pairs (micro-batches, metric) so far, at least one.
+        ratio: Its relative step time; the lower end of its interval, so that noise ends no run.
+        baseline: O0's run.
+        allowed: Allowed drop, in the metric's unit.
+        objective: ``"time_to_target"`` or ``"speed"``.
+        warm_up_steps: Micro-batches of O0 before the run.
+    """
+    if objective == "speed":
+        return Prospect(ratio, reached=False)
+    target = baseline.metric - (1.0 if baseline.higher_is_better else -1.0) * allowed
+    steps = steps_to_target(curve, target, higher_is_better=baseline.higher_is_better)
+    return Prospect(warm_up_steps + ratio * min(steps, float(curve[-1][0])), reached=math.isfinite(steps))
+
+
+def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
+    """Return the finished trial that is O0, or None while there is none."""
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
+
+
+def read_trained(stored: dict[str, Any]) -> Trained:
+    """Rebuild a run from what a trial stores."""
+    curve = tuple((int(step), _number(metric)) for step, metric in stored["curve"])
+    return Trained(**{**stored, "metric": _number(stored["metric"]), "curve": curve})
+
+
+def read_speed(stored: dict[str, Any]) -> SpeedMeasured:
+    """Rebuild a speed measurement from what a trial stores."""
+    return SpeedMeasured(**{name: _number(value) for name, value in stored.items()})
+
+
+def plain(value: Any) -> Any:
+    """Return a value as strict JSON: NaN and infinities become None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+class Objective:
+    """Run one trial.
+
+    Args:
+        file: The study.
+        study: The Optuna study.
+        experimenter: Who trains.
+        allowed_drops: Allowed drop per export; trials are scored at that of the study's target.
+        warm_ups: Weight snapshots for plans that need them.
+        deadline: ``time.monotonic()`` by which a trial has to end; None for none. Who trains ends it then; no training
+            is begun here that would take longer.
+        on_step: Told while a trial trains.
+
+    Attributes:
+        deadline: May be set anew between two trials.
+    """
+
+    def __init__(
+        self,
+        file: StudyFile,
+        study: optuna.Study,
+        experimenter: Experimenter,
+        allowed_drops: dict[str, float],
+        warm_ups: WarmUps,
+        deadline: float | None = None,
+        on_step: Callable[[RunStep], None] | None = None,
+    ) -> None:
+        self.deadline = deadline
+        self._drops = allowed_drops
+        self._file = file
+        self._hand = TrialInHand(study)
+        self._study = self._hand.study
+        self._experimenter = experimenter
+        self._allowed = allowed_drops[file.allowed_drop.target]
+        self._base = file.base_config()
+        self._plans = file.plans
+        self._dimensions = file.dimensions
+        self._warm_ups = warm_ups
+        self._on_step = on_step
+        self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
+
+    def __call__(self, trial: optuna.Trial, trials: Sequence[FrozenTrial] | None = None) -> tuple[float, ...]:
+        """Run the trial and return its objective values.
+
+        Args:
+            trial: The trial, which is running.
+            trials: All trials of the study as they have just been read; None reads them.
+
+        Raises:
+            optuna.TrialPruned: When it is not worth finishing.
+            StudyFailedError: When O0 itself does not train.
+        """
+        with self._hand.holding(trial, trials):
+            return self._outcome(trial)
+
+    def _outcome(self, trial: optuna.Trial) -> tuple[float, ...]:
+        is_baseline = bool(trial.user_attrs.get("baseline"))
+        self._reported = frozenset(trial._cached_frozen_trial.intermediate_values)
+        try:
+            suggestion = (
+                self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base, self._plans)
+            )
+            plan = self._plans.resolve(suggestion.config, suggestion.level)
+        except ConfigError as error:
+            return self._refused(trial, f"not a valid configuration: {error}")
+        trial.set_user_attr("level", suggestion.level)
+        trial.set_user_attr("config", suggestion.config.to_dict())
+        trial.set_user_attr("parameters", plain(dict(suggestion.parameters)))
+        trial.set_user_attr("summary", plan.summary())
+        trial.set_user_attr("plan_key", plan.key())
+        trial.set_user_attr("allowed_drop", self._allowed)
+        self._hand.write()
+        if is_baseline:
+            return self._run_baseline(trial, plan)
+        twin = self._equal_plan(plan.key(), trial.number)
+        if twin is not None:
+            return self._repeat(trial, twin)
+        try:
+            warm_up = self._warm_ups.before(plan, self._file.study.seed)
+        except WarmUpError as error:
+            return self._refused(trial, str(error))
+        trial.set_user_attr("warm_up_steps", warm_up.steps)
+        return self._run(trial, plan, warm_up)
+
+    def _baseline(self, trial: optuna.Trial) -> Suggestion:
+        # The level is drawn (it was enqueued as O0) so that the sampler learns from this trial, too.
+        parameters: dict[str, Any] = {}
+        for dimension in self._dimensions:
+            if dimension.path == "level" and "O0" in dimension.choices:
+                parameters["level"] = dimension.draw(trial)
+        return Suggestion("O0", all_off(self._base), parameters)
+
+    def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
+        trained = self._train(trial, plan, NO_WARM_UP, None)
+        trial.set_user_attr("trained", plain(asdict(trained)))
+        if trained.diverged or math.isnan(trained.metric):
+            why = trained.message or f"its {self._experimenter.metric_name} is NaN"
+            raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
+        speed = SpeedMeasured(1.0, 1.0, 1.0)
+        trial.set_user_attr("speed", asdict(speed))
+        if self._file.study.objective != "pareto":
+            for step, _ in trained.curve:
+                self._report(trial, step, 0.0)
+        return self._finish(trial, trained, speed, self._baseline_of(trained))
+
+    def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
+        baseline = self._stored_baseline()
+        if "speed" in trial.user_attrs:  # measured before the trial was interrupted
+            speed = read_speed(trial.user_attrs["speed"])
+        else:
+            file = self._file
+            speed = self._experimenter.speed(
+                (all_off(self._base), "O0"),
+                (explicit_config(plan, warm_up.snapshots), plan.level),
+                seed=file.study.seed,
+                rounds=file.speed.rounds,
+                steps_per_block=file.speed.steps_per_block,
+            )
+            trial.set_user_attr("speed", plain(asdict(speed)))
+            self._hand.write()  # an interrupted trial finds it here
+        end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
+        objective = self._file.study.objective
+        every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
+        limits = {} if every_run else self._limits(baseline)
+        curve: list[tuple[int, float]] = []
+        pruned, why = False, ""
+
+        def on_evaluation(step: int, metric: float) -> bool:
+            nonlocal pruned, why
+            curve.append((step, metric))
+            deficit = deficit_at_equal_time(baseline, step, metric, speed.ratio, warm_up.steps)
+            if deficit is None or step >= file_budget:
+                return False
+            self._report(trial, step, deficit)
+            told = [prospect(curve, speed.low, baseline, drop, objective, warm_up.steps) for drop in limits]
+            if limits and all(one.least > limit for one, limit in zip(told, limits.values(), strict=True)):
+                pruned, why = True, "it can no longer be better than O0 and the trials that would be confirmed"
+            # One that has reached its target in time goes to its end, which says whether it stays there.
+            elif not any(one.reached and one.least <= limit for one, limit in zip(told, limits.values(), strict=True)):
+                pruned, why = trial.should_prune(), "worse than the median at equal time"
+            return pruned
+
+        file_budget = self._file.study.budget_steps
+        prunes = objective != "pareto"
+        trained = self._train(trial, plan, warm_up, on_evaluation if prunes else None)
+        trial.set_user_attr("trained", plain(asdict(trained)))
+        if pruned:
+            last = trained.curve[-1]
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up.steps))
+            trial.set_user_attr("message", f"pruned after {last[0]} steps: {why}")
+            raise optuna.TrialPruned
+        return self._finish(trial, trained, speed, baseline, warm_up.steps)
+
+    def _repeat(self, trial: optuna.Trial, twin: FrozenTrial) -> tuple[float, ...]:
+        """Score an equal plan from what is stored, for the sampler to learn from; nobody else counts it as a trial."""
+        trained, speed = read_trained(twin.user_attrs["trained"]), read_speed(twin.user_attrs["speed"])
+        trial.set_user_attr("trained", twin.user_attrs["trained"])
+        trial.set_user_attr("speed", twin.user_attrs["speed"])
+        trial.set_user_attr("repeats", twin.number)
+        warm_up_steps = int(twin.user_attrs.get("warm_up_steps", 0))
+        trial.set_user_attr("warm_up_steps", warm_up_steps)
+        note = f"same plan as trial {twin.number}, not run again"
+        trial.set_user_attr("message", note)
+        baseline = self._stored_baseline()
+        if twin.state == TrialState.PRUNED:
+            # Only here: a repeated complete trial would vote twice in the pruner's median.
+            for step, deficit in twin.intermediate_values.items():
+                self._report(trial, step, deficit)
+            last = trained.curve[-1]
+            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up_steps))
+            raise optuna.TrialPruned
+        return self._finish(trial, trained, speed, baseline, warm_up_steps)
+
+    def _finish(
+        self,
+        trial: optuna.Trial,
+        trained: Trained,
+        speed: SpeedMeasured,
+        baseline: Baseline,
+        warm_up_steps: int = 0,
+    ) -> tuple[float, ...]:
+        scored = score(trained, speed, baseline, self._allowed, self._file.study.objective, warm_up_steps)
+        trial.set_user_attr("score", plain({**asdict(scored), "feasible": scored.feasible}))
+        if trained.message and "repeats" not in trial.user_attrs:
+            trial.set_user_attr("message", trained.message)
+        self._constrain(trial, scored.constraint)
+        return scored.values
+
+    def _refused(self, trial: optuna.Trial, sentence: str) -> tuple[float, ...]:
+        """Score a combination of values that cannot be trained."""
+        baseline = self._stored_baseline()
+        nothing = Trained(math.nan, (), 0.0, diverged=True, message=sentence)
+        scored = score(nothing, SpeedMeasured(1.0, 1.0, 1.0), baseline, 0.0, self._file.study.objective)
+        trial.set_user_attr("message", sentence)
+        self._constrain(trial, scored.constraint)
+        return scored.values
+
+    def _train(
+        self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, on_evaluation: Callable[[int, float], bool] | None
+    ) -> Trained:
+        return self._experimenter.train(
+            explicit_config(plan, warm_up.snapshots),
+            plan.level,
+            seed=self._file.study.seed,
+            steps=self._file.study.budget_steps,
+            evaluate_every=self._file.evaluate_every,
+            run_id=f"trial_{trial.number:04d}",
+            on_evaluation=on_evaluation,
+            on_step=self._on_step,
+        )
+
+    def _baseline_seconds(self) -> float:
+        """Return how long O0 trained."""
+        stored = baseline_trial(self._study)
+        return math.nan if stored is None else read_trained(stored.user_attrs["trained"]).seconds
+
+    def _limits(self, baseline: Baseline) -> dict[float, float]:
+        """Return allowed drop -> the value that a trial has to stay below to be of use, as far as is known now.
+
+        That is O0's, and that of the last trial that would be confirmed: the best alone is no limit, since it may be
+        refuted. Every drop is a question of its own that is asked of all trials.
+        """
+        confirm, objective = self._file.confirm, self._file.study.objective
+        places = confirm.candidates if confirm.enabled else 1
+        values: dict[float, list[float]] = {drop: [] for drop in self._drops.values()}
+        limits = dict.fromkeys(values, math.inf)
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            attributes = trial.user_attrs
+            if "trained" not in attributes or "repeats" in attributes:
+                continue
+            measured = read_trained(attributes["trained"]), read_speed(attributes["speed"])
+            for drop in values:
+                scored = score(*measured, baseline, drop, objective, int(attributes.get("warm_up_steps", 0)))
+                if attributes.get("baseline"):
+                    limits[drop] = scored.values[0]
+                elif scored.feasible:
+                    values[drop].append(scored.values[0])
+        return {drop: min([limits[drop], *sorted(values[drop])[places - 1 : places]]) for drop in values}
+
+    def _report(self, trial: optuna.Trial, step: int, deficit: float) -> None:
+        # What an interrupted trial reported before stands: the same seed gives the same curve.
+        if step not in self._reported:
+            trial.report(min(deficit, 1e30), step)
+            self._hand.write_now_and_then()
+
+    def _constrain(self, trial: optuna.Trial, value: float) -> None:
+        if "metric_deficit" not in trial.constraints:
+            # As optuna-dashboard 0.21 reads it, beside Optuna's own; on every trial, so that samplers see all alike.
+            trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [value])
+            trial.set_constraint("metric_deficit", value)
+
+    def _pruned_constraint(
+        self, baseline: Baseline, last: tuple[int, float], ratio: float, warm_up_steps: int
+    ) -> float:
+        deficit = deficit_at_equal_time(baseline, last[0], last[1], ratio, warm_up_steps)
+        limit = _PENALTY * (abs(baseline.metric) + 1.0)
+        return min((limit if deficit is None else deficit) - self._allowed, limit)
+
+    def _stored_baseline(self) -> Baseline:
+        trial = baseline_trial(self._study)
+        if trial is None:
+            raise StudyFailedError("the study has no finished O0 trial to compare with")
+        return self._baseline_of(read_trained(trial.user_attrs["trained"]))
+
+    def _baseline_of(self, trained: Trained) -> Baseline:
+        higher = self._experimenter.higher_is_better
+        return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
+
+    def _equal_plan(self, key: str, number: int) -> FrozenTrial | None:
+        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        twins = [
+            trial
+            for trial in finished
+            if trial.user_attrs.get("plan_key") == key and "trained" in trial.user_attrs and trial.number != number
+        ]
+        # A run that went to the end says more than a pruned one.
+        twins.sort(key=lambda trial: ("repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number))
+        return twins[0] if twins else None
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

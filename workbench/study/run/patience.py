@@ -1,0 +1,128 @@
+"""Wait for a database that is away for a moment, and say so.
+
+A database server is restarted, a network has a bad minute: no reason to lose hours of training. What failed is tried
+again after 0.5, 1, 2, 4, 8, 8, ... seconds, up to a limit; the waits are shortened by a random part, so that a hundred
+workers do not come back at the same instant. Only what can pass by itself is waited for: a wrong password or a full
+disk is told at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import optuna
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
+
+from workbench.core.credentials import hide_passwords
+
+__all__ = ["STORAGE_ERRORS", "Patience", "may_pass", "reason_of"]
+
+STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
+"""What Optuna and the database driver raise when the database cannot be used."""
+
+_FIRST_WAIT_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 8.0
+
+# What a server says to who may not come in, however long he waits.
+_REFUSED = ("password", "authentication", "no pg_hba.conf entry", "does not exist", "permission denied")
+
+_Result = TypeVar("_Result")
+_log = logging.getLogger("workbench")
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether a storage error may be gone when the same is tried again."""
+    cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
+    if isinstance(cause, PendingRollbackError):
+        return True  # what broke its connection was raised before; a new session has a new one
+    if not isinstance(cause, DBAPIError):
+        return False
+    told = str(cause.orig).lower()
+    if type(cause.orig).__module__.startswith("sqlite3"):
+        return "locked" in told or "busy" in told  # anything else, a full disk say, is the machine's
+    if any(word in told for word in _REFUSED):
+        return False
+    return cause.connection_invalidated or isinstance(cause, (OperationalError, InterfaceError))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of a storage error, without passwords."""
+    return hide_passwords(str(error.__cause__ or error).splitlines()[0])
+
+
+class Patience:
+    """How long a database may be away.
+
+    Args:
+        seconds: Longest wait for one request, at least 0; 0 never waits.
+        sleep: Waits so many seconds; for tests.
+    """
+
+    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._seconds = seconds
+        self._sleep = sleep
+        self._suspended = 0
+        self._failed_at = -float("inf")
+
+    @property
+    def seconds_of_peace(self) -> float:
+        """Seconds since a request failed last; infinite when none has."""
+        return time.monotonic() - self._failed_at
+
+    def note_failure(self) -> None:
+        """Remember that a request failed just now."""
+        self._failed_at = time.monotonic()
+
+    def call(self, request: Callable[[], _Result]) -> _Result:
+        """Make a request, again and again while it fails in a way that may pass.
+
+        Args:
+            request: What to do; harmless to repeat, since an answer that was lost looks like a failure.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            StorageInternalError: When it still fails after the longest wait, or in a way that does not pass.
+            SQLAlchemyError: The same, where Optuna does not wrap it.
+        """
+        began = time.monotonic()
+        wait = _FIRST_WAIT_SECONDS
+        told = False
+        while True:
+            try:
+                result = request()
+            except STORAGE_ERRORS as error:
+                waited = time.monotonic() - began
+                if not may_pass(error):
+                    raise
+                self.note_failure()
+                if self._suspended or waited >= self._seconds:
+                    raise
+                if not told:
+                    told = True
+                    _log.warning(
+                        "the study's database does not answer (%s); trying again for up to %.0f s",
+                        reason_of(error),
+                        self._seconds,
+                    )
+                self._sleep(min(wait * random.uniform(0.5, 1.0), max(self._seconds - waited, 0.0)))
+                wait = min(2.0 * wait, _LONGEST_WAIT_SECONDS)
+                continue
+            if told:
+                _log.warning("the study's database answers again after %.0f s", time.monotonic() - began)
+            return result
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Wait for nothing in the block: this process is about to end."""
+        self._suspended += 1
+        try:
+            yield
+        finally:
+            self._suspended -= 1

@@ -1,0 +1,173 @@
+"""How far a study is: the phase, the time that is left and the best so far."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.trial import TrialState
+
+from workbench.core.records import TrialRecord
+from workbench.study.answer.notes import Notes
+from workbench.study.answer.selection import TARGETS, competing_trials
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import RunStep
+from workbench.study.store.stored_records import records_of, trials_of
+
+__all__ = ["StudyWatch", "TuneProgress"]
+
+
+@dataclass(frozen=True, slots=True)
+class TuneProgress:
+    """How far a study is.
+
+    Args:
+        phase: ``"search"``, ``"loss scale"``, ``"freezing limit"``, ``"confirm"`` or ``"export"``.
+        done: Units of the phase that are done (trials, runs); a running one counts by its share.
+        total: Units of the phase as far as known.
+        eta_seconds: Time the rest of this command will probably take, its time limit at most; NaN while unknown.
+        best: The trial that leads the search, in a few words; empty while none beats O0 within the allowed drop.
+        trials: Trials that have ended, whichever way; when it changes, there is something new to read.
+        note: The last thing a reader should know of what comes, a sentence; empty while there is none.
+    """
+
+    phase: str
+    done: float
+    total: float
+    eta_seconds: float
+    best: str
+    trials: int = 0
+    note: str = ""
+
+
+class StudyWatch:
+    """Turn what happens into `TuneProgress`.
+
+    Args:
+        study: The study.
+        file: Its file.
+        n_trials: Finished trials of the whole study.
+        confirm_seeds: Seeds of the confirmation; None follows the file.
+        on_progress: Who is told; None for nobody.
+        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        file: StudyFile,
+        n_trials: int,
+        confirm_seeds: int | None,
+        on_progress: Callable[[TuneProgress], None] | None,
+        deadline: float | None = None,
+    ) -> None:
+        self._study = study
+        self._file = file
+        self._n_trials = n_trials
+        self._on_progress = on_progress
+        self._deadline = math.inf if deadline is None else deadline
+        self._phase = "search"
+        self._done = 0.0
+        self._total = float(n_trials)
+        self._share = 0.0
+        self._trial_seconds = math.nan
+        self._best = ""
+        self._ended = 0
+        self._note = ""
+        self._records: dict[int, TrialRecord] = {}  # of trials that have ended
+        self._attributes: dict[str, Any] = {}  # the study's, which stand once it has begun
+        self._notes = Notes(study, file)
+        seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
+        plans = 1 + file.confirm.candidates
+        self._later_runs = float(seeds * plans) if file.confirm.enabled else 0.0
+
+    def phase(self, name: str, done: float = 0.0, total: float = 1.0) -> None:
+        """Begin a phase."""
+        if name == "search":
+            self._keep_notes()
+            self._refresh()
+        else:
+            self._phase, self._done, self._total, self._share = name, done, total, 0.0
+            if name == "export":
+                self._later_runs = 0.0
+        self._tell()
+
+    def step(self, step: RunStep) -> None:
+        """Take a step of the run in progress."""
+        self._share = min(step.step / max(step.steps, 1), 1.0)
+        self._tell()
+
+    def trial_finished(self) -> None:
+        """Look at the trials again."""
+        self._keep_notes()
+        self._refresh()
+        self._tell()
+
+    def run_finished(self, done: int, total: int) -> None:
+        """Take the number of confirmation runs done."""
+        self._phase, self._done, self._total, self._share = "confirm", float(done), float(total), 0.0
+        self._later_runs = 0.0
+        self._tell()
+
+    def note(self, sentence: str) -> None:
+        """Pass a sentence on."""
+        self._note = sentence
+        self._tell()
+
+    def done(self) -> None:
+        """End the last phase."""
+        self._done, self._share = self._total, 0.0
+        self._tell()
+
+    def _keep_notes(self) -> None:
+        if self._notes.are_due:
+            self._notes.write(trials_of(self._study))
+
+    def _refresh(self) -> None:
+        if self._on_progress is None:
+            return
+        trials = self._study.get_trials(deepcopy=False)  # once: each look asks the database
+        attributes = self._attributes = self._attributes or self._study.user_attrs
+        records = records_of(trials, attributes, known=self._records)
+        complete = [one for one in trials if one.state == TrialState.COMPLETE]
+        baseline = next((one.number for one in complete if one.user_attrs.get("baseline")), None)
+        if baseline is not None:  # what has ended is not read again
+            self._records = {one.number: one for one in records if one.state in {"complete", "pruned", "failed"}}
+        finished = [one for one in records if one.state in {"complete", "pruned"}]
+        self._ended = sum(record.state in {"complete", "pruned", "failed"} for record in records)
+        seconds = [record.seconds for record in finished if record.seconds > 0.0]
+        self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
+        self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
+        self._best = "" if baseline is None else self._best_of(records, baseline, attributes)
+
+    def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
+        """Say which trial leads the search, for the export it aims at or else another."""
+        reference = next(one for one in records if one.number == baseline)
+        for target in sorted(TARGETS, key=lambda one: one != self._file.allowed_drop.target):
+            ranked = competing_trials(
+                records,
+                reference,
+                target,
+                attributes["allowed_drops"][target],
+                objective=self._file.study.objective,
+                higher_is_better=bool(attributes["higher_is_better"]),
+                plans=self._file.plans,
+            )
+            best = next(ranked, None)
+            if best is not None:
+                return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f} x per step, {best.summary}"
+        return ""
+
+    def _tell(self) -> None:
+        if self._on_progress is None:
+            return
+        done = min(self._done + self._share, self._total)
+        left = max(self._total - done, 0.0)
+        eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
+        if math.isfinite(eta):
+            eta = min(eta, max(self._deadline - time.monotonic(), 0.0))
+        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended, self._note))

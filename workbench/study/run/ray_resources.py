@@ -1,0 +1,114 @@
+"""What one process of a trial needs of a Ray cluster: ``"GPU=1"``, ``"CPU=2, GPU=0.5"``, ``"NPU=1"``, ``"a100=1"``.
+
+Ray knows CPU, GPU, NPU (and other accelerators) and memory (bytes) by itself; any other name is a resource somebody
+gave to a node with ``ray start --resources``. Ray only counts: half a GPU means that two trials share one, each seeing
+all of it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.study.errors import StudyError
+
+__all__ = ["TrialResources", "parse_resources"]
+
+_ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
+_NAMES = ("CPU", "memory", *_ACCELERATORS)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]*")
+_SMALLEST = 0.0001  # Ray counts in such units
+_EXAMPLE = 'write it like "GPU=1" or "CPU=2, GPU=0.5"'
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResources:
+    """Resources of one process of a trial.
+
+    Args:
+        amounts: Resource name -> amount, > 0; CPU is always among them.
+    """
+
+    amounts: Mapping[str, float]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``ray.remote(...).options`` calls these."""
+        rest = {name: amount for name, amount in self.amounts.items() if name not in {"CPU", "GPU", "memory"}}
+        memory = {"memory": int(self.amounts["memory"])} if "memory" in self.amounts else {}
+        return {
+            "num_cpus": self.amounts["CPU"],
+            "num_gpus": self.amounts.get("GPU", 0.0),
+            **memory,
+            **({"resources": rest} if rest else {}),
+        }
+
+    def room(self, node: Mapping[str, float]) -> int:
+        """Return how many such processes one node has room for.
+
+        Args:
+            node: The node's resources.
+
+        Example:
+            >>> parse_resources("GPU=0.5").room({"CPU": 8.0, "GPU": 2.0})
+            4
+        """
+        return int(min(node.get(name, 0.0) / amount + 1e-9 for name, amount in self.amounts.items()))
+
+    def shares_accelerator(self) -> bool:
+        """Return whether less than a whole accelerator is asked for."""
+        return any(0.0 < self.amounts.get(name, 0.0) < 1.0 for name in _ACCELERATORS)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={amount:g}" for name, amount in self.amounts.items())
+
+
+def parse_resources(text: str | Iterable[str]) -> TrialResources:
+    """Read resources as they are written on the command line.
+
+    Args:
+        text: ``NAME=AMOUNT`` pairs, separated by commas or given one by one; without CPU one CPU is added.
+
+    Raises:
+        StudyError: When a pair is no pair, an amount is not above 0, a name comes twice or differs from a known one by
+            capitals only, or a whole number is needed.
+
+    Example:
+        >>> str(parse_resources("GPU=0.5"))
+        'CPU=1, GPU=0.5'
+    """
+    pieces = [text] if isinstance(text, str) else list(text)
+    amounts: dict[str, float] = {}
+    for pair in (part.strip() for piece in pieces for part in piece.split(",")):
+        if not pair:
+            continue
+        name, amount = _pair(pair)
+        if name in amounts:
+            raise StudyError(f"--resources-per-trial names {name} twice")
+        amounts[name] = amount
+    if not amounts:
+        raise StudyError(f"--resources-per-trial names nothing; {_EXAMPLE}")
+    return TrialResources({"CPU": amounts.pop("CPU", 1.0), **amounts})
+
+
+def _pair(text: str) -> tuple[str, float]:
+    name, equals, number = (part.strip() for part in text.partition("="))
+    if not equals or not _NAME.fullmatch(name):
+        raise StudyError(f"--resources-per-trial: {text!r} is not NAME=AMOUNT; {_EXAMPLE}")
+    known = next((one for one in _NAMES if one.lower() == name.lower()), name)
+    if known != name:
+        raise StudyError(f"--resources-per-trial: Ray has no resource {name!r}; did you mean {known}={number}?")
+    try:
+        amount = float(number)
+    except ValueError:
+        amount = math.nan
+    if not _SMALLEST <= amount < math.inf:
+        raise StudyError(
+            f"--resources-per-trial: the amount of {name} must be a number of at least {_SMALLEST}, got {number!r}"
+        )
+    if amount > 1.0 and amount != int(amount) and name != "CPU":
+        raise StudyError(f"--resources-per-trial: {name} above 1 must be a whole number, as Ray wants it, got {number}")
+    return name, amount

@@ -1,0 +1,317 @@
+"""The whole way of a study: search, loss-scale policy, confirmation, export.
+
+    trial 0 = O0
+    while fewer than n_trials plans have run and time is left:   draw, measure speed, train, score
+    record one float16 run, replay the policies, verify the best        (when the study asks for it)
+    time every freezing trial beside its limit                          (when the study asks for it)
+    for the best of each export: train it and O0 over fresh seeds until the verdict is in
+    choose what each export takes (`selection.select`); write the files
+
+The first line and its loop are ``searching.py`` (in several processes: ``workers.py``), the second
+``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``answer.py``.
+Every step of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
+ended it.
+
+With ``ranks`` above 1 in the file every trial trains over several processes, which torchrun or ``workbench tune`` has
+started: rank 0 goes this way, the others follow it (``rank_experimenter.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.core.rank_environment import is_first_rank, rank_environment
+from workbench.study.answer.confirming import Confirmation
+from workbench.study.answer.contenders import contenders
+from workbench.study.answer.freezing_limits import measure_freezing_limits
+from workbench.study.answer.loss_scale_policy import tune_loss_scale
+from workbench.study.answer.result import StudyResult, write_answer
+from workbench.study.ask.study_file import StudyFile, read_study, study_folder
+from workbench.study.ask.warm_start import enqueue_warm_start
+from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
+from workbench.study.run.experimenter import Experimenter, MakeExperimenter, experimenter_for
+from workbench.study.run.progress import StudyWatch, TuneProgress
+from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
+from workbench.study.run.ray_engine import RayEngine
+from workbench.study.run.searching import Search
+from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
+from workbench.study.run.warm_up import WarmUps
+from workbench.study.run.workers import run_workers
+from workbench.study.store import storage as kept
+from workbench.study.store.quiet import quiet_optuna
+from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
+from workbench.study.store.write_ahead import writing_ahead
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["tune"]
+
+_WRITING_SECONDS = 1.0
+_WRITING_SHARE = 0.25
+"""At least so many seconds, and at most such a share of the time limit, are kept for writing the answer."""
+
+
+def tune(
+    study_dir: str | Path,
+    *,
+    trials: int | None = None,
+    timeout: float | None = None,
+    fresh: bool = False,
+    confirm_seeds: int | None = None,
+    require_confirmed: bool = False,
+    jobs: int = 1,
+    storage: str | None = None,
+    warm_start: Sequence[str | Path] = (),
+    on_progress: Callable[[TuneProgress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    make_experimenter: MakeExperimenter | None = None,
+    ray: RayEngine | None = None,
+    began: float | None = None,
+) -> StudyResult:
+    """Run a study to its end, or continue it.
+
+    Args:
+        study_dir: Folder with ``study.toml``.
+        trials: Finished trials of the whole study; None follows the file.
+        timeout: Seconds this command may take, the answer's files included; None follows the file. What runs when they
+            are over ends at its next step, and the next command runs it again.
+        fresh: Archive what the study has produced and begin anew.
+        confirm_seeds: Paired seeds of the confirmation, at least 2; None follows the file.
+        require_confirmed: Export confirmed candidates only.
+        jobs: Processes that search at the same time.
+        storage: Optuna storage URL; None keeps a SQLite file beside the study.
+        warm_start: Earlier studies or exported boost_config.json files whose best plans are tried first, besides those
+            that the file names.
+        on_progress: Told how far it is, several times per run.
+        stop: Asked at every step; True ends the study within it, as Ctrl-C would.
+        make_experimenter: Who trains; None trains the task the file names. A function at module level when
+            ``jobs`` is above 1.
+        ray: Train on a Ray cluster instead of in this process; its own ``jobs`` counts.
+        began: ``time.monotonic()`` from which the time limit counts; None is now.
+
+    Returns:
+        The result, with the exported files; ``report`` is None, since reports are written above this layer. Over
+        several ranks each of them gets it.
+
+    Raises:
+        StudyError: When the study, an argument or the storage is wrong, the study is being tuned already, or the time
+            limit is too short for O0 itself.
+        StudyChangedError: When ``study.toml`` changed since the study began.
+        StudyFailedError: When O0 does not train or trials keep failing.
+        RankFailure: When another rank has died; the state is saved, the running trial will be run again.
+        StudyStoppedError: When ``stop`` asked for it; the state is saved, the running trial will be run again.
+        KeyboardInterrupt: After Ctrl-C; the state is saved, the running trial will be run again.
+    """
+    began = time.monotonic() if began is None else began
+    file, directory = read_study(study_dir), study_folder(study_dir)
+    _check_arguments(trials, timeout, confirm_seeds, jobs, fresh=fresh, storage=storage)
+    if ray is None:
+        _check_ranks(file, study_dir, jobs)
+    n_trials = file.study.n_trials if trials is None else trials
+    limit = file.study.timeout_seconds if timeout is None else timeout
+    url = storage or kept.default_storage(directory)
+    with nullcontext() if ray is not None else _ranks_of(file) as device:
+        if not is_first_rank():
+            followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
+            return followed
+        with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors(), ExitStack() as leaving:
+            crew = None
+            if ray is not None:
+                end = None if limit is None else began + limit
+                crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
+            # The task and its drops first: a study that cannot run must not archive one that did.
+            leading = None
+            if limit is not None:
+                # What counts importances takes a second or more to load: now, where it is known how long.
+                importlib.import_module("optuna.importance")
+            experimenter: Experimenter
+            if crew is not None:
+                experimenter = crew.experimenter()
+            else:
+                experimenter = experimenter_for(file, directory, make_experimenter, device)
+                leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
+                experimenter = leading or experimenter
+            guard = experimenter = StoppableExperimenter(experimenter, stop)
+            allowed = file.allowed_drops(experimenter.metric_name)
+            archived = kept.archive_study(directory) if fresh else None
+            database = kept.open_storage(url)
+            leaving.enter_context(writing_ahead(database.engine))
+            study = kept.open_study(database, file, experimenter)
+            file = kept.on_its_network(file, study)
+            refuse_other_targets(study, allowed[file.allowed_drop.target])
+            study.set_user_attr("allowed_drops", allowed)
+            study.set_user_attr("target", file.allowed_drop.target)
+            study.set_user_attr("n_trials", n_trials)  # for workers that join
+            enqueue_warm_start(study, file, directory, warm_start, n_trials)
+            kept.requeue_interrupted(database, study)
+            search_deadline, deadline = _deadlines(file, began, limit)
+            watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
+
+            warm_ups = WarmUps(file, directory, experimenter, watch.step)
+
+            def on_poll() -> None:
+                end_if_asked(stop)
+                watch.trial_finished()
+
+            search = Search(
+                file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch, stop
+            )
+            guard.deadline = deadline
+            loaded = time.monotonic()
+            try:
+                search.run_baseline(deadline)
+            except OutOfTimeError as error:
+                needed = error.needed_seconds + loaded - began
+                raise StudyError(_too_short(limit or 0.0, needed)) from None
+            guard.deadline = search_deadline
+            if crew is not None:
+                crew.search(database, allowed, n_trials, search_deadline, on_poll)
+            elif jobs > 1:
+                try:
+                    run_workers(directory, url, jobs, n_trials, search_deadline, make_experimenter, on_poll)
+                except StudyStoppedError:
+                    kept.requeue_interrupted(database, study)  # the workers were ended in the middle of theirs
+                    raise
+            search.run()
+            if not any(contenders(study, file, None).values()):
+                # Nobody to confirm: the search has that time, too.
+                guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
+                search.run_until(guard.deadline)
+
+            cut_short: list[str] = []
+            policy = None
+            guard.deadline = _half_way(deadline)
+            if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
+                watch.phase("loss scale")
+            try:
+                policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
+            except OutOfTimeError:
+                cut_short.append("the choice of a loss-scale policy")
+
+            if file.freezing_limit is not None and file.freezing_limit.enabled:
+                watch.phase("freezing limit")
+            try:
+                measure_freezing_limits(study, file, experimenter)
+            except OutOfTimeError:
+                cut_short.append("the measurement of what freezing could save")
+
+            guard.deadline = deadline
+            confirmation = Confirmation(
+                study,
+                file,
+                experimenter,
+                warm_ups,
+                command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
+                confirm_seeds=confirm_seeds,
+                deadline=deadline,
+                on_run=watch.run_finished,
+                on_step=watch.step,
+                on_note=watch.note,
+            )
+            candidates = confirmation.judge(contenders(study, file, policy))
+            keep_candidates(study, candidates)
+            if confirmation.cut_short:
+                cut_short.append("the confirmation")
+
+            watch.phase("export")
+            result = write_answer(
+                study,
+                file,
+                directory,
+                candidates,
+                policy,
+                folder=directory / "result",
+                require_confirmed=require_confirmed,
+            )
+            watch.done()
+        told = [] if archived is None else [f"The earlier study is archived in {archived}."]
+        if cut_short:
+            told.append(f"The time limit ended {' and '.join(cut_short)}; the same command goes on from there.")
+        messages = [*result.messages, *told]
+        result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
+        if leading is not None:
+            leading.end(result)
+        return result
+
+
+@contextmanager
+def _ranks_of(file: StudyFile) -> Iterator[torch.device | None]:
+    """Train together with the other ranks of the study, if it has more than one."""
+    if file.study.ranks == 1:
+        yield None  # without importing torch: fakes need none
+        return
+    from workbench.core import distributed as ranks
+
+    with ranks.joined(file.study.device) as device:
+        yield device
+
+
+def _check_ranks(file: StudyFile, study_dir: str | Path, jobs: int) -> None:
+    here = rank_environment()
+    wanted, started = file.study.ranks, 1 if here is None else here.world_size
+    if wanted != started:
+        few = "this is one process" if started == 1 else f"{started} ranks were started"
+        raise StudyError(
+            f"`study.ranks` is {wanted}, but {few}; `workbench tune {study_dir}` starts as many as the file says"
+        )
+    if wanted > 1 and jobs > 1:
+        raise StudyError(
+            f"--jobs must be 1 for a study with `study.ranks` = {wanted}, whose processes train each trial together, "
+            f"got {jobs}"
+        )
+
+
+def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[float | None, float | None]:
+    """Return when the search has to end, to leave the confirmation its share, and when all runs have."""
+    if limit is None:
+        return None, None
+    # How quick the machine is, starting has shown: writing the answer and ending take less than half of that.
+    writing = min(max(0.5 * (time.monotonic() - began), _WRITING_SECONDS), _WRITING_SHARE * limit)
+    share = file.confirm.time_share if file.confirm.enabled else 0.0
+    return began + (limit - writing) * (1.0 - share), began + limit - writing
+
+
+def _half_way(deadline: float | None) -> float | None:
+    """Return the middle of the time that is left: what comes before the confirmation leaves it as much as it takes."""
+    return None if deadline is None else (time.monotonic() + deadline) / 2.0
+
+
+def _measures_later(file: StudyFile) -> bool:
+    return any(one is not None and one.enabled for one in (file.loss_scale_replay, file.freezing_limit))
+
+
+def _too_short(limit: float, needed: float) -> str:
+    told = f"the time limit of {limit:g} s is too short for O0 itself"
+    if math.isnan(needed):
+        return f"{told}, which had not taken a step by then; give the command more time"
+    at_least = math.ceil(needed / (1.0 - _WRITING_SHARE))
+    return f"{told}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
+
+
+def _check_arguments(
+    trials: int | None,
+    timeout: float | None,
+    confirm_seeds: int | None,
+    jobs: int,
+    *,
+    fresh: bool,
+    storage: str | None,
+) -> None:
+    if trials is not None and not trials >= 1:
+        raise StudyError(f"--trials must be at least 1, got {trials}")
+    if timeout is not None and not timeout > 0.0:
+        raise StudyError(f"--timeout must be greater than 0 seconds, got {timeout}")
+    if confirm_seeds is not None and not confirm_seeds >= 2:
+        raise StudyError(f"--confirm-seeds must be at least 2, since one pair has no spread, got {confirm_seeds}")
+    if not jobs >= 1:
+        raise StudyError(f"--jobs must be at least 1, got {jobs}")
+    if fresh and storage is not None:
+        raise StudyError("--fresh archives the SQLite file beside the study; with --storage give the study a new name")

@@ -1,0 +1,289 @@
+"""Draw and run trials until the whole study has enough of them, or the time is over.
+
+One process or several do the same: each looks at the storage for what is still wanted before it draws the next trial.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.core.credentials import hide_passwords
+from workbench.study.ask.study_file import StudyFile, read_study
+from workbench.study.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
+from workbench.study.run.ending import SearchEnd
+from workbench.study.run.experimenter import (
+    Experimenter,
+    MakeExperimenter,
+    RunStep,
+    experimenter_for,
+)
+from workbench.study.run.objective import Objective
+from workbench.study.run.progress import StudyWatch
+from workbench.study.run.stopping import StoppableExperimenter, end_if_asked, end_if_over
+from workbench.study.run.warm_up import WarmUps
+from workbench.study.sample.sampling import make_pruner, make_sampler
+from workbench.study.store import storage as kept
+from workbench.study.store.quiet import quiet_optuna
+from workbench.study.store.stored_records import FINISHED, counted_among
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Search", "search"]
+
+_FAILURES_IN_A_ROW = 3
+_POLL_SECONDS = 0.25
+
+_log = logging.getLogger("workbench")
+
+
+def search(
+    study_dir: Path,
+    url: str,
+    *,
+    n_trials: int | None = None,
+    deadline: float | None = None,
+    make_experimenter: MakeExperimenter | None = None,
+    device: torch.device | None = None,
+    on_begin: Callable[[], None] | None = None,
+) -> None:
+    """Run trials of a study that ``tune`` has begun: what one worker process does.
+
+    Args:
+        study_dir: Folder with ``study.toml``.
+        url: Optuna storage URL.
+        n_trials: Finished trials of the whole study; None follows the file.
+        deadline: ``time.monotonic()`` at which the trial that runs is put back; None for none.
+        make_experimenter: Who trains; None trains the task the file names.
+        device: Where to train; None takes the one the file names.
+        on_begin: Called when the first trial may be drawn.
+
+    Raises:
+        StudyError: When the study is wrong or has not been started.
+        StudyFailedError: When trials keep failing.
+    """
+    file = read_study(study_dir)
+    with quiet_optuna():
+        experimenter: Experimenter = experimenter_for(file, study_dir, make_experimenter, device)
+        if deadline is not None:
+            experimenter = StoppableExperimenter(experimenter, deadline=deadline)
+        database = kept.open_storage(url, role="worker", wait=True)
+        study = kept.find_study(database, file.study.name)
+        file = kept.on_its_network(file, study)
+        total = n_trials or file.study.n_trials
+        watch = StudyWatch(study, file, total, None, None)
+        allowed = file.allowed_drops(experimenter.metric_name)
+        with kept.plain_storage_errors():
+            warm_ups = WarmUps(file, study_dir, experimenter, watch.step)
+            here = Search(file, database, study, experimenter, warm_ups, allowed, total, deadline, watch)
+            if on_begin is not None:
+                on_begin()
+            here.run_baseline()
+            here.run()
+
+
+class Search:
+    """Run trials until the whole study has enough of them or the time is over.
+
+    Args:
+        deadline: ``time.monotonic()`` after which no trial is begun; who trains ends the one that runs then
+            (`StoppableExperimenter`). None for none.
+        stop: Asked between trials; True ends the study.
+
+    Attributes:
+        finished_here: Trials that were run to their end here.
+    """
+
+    def __init__(
+        self,
+        file: StudyFile,
+        database: kept.StudyStorage,
+        study: optuna.Study,
+        experimenter: Experimenter,
+        warm_ups: WarmUps,
+        allowed: dict[str, float],
+        n_trials: int,
+        deadline: float | None,
+        watch: StudyWatch,
+        stop: Callable[[], bool] | None = None,
+    ) -> None:
+        self._file = file
+        self._database = database
+        self._study = study
+        self._n_trials = n_trials
+        self._deadline = deadline
+        self._watch = watch
+        self._stop = stop
+        self._stale = kept.StaleTrials(database, study)
+        self._heart: kept.Heart | None = None
+        self.finished_here = 0
+        self._objective = Objective(file, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
+        study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
+        study.sampler = make_sampler(
+            file.sampler.name,
+            file.sampler.options,
+            space=file.searched,
+            seed=file.study.seed,
+            n_trials=n_trials,
+            objective=file.study.objective,
+        )
+        self._end = SearchEnd(study, file, n_trials)
+
+    def run_baseline(self, deadline: float | None = None) -> None:
+        """Run O0 if it has not been run, or wait for the process that runs it.
+
+        Args:
+            deadline: ``time.monotonic()`` until which to wait; None takes the search's.
+
+        Raises:
+            OutOfTimeError: When O0 has not finished by then.
+        """
+        self._watch.phase("search")
+        while True:
+            trials = self._study.get_trials(deepcopy=False)  # read once: another process may finish it at any moment
+            baseline = {trial.state: trial for trial in trials if trial.user_attrs.get("baseline")}
+            if TrialState.COMPLETE in baseline:
+                return
+            if TrialState.WAITING in baseline:
+                # This very trial: asked for the next one, Optuna draws a new one where another process was faster.
+                trial_id = baseline[TrialState.WAITING]._trial_id
+                if self._database.set_trial_state_values(trial_id, TrialState.RUNNING):
+                    self._run_one(optuna.Trial(self._study, trial_id))
+            elif TrialState.RUNNING in baseline:
+                end_if_asked(self._stop)
+                end_if_over(self._deadline if deadline is None else deadline)
+                if not self._stale.put_back():
+                    time.sleep(_POLL_SECONDS)
+            else:
+                raise StudyFailedError(_why_no_baseline(trials))
+
+    def run_until(self, deadline: float | None) -> None:
+        """Go on as `run` does, with another deadline."""
+        self._deadline = self._objective.deadline = deadline
+        self.run()
+
+    def run(self) -> None:
+        """Run the other trials, until enough have finished: those of processes that die on the way are run here."""
+        failures = 0
+        self._end.note("")
+        while not self._out_of_time():
+            end_if_asked(self._stop)  # before a trial is drawn
+            self._stale.put_back()
+            with self._database.one_look():
+                self._watch.trial_finished()
+                trials = self._study.get_trials(deepcopy=False)
+                _end_if_workers_keep_dying(trials)
+                begun = self._study.ask() if self._wanted() else None
+            if begun is not None:
+                try:
+                    failures = 0 if self._run_one(begun) else failures + 1
+                except OutOfTimeError:  # it waits for the next command
+                    break
+            elif any(trial.state == TrialState.RUNNING for trial in trials):
+                time.sleep(_POLL_SECONDS)
+            else:
+                break
+            if failures >= _FAILURES_IN_A_ROW:
+                last = self._study.get_trials(deepcopy=False, states=(TrialState.FAIL,))[-1]
+                raise StudyFailedError(f"{failures} trials in a row failed, the last with: {_message(last)}")
+        self._end.note(self._end.reason() or self._end.out_of_time())
+        self._watch.trial_finished()
+
+    def is_wanted(self) -> bool:
+        """Return whether the study wants further trials, or some are running."""
+        trials = self._study.get_trials(deepcopy=False)
+        return self._wanted() or any(trial.state == TrialState.RUNNING for trial in trials)
+
+    def _wanted(self) -> bool:
+        return not self._end.reason()
+
+    def _run_one(self, trial: optuna.Trial) -> bool:
+        """Run a trial that has been begun; return whether it finished."""
+        study = self._study
+        try:
+            with kept.beating(self._database, trial._trial_id) as self._heart:
+                state, values = self._outcome(trial)
+                self._tell(trial, state, values)
+        except kept.TAKEN_ERRORS:
+            _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
+            return True
+        except (Exception, KeyboardInterrupt, SystemExit):
+            # Somebody asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
+            # better, and this one is worth repeating.
+            kept.put_back(self._database, study, trial.number)
+            raise
+        finally:
+            self._heart = None
+            self._database.forget(trial._trial_id)
+        self.finished_here += state in FINISHED
+        return state != TrialState.FAIL or self._is_surplus(trial.number, study.get_trials(deepcopy=False))
+
+    def _outcome(self, trial: optuna.Trial) -> tuple[TrialState, tuple[float, ...] | None]:
+        """Run a trial and return how it ended; one configuration that cannot run must not end the search."""
+        trials = self._study.get_trials(deepcopy=False)  # anew: others may have begun the last ones with this one
+        if self._is_surplus(trial.number, trials):
+            return TrialState.FAIL, None
+        try:
+            return TrialState.COMPLETE, self._objective(trial, trials)
+        except optuna.TrialPruned:
+            return TrialState.PRUNED, None
+        except (StudyFailedError, StudyStoppedError, OSError, *kept.TAKEN_ERRORS, *kept.STORAGE_ERRORS):
+            raise
+        except Exception as error:
+            if trial.user_attrs.get("baseline"):
+                raise
+            trial.set_user_attr("message", hide_passwords(f"{type(error).__name__}: {error}"))
+            return TrialState.FAIL, None
+
+    def _step(self, step: RunStep) -> None:
+        if self._heart is not None:
+            self._heart.end_if_lost()
+        self._watch.step(step)
+
+    def _tell(self, trial: optuna.Trial, state: TrialState, values: tuple[float, ...] | None = None) -> None:
+        """Store how a trial ended.
+
+        Raises:
+            TrialTakenError: When another process has it.
+        """
+        if not self._database.holds(trial._trial_id):
+            raise kept.TrialTakenError(f"another process has trial {trial.number}")
+        with self._database.remembering(trial._cached_frozen_trial):
+            self._study.tell(trial, values, state=state)
+
+    def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
+        """Return whether other processes have begun the last trials in the meantime."""
+        others = [one for one in counted_among(trials) if one.number != number]
+        earlier = [one for one in others if one.state in FINISHED or one.number < number]
+        return len(earlier) >= self._n_trials
+
+    def _out_of_time(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+
+def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:
+    """End the search when the trials that were last given up have nothing finished between them."""
+    ended = [trial for trial in trials if trial.state in (*FINISHED, TrialState.FAIL)]
+    ended.sort(key=lambda trial: trial.datetime_complete or datetime.datetime.min)
+    last = ended[-_FAILURES_IN_A_ROW:]
+    if len(last) == _FAILURES_IN_A_ROW and all(kept.was_given_up(trial) for trial in last):
+        raise StudyFailedError(f"{len(last)} trials in a row ended their workers; the last: {_message(last[-1])}")
+
+
+def _why_no_baseline(trials: Sequence[FrozenTrial]) -> str:
+    given_up = [trial for trial in trials if trial.user_attrs.get("baseline") and kept.was_given_up(trial)]
+    if given_up:
+        return f"O0 itself cannot be run: {_message(given_up[-1])}"
+    return "the study has no O0 trial any more; start over with --fresh"
+
+
+def _message(trial: FrozenTrial) -> str:
+    return str(trial.user_attrs.get("message", "no message"))

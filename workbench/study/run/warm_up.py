@@ -1,0 +1,178 @@
+"""Weight snapshots for DimReduce, recorded by the study itself: O0 trained a little, once per seed.
+
+A subspace belongs to the initial weights it was recorded from, so every seed has its own: the search's, and each seed
+of the confirmation when the first candidate needs it. All trials of a seed share one recording. What it cost is
+counted where a trial's time is: its micro-batches, each at O0's step time.
+
+A recording counts once its note lies beside the runs, which is written last and as a whole. One that was killed leaves
+a run without a note, which nobody looks at again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.config import Plan
+from workbench.core.files import write_text_atomically
+from workbench.study.ask.plans import explicit_config, needs_warm_up
+from workbench.study.ask.search_space import all_off
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.experimenter import Experimenter, RunStep
+
+__all__ = ["NO_WARM_UP", "WarmUp", "WarmUpError", "WarmUps", "find_warm_up"]
+
+_NOTES = "warm_ups"
+"""Folder of the notes, inside the folder of the runs."""
+
+
+class WarmUpError(ValueError):
+    """O0 did not train as far as its snapshots; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """What a plan was given before it was trained.
+
+    Args:
+        snapshots: Folder of weight snapshots; None for a plan that needs none.
+        steps: Micro-batches of O0 it took.
+        seconds: Wall-clock time it took.
+    """
+
+    snapshots: Path | None = None
+    steps: int = 0
+    seconds: float = 0.0
+
+
+NO_WARM_UP = WarmUp()
+"""What nearly all plans need."""
+
+
+def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
+    """Return a seed's warm-up if it was recorded to its end, as the study file asks for it, and its files are there.
+
+    Args:
+        file: The study's file.
+        directory: Folder of the study.
+        seed: Seed of the weights.
+
+    Raises:
+        WarmUpError: When it was recorded and O0 did not get to its end.
+    """
+    try:
+        note = json.loads(_note(directory, seed).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    if note["asked"] != _asked(file):
+        return None
+    if note["failed"]:
+        raise WarmUpError(note["failed"])
+    snapshots = directory / note["snapshots"]
+    if _count(snapshots) != file.warm_up.count:
+        return None  # somebody tidied up
+    return WarmUp(snapshots, file.warm_up_steps, note["seconds"])
+
+
+class WarmUps:
+    """The warm-ups of a study, recorded where they are needed and missing.
+
+    Args:
+        file: The study's file.
+        directory: Folder of the study.
+        experimenter: Who trains.
+        on_step: Told while one is recorded.
+    """
+
+    def __init__(
+        self,
+        file: StudyFile,
+        directory: Path,
+        experimenter: Experimenter,
+        on_step: Callable[[RunStep], None] | None = None,
+    ) -> None:
+        self._file = file
+        self._directory = directory
+        self._experimenter = experimenter
+        self._on_step = on_step
+
+    def before(self, plan: Plan, seed: int) -> WarmUp:
+        """Return what a plan needs before it can be trained, recorded now if it is missing.
+
+        Args:
+            plan: What is going to be trained.
+            seed: Seed of its weights.
+
+        Raises:
+            WarmUpError: When O0 does not train as far as its snapshots.
+        """
+        if not needs_warm_up(plan):
+            return NO_WARM_UP
+        with _one_at_a_time(_note(self._directory, seed)):
+            found = find_warm_up(self._file, self._directory, seed)
+            if found is None:
+                self._record(seed)
+                found = find_warm_up(self._file, self._directory, seed)
+        if found is None:
+            raise WarmUpError(f"the weight snapshots of seed {seed} went missing while they were recorded")
+        return found
+
+    def _record(self, seed: int) -> None:
+        file, asked = self._file, self._file.warm_up
+        plan = file.plans.resolve(all_off(file.base_config()), "O0")
+        trained = self._experimenter.train(
+            explicit_config(plan).with_values({f"snapshots.{name}": value for name, value in asked}),
+            "O0",
+            seed=seed,
+            steps=file.warm_up_steps,
+            evaluate_every=file.warm_up_steps,
+            run_id=f"warm_up_seed_{seed}",
+            on_step=self._share,
+        )
+        snapshots = self._directory / trained.path / "snapshots"
+        failed = ""
+        if trained.diverged or math.isnan(trained.metric) or _count(snapshots) != asked.count:
+            why = trained.message or f"{_count(snapshots)} of {asked.count} snapshots were kept"
+            failed = f"no subspace for dim_reduce: O0 with seed {seed} did not get through its warm-up ({why})"
+        note = {
+            "asked": _asked(file),
+            "failed": failed,
+            "seconds": trained.seconds,
+            "snapshots": f"{trained.path}/snapshots",
+        }
+        write_text_atomically(_note(self._directory, seed), json.dumps(note, indent=2) + "\n")
+
+    def _share(self, step: RunStep) -> None:
+        """Tell a step of the warm-up as one of the run it belongs to."""
+        if self._on_step is not None:
+            self._on_step(RunStep(step.step, step.steps + self._file.study.budget_steps, step.metric))
+
+
+def _asked(file: StudyFile) -> dict[str, int]:
+    return {name: int(value) for name, value in file.warm_up}
+
+
+def _note(directory: Path, seed: int) -> Path:
+    return directory / "runs" / _NOTES / f"seed_{seed}.json"
+
+
+def _count(snapshots: Path) -> int:
+    return sum(1 for _ in snapshots.glob("snapshot_*.safetensors"))
+
+
+@contextlib.contextmanager
+def _one_at_a_time(note: Path) -> Iterator[None]:
+    """Keep other processes from recording the same; the system lets go when the process ends, whatever ends it."""
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with note.with_suffix(".lock").open("a", encoding="utf-8") as handle:
+        try:
+            import fcntl
+        except ImportError:  # no such lock outside Unix; two would record the same twice, and the last note holds
+            yield
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

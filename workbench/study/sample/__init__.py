@@ -1,0 +1,1 @@
+"""How a study chooses the next plan to try."""

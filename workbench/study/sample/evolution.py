@@ -1,0 +1,131 @@
+"""CMA-ES over the numbers of a space; its switches and choices are left to TPE.
+
+Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv:1604.00772; the arithmetic is that of the package ``cmaes``.
+
+A trial keeps its generation and its point in the unit cube. The state of the evolution is not stored: it is worked out
+again from the finished trials, generation by generation, which takes well under a millisecond each. So any process
+continues it, and nothing has to be unpickled from a database (Optuna's own CMA-ES would; it also gives up where trials
+differ in what they have drawn, as in a conditional space they do). A number that is not in effect moves freely until
+it is. Ranks alone matter, so a trial within the allowed drop stands before any that is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.study.errors import StudyError
+from workbench.study.sample.whole_space import (
+    SearchedSpace,
+    keep_sampler_state,
+    sampler_state,
+    values_at,
+)
+
+__all__ = ["EvolutionSampler"]
+
+
+class EvolutionSampler(BaseSampler):
+    """Draw the numbers by CMA-ES, everything else by TPE.
+
+    Args:
+        space: What is searched.
+        seed: Seed of this trial's draw.
+        popsize: Trials of a generation; None means 4 + 3 ln(numbers).
+        sigma0: First standard deviation, as a share of each range.
+
+    Raises:
+        StudyError: When the package ``cmaes`` is not installed.
+        ValueError: When an option is out of its range.
+    """
+
+    def __init__(self, space: SearchedSpace, *, seed: int, popsize: int | None = None, sigma0: float = 0.25) -> None:
+        try:
+            import cmaes  # type: ignore[import-not-found, import-untyped, unused-ignore]  # asked for by name only
+        except ImportError:
+            raise StudyError('the sampler "cmaes" needs a package that is missing: pip install cmaes') from None
+        if popsize is not None and not popsize >= 3:
+            raise ValueError(f"popsize must be at least 3, got {popsize}")
+        if not 0.0 < sigma0 <= 1.0:
+            raise ValueError(f"sigma0 must lie in (0, 1], got {sigma0}")
+        self._cma = cmaes.CMA
+        self._space = space
+        self._seed = seed
+        self._popsize = popsize or 4 + int(3 * math.log(max(len(space.numbers), 1)))
+        self._sigma0 = sigma0
+        self._rest = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._popsize)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return the ranges."""
+        return dict(self._space.numbers)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Propose a value for every range."""
+        if not search_space:
+            return {}
+        # Two are the least that a covariance has; a single range gets a second axis that nobody reads.
+        n_axes = max(len(search_space), 2)
+        bounds = np.tile([0.0, 1.0], (n_axes, 1))
+        evolution = self._cma(
+            mean=np.full(n_axes, 0.5),
+            sigma=self._sigma0,
+            bounds=bounds,
+            seed=self._seed % 2**31,
+            population_size=self._popsize,
+        )
+        members = _by_generation(study.get_trials(deepcopy=False), n_axes)
+        while len(members.get(evolution.generation, [])) >= self._popsize:
+            first = members[evolution.generation][: self._popsize]
+            ranked = sorted(first, key=_standing)
+            places = {one.number: float(place) for place, one in enumerate(ranked)}
+            evolution.tell([(np.array(sampler_state(one)["point"]), places[one.number]) for one in first])
+        point = evolution.ask()
+        keep_sampler_state(study, trial, {"generation": evolution.generation, "point": [float(x) for x in point]})
+        return values_at(search_space, point[: len(search_space)].tolist())
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Draw a switch or a choice."""
+        return self._rest.sample_independent(study, trial, param_name, param_distribution)
+
+
+def _by_generation(trials: Sequence[FrozenTrial], n_axes: int) -> dict[int, list[FrozenTrial]]:
+    """Return generation -> its finished trials, in the order in which they finished: none comes in between later.
+
+    Pruned trials count: they came last in their generation, and leaving them out would make it forget that.
+    """
+    found: dict[int, list[FrozenTrial]] = {}
+    for trial in trials:
+        if trial.state not in {TrialState.COMPLETE, TrialState.PRUNED}:
+            continue
+        state = sampler_state(trial)
+        point, generation = state.get("point"), state.get("generation")
+        usable = isinstance(point, list) and len(point) == n_axes and all(_in_cube(x) for x in point)
+        if usable and isinstance(generation, int):
+            found.setdefault(generation, []).append(trial)
+    for members in found.values():
+        members.sort(key=lambda one: (one.datetime_complete or datetime.max, one.number))
+    return found
+
+
+def _in_cube(x: object) -> bool:
+    return isinstance(x, (int, float)) and 0.0 <= x <= 1.0
+
+
+def _standing(trial: FrozenTrial) -> tuple[int, float, float]:
+    """Order by: allowed and finished, then by how far beyond what is allowed, pruned ones last."""
+    violation = max([0.0, *trial.constraints.values()])
+    if trial.state == TrialState.PRUNED or trial.values is None:
+        return 2, violation, 0.0
+    return (1, violation, trial.values[0]) if violation > 0.0 else (0, 0.0, trial.values[0])

@@ -1,0 +1,1 @@
+"""How a study is kept: trials, claims and results in an Optuna storage."""

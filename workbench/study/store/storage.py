@@ -1,0 +1,433 @@
+"""Where a study is kept, and how it survives whatever happens to the process.
+
+By default a SQLite file beside the study, or any database that Optuna takes, for several machines. While ``tune`` runs
+it holds an exclusive lock on ``study.db.lock``, which the system releases however the process ends. Every running
+trial carries the mark of its process (``process_mark.py``) and heartbeats; a trial whose process is gone goes back into
+the queue under its own number, with what it had already drawn and measured (``stale_trials.py``). So after ``kill -9``
+no trial stays RUNNING and no number is lost. A database that is away for a moment is waited for (``patience.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import random
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from workbench.config import NetworkFacts
+from workbench.core.credentials import hide_passwords
+from workbench.core.files import DiskFullError
+from workbench.study.ask.study_file import StudyFile, asked
+from workbench.study.errors import (
+    StudyBusyError,
+    StudyChangedError,
+    StudyError,
+    StudyFailedError,
+)
+from workbench.study.run.experimenter import Experimenter
+from workbench.study.run.objective import plain
+from workbench.study.run.patience import STORAGE_ERRORS, Patience, reason_of
+from workbench.study.store.stale_trials import HEARTBEATS_PER_GRACE, StaleTrials
+from workbench.study.store.study_storage import StudyStorage, TrialTakenError, was_given_up
+
+__all__ = [
+    "STORAGE_ERRORS",
+    "TAKEN_ERRORS",
+    "Heart",
+    "StaleTrials",
+    "StudyStorage",
+    "TrialTakenError",
+    "archive_study",
+    "beating",
+    "changed_values",
+    "default_storage",
+    "find_study",
+    "holding_study",
+    "on_its_network",
+    "open_storage",
+    "open_study",
+    "plain_storage_errors",
+    "put_back",
+    "requeue_interrupted",
+    "shown_url",
+    "was_given_up",
+]
+
+TAKEN_ERRORS = (TrialTakenError, optuna.exceptions.UpdateFinishedTrialError)
+"""What writing to a trial raises when another process has it by now, or has even finished it."""
+
+_BESIDE_STUDY = "study.db"
+_NETWORK = "network_facts"
+_GRACE_SECONDS = 180.0
+_PATIENCE_SECONDS = 300.0
+_TIMES_TO_MAKE_TABLES = 8
+
+
+def default_storage(directory: Path) -> str:
+    """Return the URL of the SQLite file beside the study."""
+    return f"sqlite:///{(directory / _BESIDE_STUDY).resolve()}"
+
+
+def open_storage(
+    url: str, *, role: str = "driver", grace_seconds: float | None = None, wait: bool = False
+) -> StudyStorage:
+    """Open a database.
+
+    Args:
+        url: SQLAlchemy URL as Optuna takes it.
+        role: ``"worker"`` for a process that does nothing but trials, else ``"driver"``.
+        grace_seconds: How long this process may be silent before others take its trial for abandoned; None takes
+            ``WORKBENCH_GRACE_SECONDS``, by default 180.
+        wait: Whether to wait for a database that does not answer yet, as for one that goes away later: for
+            ``WORKBENCH_PATIENCE_SECONDS``, by default 300.
+
+    Raises:
+        StudyError: When it cannot be opened.
+    """
+    grace = _seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
+    patience = Patience(_seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
+    try:
+        parsed = make_url(url)
+        return _open(parsed, url, patience, role, grace, wait=wait)
+    except ImportError as error:
+        raise StudyError(
+            f"the storage {shown_url(url)!r} needs a driver that is not installed ({error}); "
+            'for PostgreSQL: pip install "boost-workbench[cluster]"'
+        ) from None
+    except (SQLAlchemyError, ValueError) as error:
+        if not isinstance(error, DBAPIError):  # the text of a mistyped URL may repeat its password
+            raise StudyError(
+                "the storage given is no database URL such as postgresql+psycopg://user@host/database"
+            ) from None
+        raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
+    except Exception as error:  # SQLAlchemy raises one class per driver and mistake
+        raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
+
+
+def shown_url(url: str) -> str:
+    """Return a storage URL without its passwords, for messages; "given" for what is no URL but may hold one."""
+    try:
+        parsed = make_url(url)
+    except (SQLAlchemyError, ValueError):
+        return "given"
+    secret = {key for key in parsed.query if any(word in key.lower() for word in ("pass", "secret", "token", "key"))}
+    shown = parsed.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+    return hide_passwords(shown.replace("%2A", "*"))
+
+
+def _open(parsed: URL, url: str, patience: Patience, role: str, grace: float, *, wait: bool) -> StudyStorage:
+    backend = parsed.get_backend_name()
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if backend == "sqlite":
+        # SQLite waits for another writer instead of failing; five seconds, its default, is short on a busy disk.
+        options = {"connect_args": {"timeout": 60}}
+    elif backend == "postgresql" and parsed.get_driver_name() in {"psycopg", "psycopg2"}:
+        # A server whose machine was switched off sends no farewell (libpq, "Parameter Key Words").
+        options["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
+
+    def open_once() -> StudyStorage:
+        return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=dict(options))
+
+    for attempt in range(_TIMES_TO_MAKE_TABLES):
+        try:
+            return patience.call(open_once) if wait else open_once()
+        except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
+            # Of several processes that come to an empty database at once, one makes each table.
+            told = str(error.__cause__ or error)
+            if not any(word in told for word in ("already exists", "duplicate key", "UNIQUE constraint")):
+                raise
+            if attempt == _TIMES_TO_MAKE_TABLES - 1:
+                raise
+            time.sleep(random.uniform(0.05, 0.5))
+    raise AssertionError("the loop above returns or raises")
+
+
+def _seconds_from(variable: str, default: float) -> float:
+    told = os.environ.get(variable, "")
+    if not told:
+        return default
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 < seconds < 1e9:
+        raise StudyError(f"the environment variable {variable} must be a number of seconds above 0, got {told!r}")
+    return seconds
+
+
+def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
+    """Open or create the Optuna study and see that it still asks the same question.
+
+    Args:
+        storage: Opened database.
+        file: The study as it stands now.
+        experimenter: Who trains; knows the metric and the data.
+
+    Returns:
+        The study, with O0 enqueued as its first trial.
+
+    Raises:
+        StudyChangedError: When ``study.toml`` or the data changed since the study began.
+    """
+    directions = [StudyDirection.MINIMIZE]
+    if file.study.objective == "pareto":
+        metric = StudyDirection.MAXIMIZE if experimenter.higher_is_better else StudyDirection.MINIMIZE
+        directions = [metric, StudyDirection.MINIMIZE]
+    # A new study is completed before it gets its name's attributes, in an order that a kill may cut anywhere: the
+    # file last, so that a study without it is one that never began.
+    name = _stored_name(storage, file.study.name)
+    if name is not None:
+        study = optuna.load_study(study_name=name, storage=storage)
+        stored = study.user_attrs.get("study_file")
+        if stored is not None:
+            _refuse_changes(stored, file.canonical())
+            _refuse_other_data(study.user_attrs.get("data_hash", ""), experimenter.data_hash)
+    else:  # several processes may come here at once
+        study = optuna.create_study(
+            study_name=file.study.name, storage=storage, directions=directions, load_if_exists=True
+        )
+    alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
+    if not any(trial.user_attrs.get("baseline") for trial in alive):
+        levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
+        study.enqueue_trial({"level": "O0"} if "O0" in levels else {}, user_attrs={"baseline": True})
+    if "study_file" not in study.user_attrs:
+        study.set_user_attr("data_hash", experimenter.data_hash)
+        study.set_user_attr("metric_name", experimenter.metric_name)
+        study.set_user_attr("higher_is_better", experimenter.higher_is_better)
+        study.set_user_attr("environment", plain(experimenter.environment()))
+        network = experimenter.network_facts()
+        study.set_user_attr(_NETWORK, None if network is None else network.to_dict())
+        study.set_user_attr("study_file", file.canonical())
+    return study
+
+
+def find_study(storage: StudyStorage, name: str) -> optuna.Study:
+    """Load a study that exists.
+
+    Raises:
+        StudyError: When the database has no study of that name.
+    """
+    stored = _stored_name(storage, name)
+    if stored is None:
+        raise StudyError(f"the study {name!r} has not been started; run `workbench tune` first")
+    return optuna.load_study(study_name=stored, storage=storage)
+
+
+def _stored_name(storage: StudyStorage, name: str) -> str | None:
+    """Return the name under which a study is stored; None when it has not been started.
+
+    That is another one where the study was renamed since: the file beside a study holds that study and no other.
+    """
+    studies = storage.get_all_studies()
+    if any(study.study_name == name for study in studies):
+        return name
+    beside = storage.engine.name == "sqlite" and Path(storage.engine.url.database or "").name == _BESIDE_STUDY
+    begun = [study.study_name for study in studies if "study_file" in study.user_attrs]
+    return begun[0] if beside and len(begun) == len(studies) == 1 else None
+
+
+def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
+    """Return a study's file with what was known of its network when it began, so that everybody resolves plans alike.
+
+    A study that began without knowing (before 0.7) goes on without: other plans would be equal in its second half.
+    """
+    stored = study.user_attrs.get(_NETWORK)
+    return file.on_network(None if stored is None else NetworkFacts.from_dict(stored))
+
+
+def changed_values(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return path -> (stored value, value now) of everything that differs; a missing value is None."""
+    before, after = _leaves(stored), _leaves(now)
+    paths = [*before, *(path for path in after if path not in before)]
+    return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
+
+
+@contextlib.contextmanager
+def holding_study(directory: Path) -> Iterator[None]:
+    """Hold the study against other ``tune`` commands on this machine.
+
+    Raises:
+        StudyBusyError: When another process holds it.
+    """
+    path = directory / "study.db.lock"
+    with path.open("a+", encoding="utf-8") as handle:
+        try:
+            import fcntl
+        except ImportError:  # no such lock outside Unix; heartbeats and process numbers remain
+            yield
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.seek(0)
+            owner = handle.read().strip() or "another process"
+            raise StudyBusyError(
+                f"{directory}: this study is being tuned by {owner}; `workbench status {directory}` shows how far it is"
+            ) from None
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()}")
+        handle.flush()
+        yield
+
+
+def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]:
+    """Put trials whose process is gone back into the queue, before this one begins any; call it holding the study.
+
+    A worker whose ``tune`` was killed ends within a second or two; its trial is put back while the search goes on.
+
+    Args:
+        storage: The study's database.
+        study: The study.
+
+    Returns:
+        Numbers of the trials that will be run again.
+    """
+    return StaleTrials(storage, study).put_back(alone=storage.engine.name == "sqlite")
+
+
+def put_back(storage: StudyStorage, study: optuna.Study, number: int) -> None:
+    """Put this process's running trial back into the queue: the process is about to end.
+
+    Where the database is away nothing happens; the trial is found abandoned later.
+    """
+    with storage.patience.suspended(), contextlib.suppress(*STORAGE_ERRORS):
+        for trial in storage.running(storage.get_study_id_from_name(study.study_name)):
+            if trial.number == number and storage.is_held_here(trial):
+                storage.put_back(trial, died=False)
+
+
+class Heart:
+    """The heartbeats of a trial.
+
+    Attributes:
+        lost: Set once another process has the trial.
+    """
+
+    def __init__(self) -> None:
+        self.lost = threading.Event()
+
+    def end_if_lost(self) -> None:
+        """End the work on a trial that another process has.
+
+        Raises:
+            TrialTakenError: When it has one.
+        """
+        if self.lost.is_set():
+            raise TrialTakenError("another process runs this trial now")
+
+
+@contextlib.contextmanager
+def beating(storage: StudyStorage, trial_id: int) -> Iterator[Heart]:
+    """Send heartbeats for a trial while it runs, as ``Study.optimize`` would; yield what they have found.
+
+    The first one comes after an interval: until then its new mark says that somebody has it.
+    """
+    heart = Heart()
+    stop = threading.Event()
+
+    def beat() -> None:
+        try:
+            while not stop.wait(storage.grace_seconds / HEARTBEATS_PER_GRACE):
+                try:
+                    if not storage.beat(trial_id):
+                        heart.lost.set()
+                        return
+                except STORAGE_ERRORS:  # a database that is away for a moment ends no training
+                    storage.patience.note_failure()
+        finally:
+            storage.remove_session()
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield heart
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def plain_storage_errors() -> Iterator[None]:
+    """Turn what a database driver raises while the study runs into one sentence.
+
+    Raises:
+        DiskFullError: When the disk is full; everything finished before is kept.
+        StudyFailedError: When the database cannot be used for another reason.
+    """
+    try:
+        yield
+    except STORAGE_ERRORS as error:
+        reason = reason_of(error)
+        if "disk is full" in reason:
+            raise DiskFullError(
+                errno.ENOSPC, "the disk is full, so the study cannot go on; make room and run the same command again"
+            ) from None
+        raise StudyFailedError(f"the study's database cannot be used: {reason}") from None
+
+
+def archive_study(directory: Path) -> Path | None:
+    """Move what a study has produced into ``archive/<time>``.
+
+    Args:
+        directory: Folder of the study.
+
+    Returns:
+        The archive folder; None when there was nothing to move.
+    """
+    names = ["study.db", "study.db-journal", "study.db-wal", "study.db-shm", "result", "runs"]
+    present = [directory / name for name in names if (directory / name).exists()]
+    if not present:
+        return None
+    stamp = datetime.datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
+    folders = (directory / "archive" / name for name in (stamp, *(f"{stamp}.{n}" for n in range(2, 1000))))
+    target = next(folder for folder in folders if not folder.exists())
+    target.mkdir(parents=True)
+    for path in present:
+        shutil.move(path, target / path.name)
+    return target
+
+
+def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changes = changed_values(asked(stored), json.loads(json.dumps(plain(now))))
+    if not changes:
+        return
+    told = "; ".join(f"`{path}` was {_shown(before)}, is {_shown(after)}" for path, (before, after) in changes.items())
+    raise StudyChangedError(
+        f"study.toml changed since the study began ({told}); start over with --fresh, which archives the old one"
+    )
+
+
+def _refuse_other_data(stored: str, now: str) -> None:
+    if stored and now and stored != now:
+        raise StudyChangedError(
+            f"the task's data changed since the study began (hash {stored[:12]}, now {now[:12]}); start over with "
+            "--fresh, which archives the old one"
+        )
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else json.dumps(value)
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            leaves.update(_leaves(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves

@@ -1,0 +1,233 @@
+"""Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
+
+Trials are scored anew from their measurements, at the drop that the study's target allows: records of one study always
+compare, whatever a trial was scored at when it ran. The repeat of an equal plan is no trial and has no record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.core.records import CandidateRecord, TrialRecord, Verdict
+from workbench.study.errors import StudyChangedError, StudyFailedError
+from workbench.study.run.objective import (
+    Baseline,
+    baseline_trial,
+    metric_deficit,
+    plain,
+    read_speed,
+    read_trained,
+    score,
+)
+
+__all__ = [
+    "FINISHED",
+    "allowed_drop_of",
+    "baseline_record",
+    "candidates_of",
+    "counted_among",
+    "counted_trials",
+    "keep_candidates",
+    "records_of",
+    "refuse_other_targets",
+    "trials_of",
+]
+
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+"""States of a trial that has run to an end."""
+
+_STATES = {
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+}
+
+
+def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """Return the trials that count towards ``n_trials``: begun or finished, and not the repeat of an equal plan."""
+    return counted_among(study.get_trials(deepcopy=False))
+
+
+def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Return those of some trials that count, as `counted_trials` does."""
+    begun = (*FINISHED, TrialState.RUNNING)
+    return [trial for trial in trials if trial.state in begun and "repeats" not in trial.user_attrs]
+
+
+def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
+    """Return the drop that a study's target allows, from the study's attributes; NaN before it has begun."""
+    return float(attributes.get("allowed_drops", {}).get(attributes.get("target", "o1"), math.nan))
+
+
+def refuse_other_targets(study: optuna.Study, target: float) -> None:
+    """Refuse to go on where finished trials were scored at another drop than the target's.
+
+    Version 0.6 scored O2's trials at a drop of their own; a sampler that compares the two would be misled.
+
+    Args:
+        study: The study.
+        target: Drop that the study's target allows.
+
+    Raises:
+        StudyChangedError: When there is such a trial.
+    """
+    finished = study.get_trials(deepcopy=False, states=FINISHED)
+    scored = {trial.number: trial.user_attrs.get("allowed_drop", target) for trial in finished}
+    other = [number for number, drop in scored.items() if drop != target]
+    if other:
+        numbers = ", ".join(map(str, other[:5])) + (", ..." if len(other) > 5 else "")
+        some = f"{len(other)} trials were" if len(other) > 1 else "one trial was"
+        raise StudyChangedError(
+            f"{some} scored at another allowed drop than the study's target ({target:g}; trial {numbers}), as version "
+            "0.6 did for level O2, and cannot be searched together with the others; start over with --fresh, which "
+            "archives the study, or take what there is with `workbench export`"
+        )
+
+
+def trials_of(study: optuna.Study) -> list[TrialRecord]:
+    """Rebuild the record of every trial from storage alone.
+
+    Args:
+        study: The study.
+
+    Returns:
+        Records in the order of trial numbers.
+    """
+    return records_of(study.get_trials(deepcopy=False), study.user_attrs)
+
+
+def records_of(
+    trials: Sequence[FrozenTrial], attributes: Mapping[str, Any], *, known: Mapping[int, TrialRecord] | None = None
+) -> list[TrialRecord]:
+    """Rebuild the records of trials that have been read.
+
+    Args:
+        trials: All trials of the study, in the order of their numbers.
+        attributes: The study's user attributes.
+        known: Records by number that are taken as they are; of trials that have ended since O0 had.
+
+    Returns:
+        Records in the order of the trials.
+    """
+    finished = (trial for trial in trials if trial.state == TrialState.COMPLETE)
+    reference = next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
+    baseline = None
+    section = attributes.get("study_file", {}).get("study", {})
+    if reference is not None:
+        trained = read_trained(reference.user_attrs["trained"])
+        higher = bool(attributes.get("higher_is_better", True))
+        budget = section.get("budget_steps", trained.curve[-1][0] if trained.curve else 0)
+        baseline = Baseline(trained.metric, trained.curve, higher, budget)
+    allowed_drop, objective = allowed_drop_of(attributes), str(section.get("objective", "time_to_target"))
+    known = known or {}
+    return [
+        known.get(trial.number) or _record(trial, baseline, allowed_drop, objective)
+        for trial in trials
+        if "repeats" not in trial.user_attrs
+    ]
+
+
+def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
+    """Return the record of the finished O0 trial.
+
+    Args:
+        study: The study.
+        trials: Its records.
+
+    Raises:
+        StudyFailedError: When O0 has not finished.
+    """
+    baseline = baseline_trial(study)
+    if baseline is None:
+        raise StudyFailedError("the study has no finished O0 trial to compare with")
+    return next(trial for trial in trials if trial.number == baseline.number)
+
+
+def keep_candidates(study: optuna.Study, candidates: Sequence[CandidateRecord]) -> None:
+    """Store judged candidates as an attribute of the study."""
+    study.set_user_attr("candidates", plain([asdict(one) for one in candidates]))
+
+
+def candidates_of(study: optuna.Study) -> list[CandidateRecord]:
+    """Rebuild the judged candidates; none before a confirmation has ended."""
+    attributes = study.user_attrs
+    was_planned = any(name.startswith("confirm_tests:") for name in attributes)
+    objective = attributes.get("study_file", {}).get("study", {}).get("objective")
+    candidates = [_candidate(stored) for stored in attributes.get("candidates", [])]
+    return candidates if was_planned else [_of_earlier_version(one, objective) for one in candidates]
+
+
+def _of_earlier_version(candidate: CandidateRecord, objective: str | None) -> CandidateRecord:
+    """Read what version 0.6 judged: of the metric alone, with the speed-up of a step whatever was minimised."""
+    if candidate.n_seeds == 0:
+        return candidate
+    says_all = candidate.speedup_low > 1.0 and objective != "time_to_target"
+    verdict = candidate.verdict
+    if verdict is Verdict.CONFIRMED and not says_all:
+        verdict = Verdict.UNDECIDED
+    sentence = f"By version 0.6, which judged the metric alone and timed a step: {candidate.sentence}"
+    return replace(candidate, verdict=verdict, sentence=sentence)
+
+
+def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
+    numbers = ("speedup", "speedup_low", "drop")
+    values = {name: math.nan if stored[name] is None else stored[name] for name in numbers}
+    values |= {name: math.inf if stored[name] is None else stored[name] for name in ("speedup_high", "drop_bound")}
+    metrics = tuple((math.nan if a is None else a, math.nan if b is None else b) for a, b in stored["metrics"])
+    return CandidateRecord(**{**stored, **values, "verdict": Verdict(stored["verdict"]), "metrics": metrics})
+
+
+def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, objective: str) -> TrialRecord:
+    attributes = trial.user_attrs
+    trained = read_trained(attributes["trained"]) if "trained" in attributes else None
+    speed = read_speed(attributes["speed"]) if "speed" in attributes else None
+    warm_up_steps = int(attributes.get("warm_up_steps", 0))
+    complete = trial.state == TrialState.COMPLETE
+    scored = None
+    if complete and baseline is not None and trained is not None and speed is not None:
+        scored = score(trained, speed, baseline, allowed_drop, objective, warm_up_steps)
+    value = float(trial.values[-1]) if complete and trial.values else math.nan
+    metric = math.nan
+    if trained is not None:
+        # A pruned trial's last evaluation is what is known of it.
+        metric = trained.curve[-1][1] if math.isnan(trained.metric) and trained.curve else trained.metric
+        metric = math.nan if trained.diverged else metric
+    deficit = math.nan
+    if baseline is not None and not math.isnan(metric):
+        deficit = metric_deficit(baseline.metric, metric, higher_is_better=baseline.higher_is_better)
+    message = str(attributes.get("message", ""))
+    return TrialRecord(
+        number=trial.number,
+        state=_STATES[trial.state],
+        level=str(attributes.get("level", "O0")),
+        parameters=dict(attributes.get("parameters", trial.params)),
+        config=dict(attributes.get("config", {})),
+        summary=str(attributes.get("summary", "")),
+        value=value if scored is None else scored.values[-1],
+        metric=metric,
+        metric_deficit=deficit,
+        allowed_drop=allowed_drop,
+        relative_step_time=math.nan if speed is None else speed.ratio,
+        relative_low=math.nan if speed is None else speed.low,
+        relative_high=math.nan if speed is None else speed.high,
+        steps_to_target=math.nan if scored is None else scored.steps_to_target,
+        seconds=_duration(trial) if trial.state in FINISHED else math.nan,
+        feasible=scored is not None and scored.feasible,
+        curve=() if trained is None else trained.curve,
+        run_path="" if trained is None else trained.path,
+        message=message,
+        warm_up_steps=warm_up_steps,
+        overflows=0 if trained is None else trained.overflows,
+    )
+
+
+def _duration(trial: FrozenTrial) -> float:
+    return trial.duration.total_seconds() if trial.duration is not None else math.nan

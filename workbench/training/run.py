@@ -1,0 +1,571 @@
+"""Run a task under a configuration, record it in a run directory, evaluate it on the way.
+
+What was drained from the device is kept until the recorder has it on the disk, so neither a full disk nor Ctrl-C loses
+a step that was measured.
+
+Over several ranks every rank runs this file. All train; rank 0 alone records, evaluates, reports and asks its caller.
+What a clock or a caller decides (drain now, stop) is put to the vote at each step and done by all at the next one, so
+that no rank is left in a collective that the others never reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from workbench.config import BoostConfig, Plan
+from workbench.core import devices
+from workbench.core import distributed as ranks
+from workbench.core.batch import move_batch
+from workbench.core.records import Event, EventKind, StepRecord
+from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale import ScaleCollapseError, collapsed_at
+from workbench.runs import RunRecorder, collect_environment, new_run_id
+from workbench.tasks import Task
+from workbench.training import TraceBuffer, training_loop
+from workbench.training.evaluation import evaluate
+from workbench.training.preflight import check_outputs
+from workbench.training.setup import Prepared, prepare
+from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
+from workbench.training.trace_buffer import AT_FLOOR_COLUMN
+
+__all__ = ["Follower", "Pause", "RunProgress", "RunResult", "run_task"]
+
+_TRACE_ROWS = 1024
+
+
+class Pause(Protocol):
+    """How a caller holds a run between two steps."""
+
+    def requested(self) -> bool:
+        """Return whether to hold; asked once per step, so it must be quick."""
+        ...
+
+    def wait(self) -> None:
+        """Return when the run is to go on, or to be stopped."""
+        ...
+
+
+class Follower(Protocol):
+    """Who is told of a whole run, in blocks; what a mirror to another tool is."""
+
+    def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """Be told of a run before its first step; an exception ends it."""
+        ...
+
+    def write(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
+        """Take a block; must return at once and raise nothing."""
+        ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Be told how it ended, as in ``summary.json``; must raise nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """Where a run stands, for progress displays.
+
+    Args:
+        step: Micro-batches done.
+        steps: Micro-batches planned.
+        loss: Last drained loss.
+        metric: Last evaluated metric; NaN before the first evaluation.
+        loss_scale: Last drained loss scale.
+        seconds: Time since the start, seconds.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    metric: float
+    loss_scale: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run gave.
+
+    Args:
+        metric: Metric of the last evaluation in the task's unit; NaN when the run diverged or was never evaluated.
+        metric_name: Its name.
+        higher_is_better: Its direction.
+        curve: Pairs (micro-batches done, metric).
+        steps: Micro-batches trained, on each rank.
+        seconds: Time spent training, evaluation not included, seconds.
+        overflows: Windows whose gradients overflowed.
+        final_loss: Mean loss of the last tenth of the steps.
+        final_loss_scale: Loss scale at the end.
+        diverged: Whether the loss or the metric became NaN or inf, or the loss scale collapsed.
+        stopped: Whether somebody asked it to stop.
+        message: One sentence when it did not end as planned (diverged, stopped, ended early).
+        path: Run directory; None when nothing was recorded.
+        plan: What was in effect.
+        notes: What became of the network, one line each.
+    """
+
+    metric: float
+    metric_name: str
+    higher_is_better: bool
+    curve: tuple[tuple[int, float], ...]
+    steps: int
+    seconds: float
+    overflows: int
+    final_loss: float
+    final_loss_scale: float
+    diverged: bool
+    stopped: bool
+    message: str
+    path: Path | None
+    plan: Plan
+    notes: tuple[str, ...] = ()
+
+
+def run_task(
+    task: Task,
+    config: BoostConfig,
+    *,
+    level: str = "O0",
+    steps: int,
+    seed: int = 0,
+    device: torch.device | None = None,
+    out: Path | None = None,
+    run_id: str | None = None,
+    evaluate_every: int | None = None,
+    exponents_every: int = 0,
+    on_progress: Callable[[RunProgress], None] | None = None,
+    on_evaluation: Callable[[int, float], bool] | None = None,
+    stop: Callable[[], bool] | None = None,
+    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None,
+    drain_seconds: float = 1.0,
+    pause: Pause | None = None,
+    follower: Follower | None = None,
+) -> RunResult:
+    """Train a task for a number of micro-batches.
+
+    Where several ranks train together (``workbench.core.distributed``) each of them calls this with the same arguments;
+    folders and callbacks count on rank 0, ``stop`` on any. A step then is one micro-batch on each rank, its recorded
+    loss is the mean over ranks and its samples are those of all ranks.
+
+    Args:
+        task: What is trained.
+        config: Configuration.
+        level: Boost level.
+        steps: Micro-batches, on each rank.
+        seed: Seed of weights, data order and data split.
+        device: Where to train; None takes the accelerator if there is one.
+        out: Folder in which a run directory is made; None records nothing on disk.
+        run_id: Name of the run directory; None makes one from the time.
+        evaluate_every: Micro-batches between evaluations; None evaluates at the end only.
+        exponents_every: Updates between gradient exponent histograms; 0 never.
+        on_progress: Called at drains and evaluations.
+        on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
+        stop: Asked once per step; True ends the run within that step, over several ranks with the next one.
+        on_records: Called with the steps and events of each drain, on the thread that trains.
+        drain_seconds: Age at which recorded steps are drained from the device, seconds.
+        pause: Holds the run between two steps; a pause is no part of its time. For a run on one rank.
+        follower: Told of the run from its beginning to its end, with the blocks of ``on_records``.
+
+    Returns:
+        The result, the same on every rank; a diverged run is a result, not an error.
+
+    Raises:
+        TaskError: If the model returns something that the loss or the metric cannot take.
+        ValueError: If ``steps`` or ``evaluate_every`` is not at least 1, or ``pause`` is given where ranks train
+            together.
+        RankFailure: If another rank has died or does not answer.
+        TelemetryError: If the run directory cannot be written.
+    """
+    _check_count("steps", steps)
+    if evaluate_every is not None:
+        _check_count("evaluate_every", evaluate_every)
+    if pause is not None and ranks.world_size() > 1:
+        raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
+    device = device or devices.select_device("auto")
+    prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
+    check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, seed)
+    run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress, on_records, drain_seconds)
+    if ranks.rank() == 0:
+        run.recorder = _open_recorder(out, run_id, task, config, run, level)
+    try:
+        if ranks.rank() == 0 and follower is not None:
+            _introduce(follower, run, task, config, level)
+        if run.recorder is not None:
+            run.snapshots = snapshot_recorder(config, run.boosted, run.recorder.path)
+        run.train(evaluate_every, on_evaluation, stop, pause)
+        if run.recorder is not None:
+            run.recorder.finish(run.summary())
+        if run.follower is not None:
+            run.follower.finish(run.summary())
+    except BaseException as raised:
+        error = ranks.explained(raised)
+        run.interrupt(error)
+        if error is raised:
+            raise
+        raise error from raised
+    return ranks.broadcast_object(run.result())
+
+
+class _Run:
+    """The state of one run while it goes on."""
+
+    def __init__(
+        self,
+        task: Task,
+        prepared: Prepared,
+        device: torch.device,
+        seed: int,
+        steps: int,
+        exponents_every: int,
+        on_progress: Callable[[RunProgress], None] | None,
+        on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None,
+        drain_seconds: float,
+    ) -> None:
+        self.task = task
+        self.boosted, self.plan, self.scheduler = prepared.boosted, prepared.plan, prepared.scheduler
+        self.device, self.seed, self.steps = device, seed, steps
+        self.leads = ranks.rank() == 0
+        self.n_ranks = ranks.world_size()
+        self.votes = ranks.StepVotes() if self.n_ranks > 1 else None
+        self.on_progress = on_progress if self.leads else None
+        self.on_records = on_records if self.leads else None
+        # The other ranks keep their losses only: what is recorded of gradients is the same everywhere.
+        self.trace = TraceBuffer(
+            self.boosted,
+            exponents_every=exponents_every if self.leads else 0,
+            capacity=_TRACE_ROWS,
+            max_seconds=drain_seconds,
+            gradients=self.leads,
+        )
+        self._undrained = 0
+        self.recorder: RunRecorder | None = None
+        self.follower: Follower | None = None
+        self.snapshots: SnapshotRecorder | None = None
+        self._records: list[StepRecord] = []  # drained, not yet on the disk
+        self._events: list[Event] = []
+        self.curve: list[tuple[int, float]] = []
+        self.losses: list[float] = []
+        self.overflows = 0
+        self.done = 0
+        self.seconds = 0.0
+        self.loss_scale = float(self.boosted.loss_scale.item())
+        self.streak = 0
+        self.diverged = False
+        self.stopped = False
+        self.ended_early = False
+        self.message = ""
+        self._resumed: float | None = None
+
+    def train(
+        self,
+        evaluate_every: int | None,
+        on_evaluation: Callable[[int, float], bool] | None,
+        stop: Callable[[], bool] | None,
+        pause: Pause | None,
+    ) -> None:
+        """Train to the end, or until stopped, pruned or diverged."""
+        loop = training_loop(
+            self.boosted,
+            self.task.compute_loss,
+            (move_batch(batch, self.device) for batch in self.task.batches(self.seed)),
+            steps=self.steps,
+            scheduler=self.scheduler,
+            trace=self.trace,
+            batch_size=self._batch_size,
+        )
+        self._keep_weights()
+        self._start_clock()
+        for _ in loop:
+            self.done += 1
+            self._undrained += 1
+            self._keep_weights()
+            due, stopping = self._wishes(stop)
+            if due:
+                self.flush()
+            if self.diverged:
+                break
+            if pause is not None and pause.requested() and self.done < self.steps:
+                self._hold(pause)
+            if stopping or (self.votes is None and stop is not None and stop()):
+                self.stopped = True
+                self._end(f"stopped on request after {self.done} steps")
+                break
+            if evaluate_every and self.done % evaluate_every == 0 and self.done < self.steps:
+                self._stop_clock()
+                self.flush()  # a loss that is NaN by now is no model to evaluate
+                if self.diverged:
+                    break
+                if self._evaluate(on_evaluation):
+                    self.ended_early = True
+                    self._end(f"ended early after {self.done} steps: its metric does not keep up")
+                    break
+                if self.diverged:
+                    break
+                self._start_clock()
+        self._stop_clock()
+        if self.votes is not None:
+            self.votes.settle()
+        self.flush()
+        self.boosted.finish()
+        if not (self.diverged or self.stopped or self.ended_early):
+            self._evaluate(on_evaluation)
+            self.flush()
+
+    def flush(self) -> None:
+        """Drain the trace to the recorder, act on what it shows, and report; every rank at the same step."""
+        self._drain(agree=self.n_ranks > 1)
+        if self.n_ranks > 1:
+            self.diverged, self.message = ranks.broadcast_object((self.diverged, self.message))
+        self._write()
+        self._report()
+
+    def _hold(self, pause: Pause) -> None:
+        """Wait while the caller holds the run, with everything recorded on the disk and on the screen."""
+        self._stop_clock()
+        self.flush()
+        began = time.perf_counter()
+        pause.wait()
+        self._start_clock(left_out=time.perf_counter() - began)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Close the record of a run that an exception ends; never raises, so that the exception is what is seen."""
+        if self.recorder is None and self.follower is None:
+            return
+        self._stop_clock_quietly()
+        with contextlib.suppress(Exception):  # a device that failed has nothing more to give
+            self._drain()
+        self.message = f"{type(error).__name__}: {error}"
+        if self.follower is not None:
+            with contextlib.suppress(Exception):  # where warnings are errors, what it has to say is one
+                self.follower.finish(self.summary() | {"state": "interrupted"})
+        if self.recorder is None:
+            return
+        try:
+            self._write()
+            self.recorder.finish(self.summary() | {"state": "interrupted"})
+        except Exception as failure:  # the disk may be full: what is on it stays, and the user should know
+            error.add_note(f"the end of the run could not be recorded in {self.recorder.path}: {failure}")
+            with contextlib.suppress(Exception):
+                self.recorder.close()
+
+    def _keep_weights(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.after_step(self.done)
+
+    def _wishes(self, stop: Callable[[], bool] | None) -> tuple[bool, bool]:
+        """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
+        if self.votes is None:
+            return self.trace.due(), False
+        full = self._undrained >= _TRACE_ROWS - 1  # all ranks count the same, and a vote would come one row late
+        due, stopping = self.votes.exchange(self.leads and self.trace.due(), stop is not None and stop())
+        return due or full, stopping
+
+    def _drain(self, *, agree: bool = False) -> None:
+        """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
+        records, events = self.trace.drain()
+        self._undrained = 0
+        if agree:
+            means = ranks.mean_over_ranks([record.loss for record in records])
+            records = [replace(record, loss=mean) for record, mean in zip(records, means, strict=True)]
+            events = self._judged_by_mean(records, events)
+        events += self._judge(records)
+        self._records += records
+        self._events += events
+        for record in records:
+            self.losses.append(record.loss)
+            self.overflows += record.overflow
+            self.loss_scale = record.loss_scale_after
+        diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
+        if diverged is not None and not self.diverged:
+            self.diverged, self.message = True, diverged.message
+        if self.on_records is not None and (records or events):
+            self.on_records(records, events)
+        if self.follower is not None and (records or events):
+            self.follower.write(records, events)
+
+    def _judged_by_mean(self, records: list[StepRecord], events: list[Event]) -> list[Event]:
+        """Replace what this rank's own losses say about divergence by what the mean over ranks says."""
+        events = [event for event in events if not (event.kind is EventKind.DIVERGED and event.subject == "loss")]
+        broken = next((record for record in records if not math.isfinite(record.loss)), None)
+        if broken is None or self.boosted.loss_scaling.checks_overflow or self.diverged:
+            return events
+        message = f"step {broken.step}: the loss is {broken.loss:g}; training diverged"
+        return [*events, Event(broken.step, EventKind.DIVERGED, "loss", broken.loss, message)]
+
+    def _write(self) -> None:
+        if self.recorder is not None:
+            self.recorder.write(self._records, self._events)
+        self._records, self._events = [], []
+
+    def result(self) -> RunResult:
+        """Return what the run gave."""
+        complete = not self.diverged and bool(self.curve)
+        return RunResult(
+            metric=self.curve[-1][1] if complete else math.nan,
+            metric_name=self.task.metric_name,
+            higher_is_better=self.task.higher_is_better,
+            curve=tuple(self.curve),
+            steps=self.done,
+            seconds=self.seconds,
+            overflows=self.overflows,
+            final_loss=self._final_loss(),
+            final_loss_scale=self.loss_scale,
+            diverged=self.diverged,
+            stopped=self.stopped,
+            message=self.message,
+            path=self.recorder.path if self.recorder is not None else None,
+            plan=self.plan,
+            notes=self.boosted.notes,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return the same as plain values for summary.json."""
+        result = self.result()
+        return {
+            "state": self._state(),
+            "task": self.task.name,
+            "level": self.plan.level,
+            "in_effect": self.plan.summary(),
+            "notes": list(self.boosted.notes),
+            "metric_name": result.metric_name,
+            "metric": result.metric,
+            "curve": [list(point) for point in result.curve],
+            "steps": result.steps,
+            "seconds": result.seconds,
+            "overflows": result.overflows,
+            "final_loss": result.final_loss,
+            "final_loss_scale": result.final_loss_scale,
+            "message": result.message,
+        }
+
+    def _judge(self, records: list[StepRecord]) -> list[Event]:
+        """Look for a scale that collapsed."""
+        scaling = self.boosted.loss_scaling
+        windows = [record for record in records if record.accumulated == self.boosted.window.n_steps]
+        if scaling.collapse_after is None or not scaling.checks_overflow or not windows:
+            return []
+        at, self.streak = collapsed_at(
+            [record.overflow for record in windows],
+            [_height(record, scaling.minimum) for record in windows],
+            scaling.minimum,
+            scaling.collapse_after,
+            self.streak,
+        )
+        if at is None or self.diverged:
+            return []
+        step = windows[at].step
+        self.diverged = True
+        self.message = str(ScaleCollapseError(step, self.streak, scaling.minimum))
+        return [Event(step, EventKind.SCALE_COLLAPSE, "", windows[at].loss_scale_after, self.message)]
+
+    def _evaluate(self, on_evaluation: Callable[[int, float], bool] | None) -> bool:
+        value = math.nan
+        if self.leads:
+            # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate.
+            model = unwrapped(self.boosted.model) if self.n_ranks > 1 else self.boosted.model
+            value = evaluate(self.task, model, self.device, self.boosted.precision, self.seed)
+        value = ranks.broadcast_object(value)
+        if not math.isfinite(value):
+            self.diverged = True
+            self.message = f"{self.task.metric_name} is {value:g} after {self.done} steps; training diverged"
+            self.trace.emit(Event(self.done - 1, EventKind.DIVERGED, self.task.metric_name, value, self.message))
+            return False
+        self.curve.append((self.done, value))
+        message = f"{self.task.metric_name} {value:.6g} after {self.done} steps"
+        self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, self.task.metric_name, value, message))
+        self._report()
+        ends = self.leads and on_evaluation is not None and on_evaluation(self.done, value)
+        return ranks.broadcast_object(ends)
+
+    def _batch_size(self, batch: Any) -> int:
+        return self.n_ranks * self.task.batch_size_of(batch)
+
+    def _end(self, message: str) -> None:
+        self.message = message
+        self.trace.emit(Event(self.done - 1, EventKind.STOPPED, message=message))
+
+    def _state(self) -> str:
+        if self.diverged:
+            return "diverged"
+        if self.stopped:
+            return "stopped"
+        return "ended early" if self.ended_early else "finished"
+
+    def _report(self) -> None:
+        if self.on_progress is not None:
+            metric = self.curve[-1][1] if self.curve else math.nan
+            loss = self.losses[-1] if self.losses else math.nan
+            self.on_progress(RunProgress(self.done, self.steps, loss, metric, self.loss_scale, self._elapsed()))
+
+    def _final_loss(self) -> float:
+        tail = self.losses[-max(1, len(self.losses) // 10) :]
+        return sum(tail) / len(tail) if tail else math.nan
+
+    def _start_clock(self, left_out: float = 0.0) -> None:
+        self._resumed = time.perf_counter()
+        self.trace.restart_clock(left_out)
+
+    def _stop_clock(self) -> None:
+        if self._resumed is not None:
+            devices.synchronize(self.device)
+            self.seconds += time.perf_counter() - self._resumed
+            self._resumed = None
+
+    def _stop_clock_quietly(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stop_clock()
+
+    def _elapsed(self) -> float:
+        return self.seconds + (time.perf_counter() - self._resumed if self._resumed is not None else 0.0)
+
+
+def _height(record: StepRecord, minimum: float) -> float:
+    """Return the scale that tells a collapse: with scale groups the floor where every overflowing group lies on its."""
+    if not record.group_scales:
+        return record.loss_scale_after
+    return minimum if AT_FLOOR_COLUMN in record.columns else math.inf
+
+
+def _open_recorder(
+    out: Path | None, run_id: str | None, task: Task, config: BoostConfig, run: _Run, level: str
+) -> RunRecorder | None:
+    if out is None:
+        return None
+    return RunRecorder.create(out, config.to_dict(), _environment(task, run, level), run_id)
+
+
+def _environment(task: Task, run: _Run, level: str) -> dict[str, Any]:
+    environment = collect_environment(
+        device={"type": run.device.type, "name": devices.device_name(run.device), "threads": torch.get_num_threads()},
+        seed=run.seed,
+        data_hash=task.data_digest(),
+        task=task.name,
+        level=level,
+    )
+    return environment | {"steps": run.steps, "world_size": run.n_ranks}
+
+
+def _introduce(follower: Follower, run: _Run, task: Task, config: BoostConfig, level: str) -> None:
+    """Tell a follower of the run, by the recorded run's own name and environment where there is one."""
+    if run.recorder is not None:
+        environment = json.loads((run.recorder.path / "environment.json").read_bytes())
+        follower.begin(run.recorder.run_id, config.to_dict(), environment)
+    else:
+        began = {"started": datetime.now(UTC).isoformat()}
+        follower.begin(new_run_id(), config.to_dict(), _environment(task, run, level) | began)
+    run.follower = follower
+
+
+def _check_count(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}` must be a whole number of micro-batches, 1 or more, got {value!r}")

@@ -1,0 +1,151 @@
+"""Keep the weights of a run as it goes on: what DimReduce's subspace is computed from.
+
+A snapshot is one ``snapshot_000100.safetensors`` of the trained parameters, float32, under their names in the task's
+model. The number counts the steps done, so the sorted order of the names is the order in time, and
+``snapshot_000000`` holds the initial weights. Buffers (BatchNorm statistics) are not trained and not kept.
+
+Li et al., arXiv:2103.11154, section 3.3, sample the trajectory from its first weights on; the training in the subspace
+starts from these again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from workbench.config import BoostConfig
+from workbench.core import distributed as ranks
+from workbench.core.files import replacing
+from workbench.training import Boosted
+from workbench.training.dim_reduce_update import trained_parameters
+
+__all__ = ["FOLDER", "SnapshotRecorder", "snapshot_recorder", "snapshot_steps"]
+
+FOLDER = "snapshots"
+"""Name of the folder inside a run directory."""
+
+
+def snapshot_steps(every_steps: int, count: int, start_step: int = 0) -> range:
+    """Return after how many steps weights are kept.
+
+    Example:
+        >>> list(snapshot_steps(10, 4)), list(snapshot_steps(5, 3, start_step=20))
+        ([0, 10, 20, 30], [20, 25, 30])
+    """
+    return range(start_step, start_step + count * every_steps, every_steps)
+
+
+class SnapshotRecorder:
+    """Writes weights at chosen steps; every file appears complete or not at all.
+
+    A snapshot waits for the device and copies the weights to the host; other steps cost a comparison. Weights that are
+    inf or NaN are not written, with a warning.
+
+    Args:
+        parameters: Name -> parameter, read again at every snapshot.
+        folder: Where the files go; made when missing.
+        every_steps: Distance of two snapshots, at least 1.
+        count: How many are kept, at least 1.
+        start_step: Steps done before the first one; 0 keeps the initial weights.
+
+    Raises:
+        ValueError: When a number is below its least value, there is no parameter, or the folder holds snapshots of
+            another run.
+
+    Example:
+        In a loop of one's own::
+
+            boosted = apply(config, model, optimizer)
+            recorder = SnapshotRecorder(dict(model.named_parameters()), "snapshots", every_steps=10, count=40)
+            recorder.after_step(0)  # the initial weights
+            for done, (x, y) in enumerate(loader, start=1):
+                with boosted.autocast():
+                    loss = criterion(boosted.model(x), y)
+                boosted.backward(loss)
+                boosted.step()
+                recorder.after_step(done)
+
+        and then ``{"boost": {"mode": "manual", "dim_reduce": true}, "dim_reduce": {"weight_load_dir": "snapshots"}}``.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        folder: str | Path,
+        *,
+        every_steps: int,
+        count: int,
+        start_step: int = 0,
+    ) -> None:
+        for name, value, least in (("every_steps", every_steps, 1), ("count", count, 1), ("start_step", start_step, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"`{name}` must be a whole number at least {least}, got {value!r}")
+        if not parameters:
+            raise ValueError("`parameters` must name the weights to keep, got none")
+        self.parameters = dict(parameters)
+        self.folder = Path(folder)
+        self.steps = snapshot_steps(every_steps, count, start_step)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        others = sorted(self.folder.glob("snapshot_*.safetensors"))
+        if others:
+            raise ValueError(
+                f"`folder` must hold no snapshots yet, {self.folder} holds {len(others)}, from {others[0].name} on; "
+                "components of two runs together would describe neither"
+            )
+
+    def after_step(self, done: int) -> Path | None:
+        """Keep the weights if it is time.
+
+        Args:
+            done: Steps done so far; 0 before training.
+
+        Returns:
+            The file that was written; None otherwise.
+
+        Raises:
+            DiskFullError: When there is no room for it.
+        """
+        return self._write(done) if done in self.steps else None
+
+    def _write(self, done: int) -> Path | None:
+        weights = {name: _kept(parameter) for name, parameter in self.parameters.items()}
+        path = self.folder / f"snapshot_{done:06d}.safetensors"
+        if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
+            warnings.warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written", stacklevel=3)
+            return None
+        with replacing(path) as temporary:
+            save_file(weights, temporary, metadata={"step": str(done)})
+        return path
+
+
+def snapshot_recorder(config: BoostConfig, boosted: Boosted, run_path: Path | None) -> SnapshotRecorder | None:
+    """Return the recorder that section ``snapshots`` asks for, into the folder ``snapshots`` of a run.
+
+    Args:
+        config: Configuration.
+        boosted: What is trained; the weights are those of its optimizer.
+        run_path: Run directory; None when the run is not recorded.
+
+    Returns:
+        The recorder; None when ``snapshots.count`` is 0, nothing is recorded, or another rank is the first one (whose
+        weights are the same).
+    """
+    asked = config.snapshots
+    if asked.count == 0 or run_path is None or ranks.rank() != 0:
+        return None
+    return SnapshotRecorder(
+        trained_parameters(boosted.model, boosted.optimizer),
+        run_path / FOLDER,
+        every_steps=asked.every_steps,
+        count=asked.count,
+        start_step=asked.start_step,
+    )
+
+
+def _kept(parameter: Tensor) -> Tensor:
+    return parameter.detach().to("cpu", torch.float32, copy=True).contiguous()

@@ -1,0 +1,246 @@
+"""How fast is a configuration, as a ratio of step times measured in one process?
+
+Both sides train on equal copies, block by block in turn (A B, B A, ...), so that whatever the machine does to one it
+does to the other. A step's cost depends on what it does: with freezing, on how many groups are frozen; with
+accumulation, on whether the window ends. So each kind of step (a *stratum*) is visited in every block, and its time
+is weighted by how often the schedule uses it. What an optimizer does every so many steps only (THOR's refresh) is done
+once per block, and what it adds to a step is spread over the steps of a cycle. The ratio is the median over rounds; its
+interval comes from a bootstrap over rounds.
+
+Over several ranks all of them train every block together, and rank 0's clock counts: it decides how many rounds there
+are, and every rank gets its answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+
+from workbench.config import BoostConfig
+from workbench.core import devices
+from workbench.core import distributed as ranks
+from workbench.core.batch import move_batch
+from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.tasks import Task
+from workbench.training.setup import prepare
+
+__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio"]
+
+_MEASURED_GROUPS = 5
+_DISTINCT_BATCHES = 8
+_MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRatio:
+    """Step time of a candidate relative to a baseline.
+
+    Args:
+        ratio: Candidate step time / baseline step time; smaller is faster.
+        low: Lower end of its 95 % interval.
+        high: Upper end of its 95 % interval.
+        baseline_ms: Median step time of the baseline, milliseconds.
+        candidate_ms: Median step time of the candidate, milliseconds.
+        rounds: Interleaved rounds behind it.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    baseline_ms: float
+    candidate_ms: float
+    rounds: int
+
+
+def measure_speed_ratio(
+    task: Task,
+    baseline: tuple[BoostConfig, str],
+    candidate: tuple[BoostConfig, str],
+    *,
+    device: torch.device | None = None,
+    seed: int = 0,
+    rounds: int = 8,
+    steps_per_block: int = 6,
+    precision: float = 0.05,
+    stop: Callable[[], bool] | None = None,
+    before_window: Callable[[], None] | None = None,
+) -> SpeedRatio:
+    """Measure the ratio of step times by interleaved blocks.
+
+    A quiet machine is measured in ``rounds`` rounds; on a noisy one rounds are added, up to four times as many, until
+    the interval is narrow enough.
+
+    Args:
+        task: What is trained.
+        baseline: Configuration and level of the base.
+        candidate: Configuration and level in question.
+        device: Where to train; None takes the accelerator if there is one.
+        seed: Seed of weights and data.
+        rounds: Rounds at least; each visits every kind of step of both sides.
+        steps_per_block: Steps per block at least.
+        precision: Width of the interval, relative to the ratio, at which no more rounds are added.
+        stop: Asked between rounds; True ends the measurement after at least two rounds.
+        before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
+            measurement without an answer. For one rank.
+
+    Returns:
+        The ratio with its interval.
+
+    Raises:
+        ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
+    """
+    for name, value in (("rounds", rounds), ("steps_per_block", steps_per_block)):
+        if not value >= 1:
+            raise ValueError(f"`{name}` must be at least 1, got {value!r}")
+    device = device or devices.select_device("auto")
+    sides = [
+        TimedSide(task, *side, device=device, seed=seed, at_least=steps_per_block, before_window=before_window)
+        for side in (baseline, candidate)
+    ]
+    for side in sides:  # warm-up: allocations, lazy initialisation, compilation
+        side.block()
+    rows: list[tuple[float, float]] = []
+    while True:
+        first = len(rows) % 2  # A B, B A, ...: neither side always comes after the other
+        block = [0.0, 0.0]
+        for index in (first, 1 - first):
+            block[index] = sides[index].block()
+        rows.append((block[0], block[1]))
+        measured = None
+        if ranks.rank() == 0:
+            measured = _answer(rows, rounds, precision, seed, stop)
+        measured = ranks.broadcast_object(measured)
+        if measured is not None:
+            return measured
+
+
+def _answer(
+    rows: list[tuple[float, float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
+) -> SpeedRatio | None:
+    """Return the ratio, or None while more rounds are wanted."""
+    done = len(rows)
+    if done < rounds and not (stop is not None and done >= 2 and stop()):
+        return None
+    times = np.array(rows)
+    ratios = times[:, 1] / times[:, 0]
+    ratio = float(np.median(ratios))
+    low, high = bootstrap_median_interval(ratios, seed)
+    if high - low > precision * ratio and done < _MOST_ROUNDS * rounds and not (stop is not None and stop()):
+        return None
+    base_ms, other_ms = np.median(times, axis=0) * 1e3
+    return SpeedRatio(ratio, low, high, float(base_ms), float(other_ms), done)
+
+
+def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of a median.
+
+    Args:
+        values: Observations, shape ``[n]``, n >= 1.
+        seed: Seed of the resampling.
+        level: Coverage.
+    """
+    rng = np.random.default_rng(seed)
+    picks = rng.integers(0, len(values), size=(2000, len(values)))
+    medians = np.median(np.asarray(values)[picks], axis=1)
+    tail = (1 - level) / 2
+    return float(np.quantile(medians, tail)), float(np.quantile(medians, 1 - tail))
+
+
+class _Cyclic(Protocol):
+    """An optimizer that does something dear every so many steps (`workbench.optim.thor.optimizer.Thor`)."""
+
+    frequency: int
+    refreshed: bool  # whether the last step did it
+
+    def refresh_next(self) -> None:
+        """Do it in the coming step."""
+        ...
+
+
+class TimedSide:
+    """One of the two: trains in blocks and says what an average step of its schedule costs."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: BoostConfig,
+        level: str,
+        *,
+        device: torch.device,
+        seed: int,
+        at_least: int,
+        before_window: Callable[[], None] | None,
+    ) -> None:
+        self.before_window = before_window
+        self.clock = time.perf_counter
+        self.task, self.device, self.at_least = task, device, at_least
+        self.boosted = prepare(task, config, level=level, seed=seed, device=device, steps=10_000).boosted
+        batches = islice(task.batches(seed), _DISTINCT_BATCHES)
+        self.batches = [move_batch(batch, device) for batch in batches]
+        self.position = 0
+        optimizer = self.boosted.optimizer
+        self.frequency: dict[int, float] = {0: 1.0}
+        if isinstance(optimizer, FreezeOpt):
+            strategy = optimizer.strategy or range(optimizer.n_groups)  # without a strategy the groups take turns
+            self.frequency = {group: count / len(strategy) for group, count in Counter(strategy).items()}
+        self.groups = _spread(sorted(self.frequency), _MEASURED_GROUPS)
+        inner = optimizer.optimizer_of(self.groups[0]) if isinstance(optimizer, FreezeOpt) else optimizer
+        self.cyclic = cast("_Cyclic", inner) if hasattr(inner, "refresh_next") else None
+
+    def block(self) -> float:
+        """Train one block and return the schedule's mean step time, seconds per micro-batch."""
+        by_group: dict[int, list[float]] = {group: [] for group in self.groups}
+        window = self.boosted.window.n_steps
+        passes = max(1, -(-self.at_least // (len(self.groups) * window)))
+        for _ in range(passes):
+            for group in self.groups:
+                seconds = self._window(group)
+                if self.cyclic is not None and self.cyclic.refreshed:
+                    seconds = self._window(group)  # what is dear is counted below
+                by_group[group].append(seconds)
+        measured = np.array([np.mean(by_group[group]) for group in self.groups])
+        cost = np.interp(list(self.frequency), self.groups, measured)
+        return float(np.dot(cost, list(self.frequency.values()))) + self._dear(float(measured[0]))
+
+    def _dear(self, ordinary: float) -> float:
+        """Return what the optimizer's dear steps add to an average one; ``ordinary`` is one without."""
+        if self.cyclic is None:
+            return 0.0
+        self.cyclic.refresh_next()
+        return (self._window(self.groups[0]) - ordinary) / self.cyclic.frequency
+
+    def _window(self, group: int) -> float:
+        """Train one accumulation window with this freezing group; return seconds per micro-batch."""
+        if self.before_window is not None:
+            self.before_window()
+        boosted, task = self.boosted, self.task
+        if isinstance(boosted.optimizer, FreezeOpt):
+            boosted.use_freezing_group(group)
+        devices.synchronize(self.device)
+        ranks.barrier()  # a rank that lags from the window before would be waited for in this one
+        began = self.clock()
+        for _ in range(boosted.window.n_steps):
+            batch = self.batches[self.position % len(self.batches)]
+            self.position += 1
+            with boosted.autocast():
+                loss = task.compute_loss(boosted.model, batch)
+            boosted.backward(loss)
+            boosted.step(functools.partial(task.compute_loss, boosted.model, batch))  # DimReduce tries its steps
+        devices.synchronize(self.device)
+        return (self.clock() - began) / boosted.window.n_steps
+
+
+def _spread(groups: list[int], at_most: int) -> list[int]:
+    """Pick evenly spread groups, the first and the last among them."""
+    if len(groups) <= at_most:
+        return groups
+    picks = np.linspace(0, len(groups) - 1, at_most).round().astype(int)
+    return [groups[i] for i in picks]

@@ -1,0 +1,140 @@
+"""DimReduce's recipe, both halves: a run that records weight snapshots, and a run in the subspace that they span.
+
+The second run starts from the initial weights of the first (same seed), as in arXiv:2103.11154: what is compared is
+how many steps either takes from there to the loss at which the first one ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from workbench.config import BoostConfig, ConfigError
+from workbench.tasks import Task
+from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.snapshots import FOLDER
+
+__all__ = ["SubspaceRuns", "subspace_table", "train_in_subspace"]
+
+
+@dataclass(frozen=True)
+class SubspaceRuns:
+    """Both runs of one seed.
+
+    Args:
+        seed: Seed of initial weights, data order and split.
+        warm_up: The run that recorded the snapshots.
+        reduced: The run in their subspace.
+    """
+
+    seed: int
+    warm_up: RunResult
+    reduced: RunResult
+
+    @property
+    def target(self) -> float:
+        """Return the metric at the end of the first run."""
+        return self.warm_up.metric
+
+    @property
+    def reached(self) -> float:
+        """Return after how many steps the second run was first evaluated as good as that; NaN when it never was."""
+        sign = -1.0 if self.warm_up.higher_is_better else 1.0
+        return next((float(s) for s, value in self.reduced.curve if sign * value <= sign * self.target), math.nan)
+
+
+def train_in_subspace(
+    task: Task,
+    warm_up: BoostConfig,
+    reduced: BoostConfig,
+    *,
+    seeds: Sequence[int],
+    steps: int,
+    out: Path,
+    reduced_task: Task | None = None,
+    reduced_steps: int | None = None,
+    evaluate_every: int = 10,
+    device: torch.device | None = None,
+    on_progress: Callable[[str, RunProgress], None] | None = None,
+) -> list[SubspaceRuns]:
+    """Record and train, seed by seed.
+
+    Args:
+        task: What is trained; a task that is judged by its training loss shows it directly.
+        warm_up: Configuration of the first run; its ``snapshots`` section says what is kept.
+        reduced: Configuration of the second run, with ``boost.dim_reduce`` in effect. Its ``weight_load_dir`` is set to
+            the snapshots of the same seed.
+        seeds: Seeds.
+        steps: Micro-batches of the first run.
+        out: Folder for the run directories ``warm-up-<seed>`` and ``dim-reduce-<seed>``.
+        reduced_task: The task of the second run where it differs, for example in its batch size; None for the same.
+        reduced_steps: Micro-batches of the second run; None for as many as the first one's.
+        evaluate_every: Micro-batches between evaluations.
+        device: Where to train; None takes the accelerator if there is one.
+        on_progress: Called with the name of a run and its progress.
+
+    Returns:
+        Both runs of every seed.
+
+    Raises:
+        ConfigError: When the first configuration keeps no snapshots, or the second has no DimReduce in effect.
+    """
+    if warm_up.snapshots.count == 0:
+        raise ConfigError("`snapshots.count` must be above 0 in the configuration that records the snapshots, got 0")
+    if not reduced.with_values({"dim_reduce.weight_load_dir": FOLDER}).resolve("O0").dim_reduce:
+        raise ConfigError("`boost.dim_reduce` must be true, with mode manual, in the configuration of the second run")
+    runs = []
+    for seed in seeds:
+        results: list[RunResult] = []
+        for name, what, budget in (
+            (f"warm-up-{seed}", task, steps),
+            (f"dim-reduce-{seed}", reduced_task or task, reduced_steps or steps),
+        ):
+            config = warm_up
+            if results:
+                folder = out / f"warm-up-{seed}" / FOLDER
+                config = reduced.with_values({"dim_reduce.weight_load_dir": str(folder)})
+            results.append(
+                run_task(
+                    what,
+                    config,
+                    steps=budget,
+                    seed=seed,
+                    device=device,
+                    out=out,
+                    run_id=name,
+                    evaluate_every=evaluate_every,
+                    on_progress=None if on_progress is None else _named(on_progress, name),
+                )
+            )
+        runs.append(SubspaceRuns(seed, *results))
+    return runs
+
+
+def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
+    """Return one row per seed.
+
+    Columns: ``seed``, ``warm_up_steps``, ``target`` (the metric at the end of the warm-up), ``reached_after`` (steps;
+    NaN when never), ``dim_reduce_steps``, ``end`` (the metric at the end of the second run), ``end_share`` (that as a
+    share of the target).
+    """
+    return pd.DataFrame(
+        {
+            "seed": [one.seed for one in runs],
+            "warm_up_steps": [one.warm_up.steps for one in runs],
+            "target": [one.target for one in runs],
+            "reached_after": [one.reached for one in runs],
+            "dim_reduce_steps": [one.reduced.steps for one in runs],
+            "end": [one.reduced.metric for one in runs],
+            "end_share": [one.reduced.metric / one.target for one in runs],
+        }
+    )
+
+
+def _named(told: Callable[[str, RunProgress], None], name: str) -> Callable[[RunProgress], None]:
+    return lambda progress: told(name, progress)
