@@ -16,7 +16,7 @@ from workbench.config import (
     NetworkFacts,
     describe_parameters,
 )
-from workbench.methods.catalog import METHODS
+from workbench.methods.registry import METHODS
 from workbench.panels.config_panel import ConfigPanel, card_html
 from workbench.panels.shared_config import SharedConfig
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 
 from tests.ranks import Ranks
+from workbench.methods.dim_reduce.update import DimReduceUpdate
 from workbench.training import Boosted, apply
-from workbench.training.dim_reduce_update import DimReduceUpdate
 
 RANKS, K, STEPS, SHARE = 4, 6, 8, 5
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import SGD, Optimizer
 
 from workbench.core.records import EventSink
@@ -48,8 +48,18 @@ class CompleteWindow:
     backward_scale: Callable[[nn.Parameter], Tensor] | None = None
 
 
-class WeightUpdate(Protocol):
-    """Changes the weights at the end of a window."""
+class WeightUpdate:
+    """Changes the weights at the end of a window; derive, and say here what differs from an optimizer's step."""
+
+    #: Why ``distribute`` must give every rank the first one's weights before the first update; "" if it need not.
+    needs_distribute: str = ""
+    #: Why the model cannot be in a DistributedDataParallel; "" if it can.
+    refuses_ddp: str = ""
+    #: Whether gradients are averaged before the update, and among which ranks (None: all).
+    averages_gradients: bool = True
+    server_group: distributed.ProcessGroup | None = None
+    #: Whether a learning-rate schedule may change the optimizer's rate.
+    takes_schedule: bool = True
 
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Update the weights, or leave them, their optimizer and the method alone where ``found_inf`` is set.
@@ -57,18 +67,17 @@ class WeightUpdate(Protocol):
         Returns:
             Numbers for the trace that the host knows, by namespaced column; empty for most.
         """
-        ...
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next update depends on besides the optimizer."""
-        ...
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken."""
-        ...
 
 
-class PlainUpdate:
+class PlainUpdate(WeightUpdate):
     """The optimizer's own step, skipped on the device where the optimizer can.
 
     An optimizer that looks at more than gradients (THOR at what passes through the layers) may have two methods more:
@@ -90,13 +99,6 @@ class PlainUpdate:
             optimizer.step()
         columns: Callable[[], Mapping[str, float]] | None = getattr(optimizer, "columns", None)
         return {} if columns is None else columns()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: all memory is the optimizer's."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
 
 
 def _profits_from_flag(optimizer: Optimizer) -> bool:

@@ -19,10 +19,9 @@ from workbench.core import distributed as ranks
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
-from workbench.training.auto_boost import boost_plan_of, boosted_module_of
+from workbench.methods.plan_mark import boost_plan_of
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import BoostStep, StepOutcome
-from workbench.training.plan_update import update_of
 
 __all__ = [
     "BoostTrainOneStepCell",
@@ -77,9 +76,7 @@ class _TrainCell(nn.Module):
             network,
             optimizer,
             loss_scaling=scaling,
-            accumulation_steps=1 if plan is None else _accumulation_steps(plan),
             plan=plan,
-            update=update_of(plan, boosted_module_of(network) or network, optimizer),
         )
         if ranks.world_size() > 1 and not any(isinstance(m, DistributedDataParallel) for m in network.modules()):
             self.boosted.distribute()
@@ -337,10 +334,6 @@ def _set_scale(scaling: LossScaling, sens: Any) -> None:
 def _check_shape(scale: Tensor) -> None:
     if tuple(scale.shape) not in ((), (1,)):
         raise ValueError(f"a loss scale tensor must have shape () or (1,), got {tuple(scale.shape)}")
-
-
-def _accumulation_steps(plan: Plan) -> int:
-    return plan.config.grad_accumulation.grad_accumulation_step if plan.grad_accumulation else 1
 
 
 def _device(network: nn.Module) -> torch.device | None:

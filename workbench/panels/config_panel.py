@@ -25,7 +25,7 @@ from workbench.config import (
 )
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
-from workbench.methods.catalog import METHODS
+from workbench.methods.registry import METHODS
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.copy_button import copy_button

@@ -8,18 +8,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
-from workbench.methods.loss_scale_group.scale_borders import NOT_COMPILED
-from workbench.methods.loss_scale_group.scaling import GroupLossScaling
+from workbench.methods.in_effect import MethodsInEffect
 from workbench.training.auto_boost import AutoBoost, read_config
 from workbench.training.boosted import Boosted
-from workbench.training.plan_update import update_of
 from workbench.training.precision import Precision, cast_model_
 
 __all__ = ["apply"]
@@ -86,9 +83,7 @@ def apply(
     together = ranks.world_size() if world_size is None else world_size
     boost = AutoBoost(level, settings, world_size=together, seed=seed)
     inner = unwrapped(model)
-    if boost.plan.loss_scale_group and inner is not model and not isinstance(model, DistributedDataParallel):
-        raise RuntimeError(NOT_COMPILED)
-    _refuse_unaware_wrapper(model, boost.plan)
+    MethodsInEffect(boost.plan).refuse(model)
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
     )
@@ -97,39 +92,13 @@ def apply(
         settings.effective_amp_level(device.type), settings.amp.dtype, device.type, settings.amp.keep_batchnorm_fp32
     )
     cast_model_(inner, precision)
-    steps = settings.grad_accumulation.grad_accumulation_step if boost.plan.grad_accumulation else 1
-    scaling = (
-        GroupLossScaling.from_config(settings, inner, device)
-        if boost.plan.loss_scale_group
-        else LossScaling.from_config(settings, device)
-    )
+    methods = MethodsInEffect(boost.plan)
+    scaling = methods.loss_scaling(inner, device) or LossScaling.from_config(settings, device)
     return Boosted(
-        model,
+        methods.compiled(model),
         optimizer,
         loss_scaling=scaling,
-        accumulation_steps=steps,
         precision=precision,
         plan=boost.plan,
         notes=boost.notes,
-        update=update_of(boost.plan, inner, optimizer),
     )
-
-
-def _refuse_unaware_wrapper(model: nn.Module, plan: Plan) -> None:
-    wrapper = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
-    if wrapper is None:
-        return
-    instead = "apply() to the plain model first and call boosted.distribute() then"
-    if plan.less_bn:
-        raise RuntimeError(
-            f"LessBN replaces modules, and a DistributedDataParallel that exists already would not notice; {instead}"
-        )
-    if plan.adasum:
-        raise RuntimeError(
-            f"AdaSum combines updates, but a DistributedDataParallel averages gradients over all ranks; {instead}"
-        )
-    if plan.grad_freeze and not wrapper.find_unused_parameters:
-        raise RuntimeError(
-            "with gradient freezing DistributedDataParallel needs find_unused_parameters=True, or it waits for the "
-            f"gradients of frozen parameters; pass it, or {instead}"
-        )

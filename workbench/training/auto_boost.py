@@ -14,21 +14,17 @@ from typing import Any
 
 import numpy as np
 from torch import distributed, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, NetworkFacts, Plan
+from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
-from workbench.methods.grad_centralization.optimizer_process import OptimizerProcess
-from workbench.methods.grad_freeze.method import GradientFreeze
-from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
-from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
-from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
-from workbench.methods.parameter_process import ParameterProcess
-from workbench.methods.parameter_succession import follow_parameters
+from workbench.methods.facts import facts_of
+from workbench.methods.in_effect import MethodsInEffect, prepare_
+from workbench.methods.plan_mark import mark_
+from workbench.methods.protocol import Preparation
 
-__all__ = ["AutoBoost", "boost_plan_of", "boosted_module_of", "read_config"]
+__all__ = ["AutoBoost", "read_config"]
 
-_MARK = "boost_plan"
 _log = logging.getLogger("workbench")
 _TOLD: set[str] = set()
 
@@ -53,17 +49,6 @@ def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> 
     if isinstance(config, (str, Path)):
         return BoostConfig.from_json(config)
     raise TypeError(f"`config` must be a BoostConfig, a dict or the path of a JSON file, got {type(config).__name__}")
-
-
-def boost_plan_of(module: nn.Module) -> Plan | None:
-    """Return the plan that AutoBoost left on a module or on one it wraps; None when it was never processed."""
-    plan: Plan | None = getattr(boosted_module_of(module), _MARK, None)
-    return plan
-
-
-def boosted_module_of(module: nn.Module) -> nn.Module | None:
-    """Return the module that AutoBoost processed: this one, or one inside (a backbone under its criterion)."""
-    return next((child for child in module.modules() if isinstance(getattr(child, _MARK, None), Plan)), None)
 
 
 class AutoBoost:
@@ -102,7 +87,10 @@ class AutoBoost:
         self.plan = self.config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
         self.level = level
         self.seed = seed
-        self.less_bn_report: LessBNReport | None = None
+        #: What became of the network, one line each; empty before it was processed.
+        self.notes: tuple[str, ...] = ()
+        #: What LessBN did; None before, and where it is not in effect.
+        self.less_bn_report: Any = None
         for dropped in self.plan.dropped:
             warnings.warn(dropped.reason, UserWarning, stacklevel=2)
         _note_level_defaults(self.plan)
@@ -110,7 +98,7 @@ class AutoBoost:
     def network_auto_process_train(
         self, network: nn.Module, optimizer: Optimizer, *, criterion: Any = None, example_inputs: Any = None
     ) -> tuple[nn.Module, Optimizer]:
-        """Process a network and its optimizer for training, in the order of ``order.PROCESSING_ORDER``.
+        """Process a network and its optimizer for training, in the order of :mod:`workbench.methods.registry`.
 
         Args:
             network: Changed in place and returned.
@@ -126,32 +114,20 @@ class AutoBoost:
             The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on
             this network: a method that finds nothing to do is not in effect.
         """
-        config = self.config
-        if self.plan.less_bn:
-            network, optimizer = self._less_bn(network, optimizer, criterion, example_inputs)
-        plan = self.plan = self._acting_plan(network, optimizer)
-        split = plan.less_bn or plan.grad_freeze or plan.world_size > 1
-        if config.common.gradient_split_groups is not None and split:
-            trained = [p for group in optimizer.param_groups for p in group["params"]]
-            ParameterProcess().assign_parameter_group(trained, list(config.common.gradient_split_groups))
-        if plan.grad_freeze:
-            freeze = config.grad_freeze
-            seed = self._common_seed()
-            rng = None if seed is None else np.random.RandomState(seed)
-            method = GradientFreeze(
-                freeze.param_groups,
-                freeze.freeze_type,
-                freeze.freeze_p,
-                freeze.total_steps,
-                state=config.compatibility.freeze_state,
-                rng=rng,
-            )
-            network, optimizer = method.freeze_generate(network, optimizer)
-        if plan.dim_reduce:
-            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            optimizer = SGD([parameter for parameter in held if parameter.requires_grad], lr=1.0)
-        setattr(network, _MARK, plan)
-        return network, optimizer
+        preparation = Preparation(
+            network,
+            optimizer,
+            self.plan,
+            criterion=criterion,
+            example_inputs=example_inputs,
+            draw_seed=self._common_seed,
+            look_again=self._acting_plan,
+        )
+        prepare_(preparation)
+        self.notes = tuple(preparation.notes)
+        self.less_bn_report = getattr(network, "less_bn_report", None)
+        mark_(network, preparation.plan)
+        return network, preparation.optimizer
 
     def network_auto_process_eval(self, network: nn.Module, *, example_inputs: Any = None) -> nn.Module:
         """Process a network for evaluation: BatchNorms are reduced as in training, the head stays as it is.
@@ -160,51 +136,21 @@ class AutoBoost:
             network: Changed in place and returned.
             example_inputs: As for training.
         """
-        if self.plan.less_bn and getattr(network, "less_bn_report", None) is None:  # not processed for training
-            self.less_bn_report = reduce_batch_norms_(
-                network, match=self.config.compatibility.less_bn_match, example_inputs=example_inputs
-            )
-        setattr(network, _MARK, self.plan)
+        MethodsInEffect(self.plan).prepare_evaluation(network, example_inputs)
+        self.less_bn_report = getattr(network, "less_bn_report", None)
+        mark_(network, self.plan)
         return network
 
-    def _less_bn(
-        self, network: nn.Module, optimizer: Optimizer, criterion: Any, example_inputs: Any
-    ) -> tuple[nn.Module, Optimizer]:
-        config, rules = self.config, self.config.compatibility
-        before = dict(network.named_parameters())
-        head = HeadRule(rules.fn_scope, rules.fn_bias, criterion) if config.less_bn.fn_flag else None
-        report = reduce_batch_norms_(network, match=rules.less_bn_match, example_inputs=example_inputs, head=head)
-        self.less_bn_report = report
-        if report.head_reason and rules.fn_scope != "classifier":  # somebody asked for it by name
-            warnings.warn(report.head_note, UserWarning, stacklevel=3)
-        elif report.head_note:
-            _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
-        if not _facts_of(network, optimizer).less_bn_acts(config):
-            return network, optimizer
-        optimizer = follow_parameters(optimizer, before, dict(network.named_parameters()))
-        if config.less_bn.gc_flag:
-            process = OptimizerProcess(optimizer)
-            process.add_grad_centralization(network, rule=rules.grad_centralization)
-            optimizer = process.generate_new_optimizer()
-        return network, optimizer
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What became of the network, one line each; empty before it was processed."""
-        report = self.less_bn_report
-        return (report.head_note,) if report is not None and report.head_note else ()
-
-    def _acting_plan(self, network: nn.Module, optimizer: Optimizer) -> Plan:
+    def _acting_plan(self, preparation: Preparation) -> Plan:
         """Return the plan with what this network offers, and warn of what it leaves without work."""
-        facts = _facts_of(network, optimizer)
-        if not facts.layers:  # an optimizer of another network, which freezing refuses in its own words
-            return self.plan
-        before = {dropped.name for dropped in self.plan.dropped}
-        plan = self.config.resolve(self.level, self.plan.world_size, facts)
-        for dropped in plan.dropped:
-            if dropped.name not in before and dropped.name != "less_bn":  # of which LessBN has warned itself
-                warnings.warn(dropped.reason, UserWarning, stacklevel=3)
-        return plan
+        facts = facts_of(preparation.model, preparation.optimizer)
+        if facts.layers:  # else an optimizer of another network, which freezing refuses in its own words
+            before = {dropped.name for dropped in self.plan.dropped}
+            self.plan = self.config.resolve(self.level, self.plan.world_size, facts)
+            for dropped in self.plan.dropped:
+                if dropped.name not in before and dropped.name != "less_bn":  # of which LessBN has warned itself
+                    warnings.warn(dropped.reason, UserWarning, stacklevel=3)
+        return self.plan
 
     def _common_seed(self) -> int | None:
         """Return the seed of the freezing schedule: without one of our own, several ranks must still agree."""
@@ -217,16 +163,6 @@ class AutoBoost:
     def __repr__(self) -> str:
         """Say what is in effect."""
         return f"AutoBoost({self.level!r}: {self.plan.summary()})"
-
-
-def _facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
-    """Return what a network offers as it stands, reduced already where LessBN is in effect."""
-    report: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
-    removed, kept = (0, 0) if report is None else (len(report.removed), len(report.kept))
-    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
-    layers = len(split_into_chunks(names))
-    return NetworkFacts(removed + kept, removed, layers, layers, removed, layers)
 
 
 def _note_level_defaults(plan: Plan) -> None:

@@ -1,17 +1,17 @@
 """One training step, written once: the loop, the train-one-step modules and a user's own loop all use it.
 
-In pseudocode (``order.py`` gives the reasons for the order)::
+In pseudocode, each line with the reason for its place::
 
-    freeze.begin_step()                      # requires_grad of the coming window
-    with autocast: loss = network(batch)     # the caller's line
-    (loss * scale / n).backward()            # backward(); gradients add up in .grad
+    schedule.begin_step()                    # the forward pass must know what needs gradients, or activations are saved
+    with autocast: loss = network(batch)     # the caller's line, in the level's number format
+    (loss * scale / n).backward()            # scaled before, so that small gradients survive; they add up in .grad
     if the window is complete:               # step()
-        average the gradients over ranks     # what distribute() arranged
-        found_inf = unscale_and_check(grads)
+        average the gradients over ranks     # once per window, before the test, so that all ranks see the same
+        found_inf = unscale_and_check(grads) # one pass over the window's gradients
         observer(grads)                      # the trace looks at the unscaled gradients
-        update unless found_inf              # optimizer.step(), AdaSum or DimReduce; decided on the device if possible
-        scale rule(found_inf)
-        freeze.advance(); clear gradients
+        update unless found_inf              # the optimizer's step or a method's; decided on the device if possible
+        scale rule(found_inf)                # between windows only, so one window has one scale
+        schedule.advance(); clear gradients
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from torch.optim import Optimizer
 from workbench.config import Plan
 from workbench.core.records import EventSink
 from workbench.loss_scale.scaler import LossScaling
-from workbench.methods.adasum.update import AdaSumUpdate
-from workbench.methods.grad_accumulation.method import AccumulationWindow
-from workbench.methods.grad_freeze.method import FreezeOpt, allow_one_graph_per_group, refuse_reentrant_checkpoints
+from workbench.methods.accumulation_window import AccumulationWindow
+from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
-from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
+from workbench.methods.plan_mark import boosted_module_of
+from workbench.methods.protocol import GroupSchedule
+from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
@@ -58,13 +59,13 @@ class Boosted:
 
     Args:
         model: The processed model.
-        optimizer: The processed optimizer; a ``FreezeOpt`` when freezing is in effect.
+        optimizer: The processed optimizer; it may train another group from step to step (`GroupSchedule`).
         loss_scaling: Scale, rule and skip decision.
-        accumulation_steps: Micro-batches per update (>= 1).
+        accumulation_steps: Micro-batches per update (>= 1), multiplied by those the plan's methods ask for.
         precision: Number formats; None means as built.
-        plan: What is in effect, for display; None when assembled by hand.
+        plan: What is in effect; its methods take part in the step. None when assembled by hand.
         notes: What became of the network, one line each, for display.
-        update: What makes new weights of gradients; None for the optimizer's own step.
+        update: What makes new weights of gradients; None leaves it to the plan's methods or the optimizer.
     """
 
     def __init__(
@@ -86,15 +87,18 @@ class Boosted:
         self.device = _device_of(model, optimizer)
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
-        self.window = AccumulationWindow(accumulation_steps)
-        self.update: WeightUpdate = update or PlainUpdate()
+        self.methods = MethodsInEffect(plan)
+        prepared = boosted_module_of(model) or model
+        self.window = AccumulationWindow(accumulation_steps * self.methods.n_micro())
+        self.update: WeightUpdate = update or self.methods.update(prepared, optimizer)
+        self._hooks = self.methods.step_hooks(prepared, optimizer)
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
         self.events: EventSink | None = None
         self.step_index = 0
-        self._freeze = optimizer if isinstance(optimizer, FreezeOpt) else None
-        self._frozen_groups = self._freeze.begin_step() if self._freeze is not None else 0
-        self._unseen_groups = set() if self._freeze is None else set(range(self._freeze.n_groups))
+        self._schedule = optimizer if isinstance(optimizer, GroupSchedule) else None
+        self._frozen_groups = self._schedule.begin_step() if self._schedule is not None else 0
+        self._unseen_groups = set() if self._schedule is None else set(range(self._schedule.n_groups))
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
         self._share = self._one / self.window.n_steps
@@ -102,7 +106,7 @@ class Boosted:
         self._reduction: GradientReduction | None = None
         self._agree: Callable[[Tensor], None] | None = None
         self._distributed = False
-        self._room_for_graphs = self._freeze is None
+        self._room_for_graphs = self._schedule is None
         if isinstance(model, DistributedDataParallel):
             self._agree = self.loss_scaling.agree = _largest_over_ranks
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
@@ -139,7 +143,8 @@ class Boosted:
         if self.graph_observer is not None:
             self.graph_observer(loss)
         if self._frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
-            refuse_reentrant_checkpoints(loss)
+            if self._schedule is not None:
+                self._schedule.check_graph(loss)
             self._unseen_groups.discard(self._frozen_groups)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
@@ -175,25 +180,23 @@ class Boosted:
 
         Args:
             closure: Computes the loss of the same micro-batch at the weights as they are, for example
-                ``lambda: criterion(boosted.model(x), y)``. Only DimReduce needs it, which tries its steps.
+                ``lambda: criterion(boosted.model(x), y)``. Only an update that tries its steps (DimReduce)
+                needs it.
 
         Returns:
             What happened; its tensors stay on the device.
 
         Raises:
-            RuntimeError: If ``backward`` was not called before, DimReduce is in effect and ``closure`` is missing, or
-                AdaSum is in effect without ``distribute``.
+            RuntimeError: If ``backward`` was not called before, or the update in effect needs ``closure`` or
+                ``distribute`` and does not have it.
         """
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
         loss, self._loss = self._loss, None
         if not self._room_for_graphs:
             self._make_room_for_graphs()
-        if isinstance(self.update, AdaSumUpdate) and not self._distributed:
-            raise RuntimeError(
-                "AdaSum combines updates of the same weights; call boosted.distribute() on every rank before the first "
-                "step, which gives all of them the first one's"
-            )
+        if self.update.needs_distribute and not self._distributed:
+            raise RuntimeError(self.update.needs_distribute)
         scaling = self.loss_scaling
         given = self.optimizer.param_groups[0]["lr"]
         # Of a tensor as it is now, and without a wait.
@@ -250,16 +253,20 @@ class Boosted:
             events=self.events,
             backward_scale=scaling.scale_of if scaling.unscales else None,
         )
+        for hook in self._hooks.values():
+            hook.before_update(window)
         columns = self.update(window)
+        for hook in self._hooks.values():
+            columns = {**columns, **hook.after_update(window)}
         if scaling.checks_overflow:
             scaling.after_window(overflow)
         # Schedulers look at this mark to warn when they run before the first update; an update was attempted.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
-        if self._freeze is not None:
-            self._freeze.advance()
+        if self._schedule is not None:
+            self._schedule.advance()
         self.optimizer.zero_grad(set_to_none=True)
-        if self._freeze is not None:
-            self._frozen_groups = self._freeze.begin_step()
+        if self._schedule is not None:
+            self._frozen_groups = self._schedule.begin_step()
         return overflow, columns
 
     def _evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
@@ -269,12 +276,12 @@ class Boosted:
     @property
     def _active_optimizer(self) -> Optimizer:
         # Not `active_optimizer`: a group chosen by `use_freezing_group` need not be the schedule's.
-        return self._freeze.optimizer_of(self._frozen_groups) if self._freeze is not None else self.optimizer
+        return self._schedule.optimizer_of(self._frozen_groups) if self._schedule is not None else self.optimizer
 
     def _make_room_for_graphs(self) -> None:
         """Raise torch.compile's limit once it is in use; it is loaded lazily, and importing it here takes a second."""
-        if self._freeze is not None and "torch._dynamo" in sys.modules:
-            allow_one_graph_per_group(self._freeze.n_groups)
+        if self._schedule is not None and "torch._dynamo" in sys.modules:
+            self._schedule.make_room_for_graphs()
             self._room_for_graphs = True
 
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
@@ -295,29 +302,25 @@ class Boosted:
 
         Raises:
             RuntimeError: If torch.distributed has not been initialised, or the ranks' models differ.
-            ValueError: If ``ddp`` is asked for with AdaSum, which combines updates and not gradients; for gradients
-                there is ``workbench.methods.adasum.method.adasum_hook``.
+            ValueError: If ``ddp`` is asked for with an update that averages gradients in its own way.
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError("distribute() needs a process group; call torch.distributed.init_process_group() first")
-        adasum = self.update if isinstance(self.update, AdaSumUpdate) else None
-        if ddp and adasum is not None:
-            raise ValueError("`ddp` must be False with AdaSum, which averages gradients inside a server only")
+        if ddp and self.update.refuses_ddp:
+            raise ValueError(self.update.refuses_ddp)
         if options and not ddp:
             raise TypeError(f"distribute() takes {', '.join(options)} with ddp=True only")
         require_same_tensors(self.model)
         self._agree = self.loss_scaling.agree = _largest_over_ranks
         if ddp:
-            unfrozen = self._freeze.unfreeze_all() if self._freeze is not None else contextlib.nullcontext()
+            unfrozen = self._schedule.unfreeze_all() if self._schedule is not None else contextlib.nullcontext()
             with unfrozen:
-                defaults = {"find_unused_parameters": True} if self._freeze is not None else {}
+                defaults = {"find_unused_parameters": True} if self._schedule is not None else {}
                 self.model = DistributedDataParallel(self.model, **{**defaults, **options})
             return self.model
         broadcast_from_first([*self.model.parameters(), *self.model.buffers()])
-        if adasum is None:
-            self._reduction = GradientReduction()
-        elif adasum.server_group is not None:
-            self._reduction = GradientReduction(adasum.server_group)
+        if self.update.averages_gradients:
+            self._reduction = GradientReduction(self.update.server_group)
         self._distributed = True
         return self.model
 
@@ -330,23 +333,24 @@ class Boosted:
         Raises:
             RuntimeError: Without freezing, or inside an accumulation window.
         """
-        if self._freeze is None or self.window.position:
+        if self._schedule is None or self.window.position:
             raise RuntimeError("a freezing group can be chosen only when freezing is on, between windows")
-        self._freeze.enter_group(index)
+        self._schedule.enter_group(index)
         self._frozen_groups = index
 
     def finish(self) -> None:
         """Let every parameter require gradients again, as before training; call it, on every rank, when it is over."""
-        if self._freeze is not None:
-            self._freeze.unfreeze_all()
+        if self._schedule is not None:
+            self._schedule.unfreeze_all()
         if self._distributed:
             broadcast_from_first(self.model.buffers())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
-        Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``update``, ``step_index`` and, inside an
-        unfinished accumulation window, ``gradients`` by parameter name. On several ranks every rank keeps its own.
+        Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``update``, ``step_index``, ``methods`` (of
+        those that keep a state in the step) and, inside an unfinished accumulation window, ``gradients`` by parameter
+        name. On several ranks every rank keeps its own.
         """
         gradients = {}
         if self.window.position:
@@ -359,6 +363,7 @@ class Boosted:
             "update": self.update.state_dict(),
             "step_index": self.step_index,
             "gradients": gradients,
+            **({"methods": {name: hook.state_dict() for name, hook in self._hooks.items()}} if self._hooks else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -382,9 +387,11 @@ class Boosted:
         self.loss_scaling.load_state_dict(state["loss_scaling"])
         self.window.load_state_dict(state["window"])
         self.update.load_state_dict(state["update"])
+        for name, hook in self._hooks.items():
+            hook.load_state_dict(state.get("methods", {}).get(name, {}))
         self.step_index = state["step_index"]
-        if self._freeze is not None:
-            self._frozen_groups = self._freeze.begin_step()
+        if self._schedule is not None:
+            self._frozen_groups = self._schedule.begin_step()
         for name, parameter in self.model.named_parameters():
             gradient = state["gradients"].get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()

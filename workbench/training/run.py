@@ -25,7 +25,6 @@ import torch
 from workbench.config import BoostConfig, Plan
 from workbench.core import devices
 from workbench.core import distributed as ranks
-from workbench.core.batch import move_batch
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import ScaleCollapseError, collapsed_at
@@ -232,6 +231,7 @@ class _Run:
         drain_seconds: float,
     ) -> None:
         self.task = task
+        self.prepared = prepared
         self.boosted, self.plan, self.scheduler = prepared.boosted, prepared.plan, prepared.scheduler
         self.device, self.seed, self.steps = device, seed, steps
         self.leads = ranks.rank() == 0
@@ -276,8 +276,8 @@ class _Run:
         """Train to the end, or until stopped, pruned or diverged."""
         loop = training_loop(
             self.boosted,
-            self.task.compute_loss,
-            (move_batch(batch, self.device) for batch in self.task.batches(self.seed)),
+            self.prepared.task.compute_loss,
+            self.prepared.batches(self.seed),
             steps=self.steps,
             scheduler=self.scheduler,
             trace=self.trace,
@@ -473,7 +473,8 @@ class _Run:
         if self.leads:
             # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate.
             model = unwrapped(self.boosted.model) if self.n_ranks > 1 else self.boosted.model
-            value = evaluate(self.task, model, self.device, self.boosted.precision, self.seed)
+            with self.boosted.methods.evaluating(model):
+                value = evaluate(self.task, model, self.device, self.boosted.precision, self.seed)
         value = ranks.broadcast_object(value)
         if not math.isfinite(value):
             self.diverged = True

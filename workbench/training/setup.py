@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -27,11 +27,21 @@ __all__ = ["Prepared", "kept_generators", "prepare", "seed_everything"]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A boosted model of a task, its plan and its scheduler."""
+    """A boosted model of a task, its plan, its scheduler, and the task as its methods train it."""
 
     boosted: Boosted
     plan: Plan
     scheduler: LRScheduler | None
+    task: Task  # with the criterion that its methods train with
+
+    def batches(self, seed: int) -> Iterator[Any]:
+        """Yield the batches to train on, on the model's device; they never end.
+
+        Args:
+            seed: Seed of the data's order.
+        """
+        device = self.boosted.device
+        yield from self.boosted.methods.batches(move_batch(batch, device) for batch in self.task.batches(seed))
 
 
 def seed_everything(seed: int) -> None:
@@ -111,8 +121,8 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     if ranks.world_size() > 1:
         boosted.distribute()
     updates = max(1, steps // boosted.window.n_steps)
-    # DimReduce's optimizer subtracts steps whose length is decided already; a schedule of its rate would cut them.
-    scheduler = None if plan.dim_reduce else task.new_scheduler(boosted.optimizer, updates)
+    scheduler = task.new_scheduler(boosted.optimizer, updates) if boosted.update.takes_schedule else None
     if ranks.rank() > 0:
         torch.manual_seed(mixed_seed(seed, ranks.rank()))
-    return Prepared(boosted, plan, scheduler)
+    criterion = boosted.methods.criterion(task.loss)
+    return Prepared(boosted, plan, scheduler, task if criterion is task.loss else replace(task, loss=criterion))

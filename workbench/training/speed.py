@@ -27,8 +27,7 @@ import torch
 from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.core import distributed as ranks
-from workbench.core.batch import move_batch
-from workbench.methods.grad_freeze.method import FreezeOpt
+from workbench.methods.protocol import GroupSchedule
 from workbench.tasks import Task
 from workbench.training.setup import prepare
 
@@ -181,18 +180,18 @@ class TimedSide:
     ) -> None:
         self.before_window = before_window
         self.clock = time.perf_counter
-        self.task, self.device, self.at_least = task, device, at_least
-        self.boosted = prepare(task, config, level=level, seed=seed, device=device, steps=10_000).boosted
-        batches = islice(task.batches(seed), _DISTINCT_BATCHES)
-        self.batches = [move_batch(batch, device) for batch in batches]
+        self.device, self.at_least = device, at_least
+        prepared = prepare(task, config, level=level, seed=seed, device=device, steps=10_000)
+        self.boosted, self.task = prepared.boosted, prepared.task
+        self.batches = list(islice(prepared.batches(seed), _DISTINCT_BATCHES))
         self.position = 0
         optimizer = self.boosted.optimizer
         self.frequency: dict[int, float] = {0: 1.0}
-        if isinstance(optimizer, FreezeOpt):
+        if isinstance(optimizer, GroupSchedule):
             strategy = optimizer.strategy or range(optimizer.n_groups)  # without a strategy the groups take turns
             self.frequency = {group: count / len(strategy) for group, count in Counter(strategy).items()}
         self.groups = _spread(sorted(self.frequency), _MEASURED_GROUPS)
-        inner = optimizer.optimizer_of(self.groups[0]) if isinstance(optimizer, FreezeOpt) else optimizer
+        inner = optimizer.optimizer_of(self.groups[0]) if isinstance(optimizer, GroupSchedule) else optimizer
         self.cyclic = cast("_Cyclic", inner) if hasattr(inner, "refresh_next") else None
 
     def block(self) -> float:
@@ -222,7 +221,7 @@ class TimedSide:
         if self.before_window is not None:
             self.before_window()
         boosted, task = self.boosted, self.task
-        if isinstance(boosted.optimizer, FreezeOpt):
+        if isinstance(boosted.optimizer, GroupSchedule):
             boosted.use_freezing_group(group)
         devices.synchronize(self.device)
         ranks.barrier()  # a rank that lags from the window before would be waited for in this one

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from workbench.core import distributed as ranks
 from workbench.methods.adasum.method import AdaSum
-from workbench.methods.weight_update import CompleteWindow, PlainUpdate
+from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 
 __all__ = ["AdaSumUpdate"]
 
 
-class AdaSumUpdate:
+class AdaSumUpdate(WeightUpdate):
     """The local optimizer's step, then the AdaSum of what it changed over all servers.
 
     A skipped step changes nothing anywhere, and the combination of nothing is nothing: no rank needs to ask.
@@ -29,16 +28,19 @@ class AdaSumUpdate:
         RuntimeError: When torch.distributed was not initialised.
     """
 
+    needs_distribute = (
+        "AdaSum combines updates of the same weights; call boosted.distribute() on every rank before the first step, "
+        "which gives all of them the first one's"
+    )
+    refuses_ddp = "`ddp` must be False with AdaSum, which averages gradients inside a server only"
+
     def __init__(self, parameters: Sequence[nn.Parameter], device_number: int) -> None:
         self.parameters = list(parameters)
         servers = ranks.world_size() // device_number
         self.adasum = AdaSum(ranks.rank(), device_number, servers, self.parameters)
         self._local = PlainUpdate()
-
-    @property
-    def server_group(self) -> distributed.ProcessGroup | None:
-        """Return the ranks among which gradients are averaged before the local step; None when there is only this."""
-        return self.adasum.links.server_group
+        self.server_group = self.adasum.links.server_group
+        self.averages_gradients = self.server_group is not None
 
     @torch.no_grad()
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
@@ -48,10 +50,3 @@ class AdaSumUpdate:
         changes = torch._foreach_sub(old, [parameter.detach() for parameter in self.parameters])
         self.adasum(changes, self.parameters, old)
         return columns
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: all memory is the optimizer's."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""

@@ -1,1 +1,19 @@
 """Gradient centralization: subtract from each gradient its mean over the input dimensions."""
+
+from workbench.methods.protocol import Description, alone
+
+__all__ = ["DESCRIPTION"]
+
+DESCRIPTION = Description(
+    name="grad_centralization",
+    title="Gradient centralization",
+    summary="Subtracts from each gradient of a weight its mean per output unit, before every update.",
+    section="less_bn",
+    switch="less_bn.gc_flag",
+    # It has no switch of its own in the reference: it comes with LessBN.
+    enabled_by=alone(boost__less_bn=True, less_bn__fn_flag=False, less_bn__gc_flag=True),
+    acts="workbench.methods.grad_centralization.acting:CentralizationMethod",
+    builder="workbench.methods.grad_centralization.method:register_centralization",
+    paper='Yong, Huang, Hua, Zhang, "Gradient Centralization: A New Optimization Technique for Deep Neural '
+    'Networks", ECCV 2020, arXiv:2004.01461',
+)

@@ -1,1 +1,18 @@
 """Gradient freezing: train only the later layers in a growing share of the steps."""
+
+from workbench.methods.protocol import Description, alone
+
+__all__ = ["DESCRIPTION"]
+
+DESCRIPTION = Description(
+    name="grad_freeze",
+    title="Gradient freezing",
+    summary="Leaves out the backward pass and the update of leading layers in a share of the steps.",
+    section="grad_freeze",
+    switch="boost.grad_freeze",
+    enabled_by=alone(boost__grad_freeze=True),
+    acts="workbench.methods.grad_freeze.acting:FreezingMethod",
+    builder="workbench.methods.grad_freeze.method:GradientFreeze",
+    paper='Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", '
+    "NIPS 2017 workshop on optimization, arXiv:1706.04983",
+)

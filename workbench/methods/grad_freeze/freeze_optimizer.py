@@ -32,7 +32,7 @@ from torch import Tensor
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import rebuild_optimizer
 
-__all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
+__all__ = ["FreezeOpt", "allow_one_graph_per_group", "refuse_reentrant_checkpoints", "split_learning_rates"]
 
 FreezeState = Literal["shared", "per_group"]
 
@@ -62,6 +62,34 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
     for rate, index in zip(rates, strategy, strict=False):
         dealt[index].append(rate)
     return dealt
+
+
+def refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
+
+    A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only if
+    an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
+    checkpointed layers rest. The graph of a step that freezes nothing, or less, shows them.
+
+    Args:
+        loss: Loss of a forward pass, before its backward pass.
+
+    Raises:
+        RuntimeError: When a reentrant checkpoint is found in the loss's graph.
+    """
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise RuntimeError(
+                "grad_freeze cannot be combined with reentrant activation checkpointing: behind frozen layers nothing "
+                "in a checkpoint would be trained; call torch.utils.checkpoint.checkpoint with use_reentrant=False, or "
+                "switch `boost.grad_freeze` off"
+            )
+        waiting.extend(before for before, _ in node.next_functions)
 
 
 def allow_one_graph_per_group(n_groups: int) -> None:
@@ -254,6 +282,14 @@ class FreezeOpt(torch.optim.Optimizer):
         thawed = _Thawed(self, self._applied)
         self.enter_group(EVERYTHING)
         return thawed
+
+    def check_graph(self, loss: Tensor) -> None:
+        """Raise where the loss's graph has a reentrant checkpoint, see :func:`refuse_reentrant_checkpoints`."""
+        refuse_reentrant_checkpoints(loss)
+
+    def make_room_for_graphs(self) -> None:
+        """Let torch.compile keep one graph per group, see :func:`allow_one_graph_per_group`."""
+        allow_one_graph_per_group(self.n_groups)
 
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""

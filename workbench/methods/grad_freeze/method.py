@@ -22,6 +22,7 @@ from workbench.methods.grad_freeze.freeze_optimizer import (
     FreezeOpt,
     FreezeState,
     allow_one_graph_per_group,
+    refuse_reentrant_checkpoints,
     split_learning_rates,
 )
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
@@ -84,34 +85,6 @@ def freeze_index_sequence(
     if freeze_type == INTERVAL:
         return _interval_sequence(n_groups, freeze_p, length, rng)
     raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
-
-
-def refuse_reentrant_checkpoints(loss: Tensor) -> None:
-    """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
-
-    A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only if
-    an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
-    checkpointed layers rest. The graph of a step that freezes nothing, or less, shows them.
-
-    Args:
-        loss: Loss of a forward pass, before its backward pass.
-
-    Raises:
-        RuntimeError: When a reentrant checkpoint is found in the loss's graph.
-    """
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            raise RuntimeError(
-                "grad_freeze cannot be combined with reentrant activation checkpointing: behind frozen layers nothing "
-                "in a checkpoint would be trained; call torch.utils.checkpoint.checkpoint with use_reentrant=False, or "
-                "switch `boost.grad_freeze` off"
-            )
-        waiting.extend(before for before, _ in node.next_functions)
 
 
 class GradientFreeze:

@@ -1,1 +1,19 @@
 """LessBN: remove the BatchNorms that fold into a neighbouring layer, and normalise the classifier instead."""
+
+from workbench.methods.protocol import Description, alone
+
+__all__ = ["DESCRIPTION"]
+
+DESCRIPTION = Description(
+    name="less_bn",
+    title="LessBN",
+    summary="Removes the BatchNorms that a residual network can do without, and may normalize its head.",
+    section="less_bn",
+    switch="boost.less_bn",
+    enabled_by=alone(boost__less_bn=True, less_bn__fn_flag=True, less_bn__gc_flag=False),
+    acts="workbench.methods.less_bn.acting:LessBNMethod",
+    builder="workbench.methods.less_bn.method:LessBN",
+    paper="Brock, De, Smith, "
+    '"Characterizing Signal Propagation to Close the Performance Gap in Unnormalized ResNets", '
+    "ICLR 2021, arXiv:2101.08692",
+)

@@ -23,8 +23,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from tests.ranks import Ranks
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
-from workbench.methods.catalog import METHODS, Method, method
 from workbench.methods.dim_reduce.pca_files import save_pca_matrix
+from workbench.methods.protocol import Description
+from workbench.methods.registry import METHODS, method
 from workbench.training import Boosted, apply
 
 PACKAGE = Path(__file__).parents[2] / "workbench" / "methods"
@@ -58,7 +59,7 @@ class ResidualNet(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
 
 
-def configured(row: Method, optimizer: str = "sgd", frozen: tuple[str, ...] = ()) -> Boosted:
+def configured(row: Description, optimizer: str = "sgd", frozen: tuple[str, ...] = ()) -> Boosted:
     """Return a freshly built network and optimizer under one method; always the same bits."""
     torch.manual_seed(0)
     net = ResidualNet()
@@ -121,12 +122,7 @@ def assert_same_bits(found: dict[str, torch.Tensor], wanted: dict[str, torch.Ten
         assert torch.equal(found[name], value), name
 
 
-def test_rows_are_listed_in_the_order_in_which_they_act() -> None:
-    from workbench.training.order import PROCESSING_ORDER
-
-    acting = [name for name, _ in PROCESSING_ORDER]
-    named = [row.name for row in METHODS if row.name in acting]
-    assert named == sorted(named, key=acting.index)
+def test_every_method_is_listed_once() -> None:
     assert len({row.name for row in METHODS}) == len(METHODS)
 
 
@@ -140,7 +136,7 @@ def test_every_card_belongs_to_a_method() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_folder_test_and_builder_bear_the_name(row: Method) -> None:
+def test_folder_test_and_builder_bear_the_name(row: Description) -> None:
     assert row.builder.partition(":")[0].split(".")[1:3] == ["methods", row.name]
     assert (PACKAGE / row.name / "__init__.py").is_file()
     assert list(Path(__file__).parents[1].glob(f"*/test_{row.name}.py")) or row.name == "loss_scale_group"
@@ -149,7 +145,7 @@ def test_folder_test_and_builder_bear_the_name(row: Method) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_it_has_a_config_section_and_a_switch(row: Method) -> None:
+def test_it_has_a_config_section_and_a_switch(row: Description) -> None:
     config = BoostConfig()
     assert row.section in config.to_dict() or hasattr(config, row.section)
     before = config.with_values({row.switch: False}).to_dict()
@@ -159,7 +155,7 @@ def test_it_has_a_config_section_and_a_switch(row: Method) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_its_values_put_it_and_no_other_switch_into_effect(row: Method) -> None:
+def test_its_values_put_it_and_no_other_switch_into_effect(row: Description) -> None:
     plan = BoostConfig().with_values(row.enabled_by).resolve("O0", world_size=row.n_ranks)
     switch = row.switch.rpartition(".")[2] if row.switch.startswith("boost.") else row.section
     assert [name for name, on in plan.requested.items() if on] == [switch]
@@ -167,7 +163,7 @@ def test_its_values_put_it_and_no_other_switch_into_effect(row: Method) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_it_has_a_card_and_a_paper(row: Method) -> None:
+def test_it_has_a_card_and_a_paper(row: Description) -> None:
     card = row.card()
     assert card.startswith("# ")
     for part in ("**What it does.**", "**When it helps.**", "**Usual values.**", "**Source.**"):
@@ -188,7 +184,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """Give a function that asks a question of a row, here or on as many ranks as it needs."""
     started: dict[int, Ranks] = {}
 
-    def asking(question: Callable[..., None], row: Method, *args: Any) -> None:
+    def asking(question: Callable[..., None], row: Description, *args: Any) -> None:
         if row.n_ranks == 1:
             question(row.name, *args)
             return
@@ -216,13 +212,13 @@ def it_runs_steps_and_learns_something(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_it_runs_steps_and_learns_something(ask: Ask, row: Method, optimizer: str) -> None:
+def test_it_runs_steps_and_learns_something(ask: Ask, row: Description, optimizer: str) -> None:
     ask(it_runs_steps_and_learns_something, row, optimizer)
 
 
 def it_changes_what_training_does(name: str) -> None:
     row = method(name)
-    plain = Method(**{**vars(row), "enabled_by": {**row.enabled_by, "boost.mode": "disable_all"}})
+    plain = Description(**{**vars(row), "enabled_by": {**row.enabled_by, "boost.mode": "disable_all"}})
     mine, other = configured(row), configured(plain)
     train(mine, 0, N_STEPS)
     train(other, 0, N_STEPS)
@@ -231,7 +227,7 @@ def it_changes_what_training_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_it_changes_what_training_does(ask: Ask, row: Method) -> None:
+def test_it_changes_what_training_does(ask: Ask, row: Description) -> None:
     ask(it_changes_what_training_does, row)
 
 
@@ -249,7 +245,7 @@ def it_survives_deepcopy(name: str, copied_after: int) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("copied_after", [0, 4])
-def test_it_survives_deepcopy(ask: Ask, row: Method, copied_after: int) -> None:
+def test_it_survives_deepcopy(ask: Ask, row: Description, copied_after: int) -> None:
     ask(it_survives_deepcopy, row, copied_after)
 
 
@@ -271,7 +267,7 @@ def it_resumes_exactly(name: str, optimizer: str, stop: int) -> None:
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("stop", [1, 2, 3, 5])
-def test_it_resumes_exactly(ask: Ask, row: Method, optimizer: str, stop: int) -> None:
+def test_it_resumes_exactly(ask: Ask, row: Description, optimizer: str, stop: int) -> None:
     ask(it_resumes_exactly, row, optimizer, stop)
 
 
@@ -291,7 +287,7 @@ def it_leaves_parameters_alone_that_the_user_froze(name: str, frozen: tuple[str,
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("frozen", [("stem", "blocks.0"), ("blocks.1.first",), ("head",)], ids="-".join)
-def test_it_leaves_parameters_alone_that_the_user_froze(ask: Ask, row: Method, frozen: tuple[str, ...]) -> None:
+def test_it_leaves_parameters_alone_that_the_user_froze(ask: Ask, row: Description, frozen: tuple[str, ...]) -> None:
     ask(it_leaves_parameters_alone_that_the_user_froze, row, frozen)
 
 
@@ -305,5 +301,5 @@ def a_shallow_copy_acts_once_per_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_shallow_copy_acts_once_per_step(ask: Ask, row: Method) -> None:
+def test_a_shallow_copy_acts_once_per_step(ask: Ask, row: Description) -> None:
     ask(a_shallow_copy_acts_once_per_step, row)

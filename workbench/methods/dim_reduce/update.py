@@ -17,8 +17,8 @@ from workbench.core.wrapped_model import unwrapped
 from workbench.methods.dim_reduce.method import DimReduce, component_rows
 from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, prepare_pca_matrix
-from workbench.methods.weight_update import CompleteWindow
-from workbench.training.auto_boost import boosted_module_of
+from workbench.methods.plan_mark import boosted_module_of
+from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
 __all__ = ["DimReduceUpdate", "dim_reduce_update", "trained_parameters"]
 
@@ -101,7 +101,7 @@ def dim_reduce_update(plan: Plan, network: nn.Module, optimizer: Optimizer) -> D
     return DimReduceUpdate(method, None if shares is None else float(shares[:k].sum()))
 
 
-class DimReduceUpdate:
+class DimReduceUpdate(WeightUpdate):
     """The step of DimReduce in the place of the optimizer's.
 
     A line search asks the host after every trial, so this update waits for the device, and so it may as well for the
@@ -114,6 +114,8 @@ class DimReduceUpdate:
         dim_reduce: The method with its state.
         explained_variance: Share of the snapshots' variance that all components explain together; None when unknown.
     """
+
+    takes_schedule = False  # it subtracts steps whose length is decided already
 
     def __init__(self, dim_reduce: DimReduce, explained_variance: float | None = None) -> None:
         self.dim_reduce = dim_reduce

@@ -1,0 +1,72 @@
+"""The window of micro-batches that make one update; one micro-batch where nothing is accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["AccumulationWindow"]
+
+
+class AccumulationWindow:
+    """Counts micro-batches and says when their gradients are to be applied.
+
+    Args:
+        n: Micro-batches per update. 1 or less switches accumulation off, as upstream: every window is complete at once.
+
+    Raises:
+        TypeError: When ``n`` is not an integer.
+
+    Example:
+        >>> window = AccumulationWindow(3)
+        >>> [window.advance() for _ in range(4)]
+        [False, False, True, False]
+    """
+
+    def __init__(self, n: int) -> None:
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"`grad_accumulation_step` must be an integer, got {n!r}")
+        self.n_steps = max(1, n)
+        self.position = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether more than one micro-batch makes an update."""
+        return self.n_steps > 1
+
+    @property
+    def weight(self) -> float:
+        """Factor of each micro-batch's gradient (and loss, before its backward pass): 1 / N."""
+        return 1.0 / self.n_steps
+
+    @property
+    def at_start(self) -> bool:
+        """Whether no micro-batch is waiting for its update."""
+        return self.position == 0
+
+    def advance(self) -> bool:
+        """Count one micro-batch; return whether it completed the window (which begins anew then)."""
+        self.position = (self.position + 1) % self.n_steps
+        return self.position == 0
+
+    def reset(self) -> None:
+        """Forget the micro-batches counted so far; the caller drops or applies their gradients."""
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return ``n_steps`` (micro-batches per update) and ``position`` (micro-batches counted so far)."""
+        return {"n_steps": self.n_steps, "position": self.position}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Continue within a window.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: When it was saved with another number of micro-batches per update.
+        """
+        if state_dict["n_steps"] != self.n_steps:
+            raise ValueError(
+                f"state_dict belongs to windows of {state_dict['n_steps']} micro-batches, this one has {self.n_steps}"
+            )
+        self.position = int(state_dict["position"])

@@ -1,0 +1,246 @@
+"""What a method of training is to the rest of the package: a description, and hooks that are all optional.
+
+A method is a folder: its ``__init__`` describes it (`Description`, without torch, so that panels and documentation
+load at once), and a class derived from `Method` acts. Nothing else knows a method by name: `apply`, the training step
+and the run iterate over :mod:`workbench.methods.registry`. The hooks, in the order in which they are called:
+
+====================  ================================================================================================
+`Method.refusal`      why the model as it is wrapped cannot be trained with this method
+`Method.reshape`      once, may replace modules and the optimizer's groups; what lists parameters comes later
+`Method.prepare`      once, on the final modules: marks parameters, wraps or replaces the optimizer
+`Method.criterion`    once: the criterion to train with in place of the task's
+`Method.compiled`     once: the module to call in place of the model
+`Method.batches`      once per pass over the data: the batches to train on in place of the task's
+`Method.loss_scaling` once: how the loss is scaled
+`Method.n_micro`      once: micro-batches per update
+`Method.update`       once: what turns gradients into new weights in the optimizer's place
+`Method.step_hook`    once: what acts in every window (`StepHook`): before and after the update, columns, state
+`Method.evaluating`   around evaluations: the weights or modules to evaluate with
+====================  ================================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from workbench.config import Plan
+    from workbench.loss_scale.scaler import LossScaling
+    from workbench.methods.weight_update import CompleteWindow, WeightUpdate
+
+__all__ = ["Description", "GroupSchedule", "Method", "Preparation", "StepHook", "alone"]
+
+
+def alone(**values: Any) -> Mapping[str, Any]:
+    """Return config values with the mode in which only what is switched on acts; ``__`` stands for the dot."""
+    off = {"boost.mode": "manual", "boost.less_bn": False, "boost.grad_freeze": False, "boost.adasum": False}
+    return MappingProxyType(off | {key.replace("__", "."): value for key, value in values.items()})
+
+
+@dataclass(frozen=True)
+class Description:
+    """One method: what it is called, how it is switched on, where it comes from.
+
+    Args:
+        name: Name of its folder in ``methods``, and of its switch and config section unless those say otherwise.
+        title: Name in headings.
+        summary: One sentence: what it does.
+        section: Config section with its parameters.
+        switch: Path that switches it on and off.
+        enabled_by: Config values (path -> value) under which this method alone is in effect.
+        acts: ``"module:attribute"`` of the class, derived from `Method`, that acts.
+        builder: ``"module:attribute"`` of the class or function that a user without a configuration calls.
+        paper: Authors, title, venue, year and identifier of its source.
+        n_ranks: Fewest ranks on which it can be in effect.
+    """
+
+    name: str
+    title: str
+    summary: str
+    section: str
+    switch: str
+    enabled_by: Mapping[str, Any]
+    acts: str
+    builder: str
+    paper: str
+    n_ranks: int = 1
+
+    def card(self) -> str:
+        """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
+        return resources.files(f"{__package__}.{self.name}").joinpath("card.md").read_text(encoding="utf-8")
+
+    def load_builder(self) -> Any:
+        """Import and return the class or function for users without a configuration."""
+        return _attribute(self.builder)
+
+    def load(self) -> type[Method]:
+        """Import and return the class that acts."""
+        found: type[Method] = _attribute(self.acts)
+        return found
+
+
+def _attribute(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass
+class Preparation:
+    """A model and its optimizer on their way to training; each method in effect changes them in turn.
+
+    Args:
+        model: Changed in place.
+        optimizer: The optimizer to train with; a method may replace it.
+        plan: What is in effect; resolved again when a method has found out what the network offers.
+        criterion: What judges the model's output; None when unknown.
+        example_inputs: What a method may call the model with, as for :func:`workbench.apply`.
+        draw_seed: Gives the seed of the methods' own random choices, the same on every rank; None leaves them to
+            numpy's global generator, as the reference does.
+        look_again: Resolves the plan by what the network offers as it stands now.
+        notes: What became of the model, one line each, for display.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    plan: Plan
+    criterion: Any = None
+    example_inputs: Any = None
+    draw_seed: Callable[[], int | None] = lambda: None
+    look_again: Callable[[Preparation], Plan] = lambda preparation: preparation.plan
+    notes: list[str] = field(default_factory=list)
+
+
+@runtime_checkable
+class GroupSchedule(Protocol):
+    """An optimizer that trains another group of parameters from step to step."""
+
+    @property
+    def n_groups(self) -> int:
+        """Number of groups."""
+        ...
+
+    @property
+    def strategy(self) -> Sequence[int] | None:
+        """Group of each update, repeated; None when the groups take turns."""
+        ...
+
+    def begin_step(self) -> int:
+        """Enter the group of the coming step; return how many leading parameter groups rest."""
+        ...
+
+    def advance(self) -> None:
+        """Count an update."""
+        ...
+
+    def optimizer_of(self, index: int) -> Optimizer:
+        """Return the optimizer that updates a group."""
+        ...
+
+    def enter_group(self, index: int) -> None:
+        """Train a given group in the coming step, whatever the schedule says."""
+        ...
+
+    def unfreeze_all(self) -> contextlib.AbstractContextManager[Any]:
+        """Let every parameter require gradients; as a context, until it ends."""
+        ...
+
+    def check_graph(self, loss: Tensor) -> None:
+        """Raise RuntimeError where the loss's graph hides parameters that should be trained."""
+        ...
+
+    def make_room_for_graphs(self) -> None:
+        """Raise torch.compile's limit so that each group may have a graph of its own."""
+        ...
+
+
+class StepHook:
+    """Acts in every window of micro-batches that ends in an update; derive and override what is needed."""
+
+    def before_update(self, window: CompleteWindow) -> None:
+        """Look at or change the averaged, unscaled gradients, with overflow decided (``window.found_inf``)."""
+
+    def after_update(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Follow the update, which an overflow may have skipped; return numbers for the trace, by namespaced column."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next step depends on."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken."""
+
+
+class Method:
+    """What acts: derive, and override the hooks that the method needs.
+
+    Args:
+        plan: What is in effect in this run.
+    """
+
+    #: Whether `common.gradient_split_groups` marks the parameters when this method is in effect.
+    splits_gradients: ClassVar[bool] = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.config = plan.config
+
+    @staticmethod
+    def is_in_effect(plan: Plan) -> bool:
+        """Return whether a plan has this method in effect."""
+        raise NotImplementedError
+
+    def refusal(self, model: nn.Module) -> str:
+        """Return why the model, wrapped or compiled as it is, cannot be trained so; empty when it can."""
+        return ""
+
+    def reshape(self, preparation: Preparation) -> None:
+        """Replace modules or change the optimizer's groups."""
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Mark parameters, wrap or replace the optimizer; all modules are final."""
+
+    def prepare_evaluation(self, model: nn.Module, example_inputs: Any) -> None:
+        """Bring a model that was never trained here into the form that training would have given it."""
+
+    def criterion(self, criterion: Any) -> Any:
+        """Return the criterion to train with."""
+        return criterion
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """Return the module to call in the model's place; its parameters are the model's."""
+        return model
+
+    def batches(self, batches: Iterable[Any]) -> Iterable[Any]:
+        """Return the batches to train on."""
+        return batches
+
+    def loss_scaling(self, model: nn.Module, device: torch.device) -> LossScaling | None:
+        """Return how the loss is scaled; None leaves it to the configuration's one scale."""
+        return None
+
+    def n_micro(self) -> int:
+        """Return the micro-batches per update; those of all methods are multiplied."""
+        return 1
+
+    def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate | None:
+        """Return what turns gradients into new weights in the optimizer's place; None leaves it to the optimizer."""
+        return None
+
+    def step_hook(self, model: nn.Module, optimizer: Optimizer) -> StepHook | None:
+        """Return what acts in every window; None for nothing."""
+        return None
+
+    def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of evaluations."""
+        return contextlib.nullcontext()
