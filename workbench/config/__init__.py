@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from workbench.config.amp import AmpConfig
 from workbench.config.boost import (
-    SWITCHES,
     BoostSwitches,
     CommonConfig,
     DimReduceConfig,
@@ -17,19 +16,19 @@ from workbench.config.boost import (
 )
 from workbench.config.boost_config import BOOST_SECTIONS, BoostConfig
 from workbench.config.compatibility import CompatibilityConfig
+from workbench.config.conditions import Condition, acts
 from workbench.config.errors import ConfigError
-from workbench.config.facts import NetworkFacts
+from workbench.config.facts import Facts, NetworkFacts
+from workbench.config.levels import LEVELS, SWITCHES, asked_for, requested_switches
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
-from workbench.config.parameters import ParameterInfo, describe_parameters
+from workbench.config.parameters import ParameterInfo, describe_parameters, parents_of
 from workbench.config.resolve import (
-    LEVELS,
     Dropped,
     Outline,
     Plan,
     deciding,
     line_search_trials,
-    requested_switches,
     resolve,
     sections_deciding,
 )
@@ -46,9 +45,11 @@ __all__ = [
     "BoostSwitches",
     "CommonConfig",
     "CompatibilityConfig",
+    "Condition",
     "ConfigError",
     "DimReduceConfig",
     "Dropped",
+    "Facts",
     "GradAccumulationConfig",
     "GradFreezeConfig",
     "LessBNConfig",
@@ -60,9 +61,12 @@ __all__ = [
     "Plan",
     "Section",
     "SnapshotConfig",
+    "acts",
+    "asked_for",
     "deciding",
     "describe_parameters",
     "line_search_trials",
+    "parents_of",
     "requested_switches",
     "resolve",
     "sections_deciding",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
 
 __all__ = ["AmpConfig"]
+
+
+_MIXED = is_not("amp.level", "O0", "mixed precision is off (amp.level O0)")
 
 
 class AmpConfig(Section):
@@ -20,7 +24,12 @@ class AmpConfig(Section):
         "O0: float32; O2: autocast, float32 master weights, BatchNorm in float32; O3: weights cast, BatchNorm too, no "
         "loss scale; auto: O2 on CUDA, O3 on NPU, O0 elsewhere.",
     )
-    dtype: Literal["float16", "bfloat16"] = described("float16", "Low precision type", "What O2 and O3 compute in.")
+    dtype: Literal["float16", "bfloat16"] = described(
+        "float16", "Low precision type", "What O2 and O3 compute in.", when=_MIXED
+    )
     keep_batchnorm_fp32: bool | None = described(
-        None, "BatchNorm in float32", "Keep BatchNorm in float32; unset means yes under O2 and no under O3."
+        None,
+        "BatchNorm in float32",
+        "Keep BatchNorm in float32; unset means yes under O2 and no under O3.",
+        when=_MIXED,
     )

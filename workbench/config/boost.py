@@ -10,10 +10,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from workbench.config.conditions import (
+    DYNAMIC_SCALE,
+    ENOUGH_LAYERS,
+    FULL_SERVERS,
+    IN_MODE_MANUAL,
+    SEVERAL_RANKS,
+    SPARE_BATCH_NORMS,
+    SUBSPACE_SOURCE,
+    Condition,
+    is_not,
+    method_on,
+    without,
+)
 from workbench.config.section import Section, described
 
 __all__ = [
-    "SWITCHES",
     "BoostSwitches",
     "CommonConfig",
     "DimReduceConfig",
@@ -22,10 +34,17 @@ __all__ = [
     "LessBNConfig",
 ]
 
-SWITCHES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
-"""The six switches, in the order the original lists them."""
+_ALONE = without("dim_reduce", "dim_reduce is on, which runs alone")
 
-_LEVEL_DECIDES = "Counts in mode manual only; unset means that the level decides."
+
+def _switch(title: str, description: str, *, needs: Condition) -> Any:
+    return described(
+        None,
+        title,
+        f"{description} Counts in mode manual only; unset means that the level decides.",
+        when=IN_MODE_MANUAL,
+        needs=needs,
+    )
 
 
 class BoostSwitches(Section):
@@ -39,23 +58,35 @@ class BoostSwitches(Section):
         "auto: the level decides and the switches are ignored; manual: switches that are set override the level; "
         "enable_all and disable_all: every switch on or off (all on means dim_reduce, which runs alone).",
     )
-    less_bn: bool | None = described(
-        None, "LessBN", f"Remove BatchNorms where a residual net can spare them. {_LEVEL_DECIDES}"
+    less_bn: bool | None = _switch(
+        "LessBN",
+        "Remove BatchNorms where a residual net can spare them.",
+        needs=_ALONE & SPARE_BATCH_NORMS,
     )
-    grad_freeze: bool | None = described(
-        None, "Gradient freezing", f"Skip the backward pass of leading layers in part of the steps. {_LEVEL_DECIDES}"
+    grad_freeze: bool | None = _switch(
+        "Gradient freezing",
+        "Skip the backward pass of leading layers in part of the steps.",
+        needs=_ALONE
+        & is_not("grad_freeze.param_groups", 1, "`grad_freeze.param_groups` is 1: the only group is the whole network")
+        & is_not("grad_freeze.total_steps", 0, "`grad_freeze.total_steps` is 0: its schedule has no step")
+        & ENOUGH_LAYERS,
     )
-    adasum: bool | None = described(
-        None, "AdaSum", f"Combine the updates of several servers by AdaSum instead of averaging. {_LEVEL_DECIDES}"
+    adasum: bool | None = _switch(
+        "AdaSum",
+        "Combine the updates of several servers by AdaSum instead of averaging.",
+        needs=_ALONE & without("grad_freeze", "grad_freeze is on; switch grad_freeze off to use it") & FULL_SERVERS,
     )
-    grad_accumulation: bool | None = described(
-        None, "Gradient accumulation", f"Update once per several micro-batches. {_LEVEL_DECIDES}"
+    grad_accumulation: bool | None = _switch(
+        "Gradient accumulation",
+        "Update once per several micro-batches.",
+        needs=_ALONE
+        & is_not("grad_accumulation.grad_accumulation_step", 1, "`grad_accumulation.grad_accumulation_step` is 1"),
     )
-    dim_reduce: bool | None = described(
-        None, "DimReduce", f"Second-order training in a subspace of earlier weights; runs alone. {_LEVEL_DECIDES}"
+    dim_reduce: bool | None = _switch(
+        "DimReduce", "Second-order training in a subspace of earlier weights; runs alone.", needs=SUBSPACE_SOURCE
     )
-    loss_scale_group: bool | None = described(
-        None, "Loss scale per group", f"Keep one loss scale per parameter group. {_LEVEL_DECIDES}"
+    loss_scale_group: bool | None = _switch(
+        "Loss scale per group", "Keep one loss scale per parameter group.", needs=_ALONE & DYNAMIC_SCALE
     )
 
 
@@ -69,8 +100,11 @@ class CommonConfig(Section):
         "Gradient split points",
         "Parameter positions at which a new communication bucket begins when gradients are reduced over ranks; "
         "unset means one split in the middle.",
+        when=SEVERAL_RANKS,
     )
-    device_number: int = described(8, "Ranks per server", "How many ranks share one server.", unit="ranks", ge=1)
+    device_number: int = described(
+        8, "Ranks per server", "How many ranks share one server.", unit="ranks", ge=1, when=method_on("adasum")
+    )
 
 
 class LessBNConfig(Section):
@@ -82,8 +116,14 @@ class LessBNConfig(Section):
         True,
         "FN head",
         "Replace the last dense layer of a classifier that loses BatchNorms by one with normalised inputs and weights.",
+        when=method_on("less_bn"),
     )
-    gc_flag: bool = described(True, "Gradient centralization", "Subtract the mean from the gradient of each weight.")
+    gc_flag: bool = described(
+        True,
+        "Gradient centralization",
+        "Subtract the mean from the gradient of each weight.",
+        when=method_on("less_bn"),
+    )
 
 
 class GradFreezeConfig(Section):
@@ -99,11 +139,13 @@ class GradFreezeConfig(Section):
         low=2,
         high=20,
         ge=1,
+        when=method_on("grad_freeze"),
     )
     freeze_type: Literal[0, 1] = described(
         1,
         "Freeze strategy",
         "0: continuous, groups take turns in a fixed period; 1: interval, groups are drawn at random.",
+        when=method_on("grad_freeze"),
     )
     freeze_p: float = described(
         0.7,
@@ -114,6 +156,7 @@ class GradFreezeConfig(Section):
         high=0.95,
         ge=0,
         lt=1,
+        when=method_on("grad_freeze"),
     )
     total_steps: int = described(
         65536,
@@ -121,6 +164,7 @@ class GradFreezeConfig(Section):
         "Length of the freezing schedule; it starts over when it ends.",
         unit="steps",
         ge=0,
+        when=method_on("grad_freeze"),
     )
 
     def frozen_share(self) -> float:
@@ -157,6 +201,7 @@ class GradAccumulationConfig(Section):
         low=2,
         high=8,
         ge=1,
+        when=method_on("grad_accumulation"),
     )
 
 
@@ -173,9 +218,17 @@ class DimReduceConfig(Section):
         high=0.9,
         gt=0,
         lt=1,
+        when=method_on("dim_reduce"),
     )
     gamma: float = described(
-        0.9, "Residual momentum", "Momentum of the gradient outside the subspace.", low=0.5, high=0.99, ge=0, lt=1
+        0.9,
+        "Residual momentum",
+        "Momentum of the gradient outside the subspace.",
+        low=0.5,
+        high=0.99,
+        ge=0,
+        lt=1,
+        when=method_on("dim_reduce"),
     )
     alpha: float = described(
         0.001,
@@ -185,6 +238,7 @@ class DimReduceConfig(Section):
         high=0.1,
         log=True,
         ge=0,
+        when=method_on("dim_reduce"),
     )
     sigma: float = described(
         0.4,
@@ -195,6 +249,7 @@ class DimReduceConfig(Section):
         log=True,
         gt=0,
         lt=1,
+        when=method_on("dim_reduce"),
     )
     line_search_trials: int | None = described(
         None,
@@ -205,6 +260,7 @@ class DimReduceConfig(Section):
         low=2,
         high=16,
         ge=1,
+        when=method_on("dim_reduce"),
     )
     n_components: int = described(
         32,
@@ -215,17 +271,27 @@ class DimReduceConfig(Section):
         high=64,
         log=True,
         ge=1,
+        when=method_on("dim_reduce"),
     )
     pca_mat_path: str | None = described(
         None,
         "Subspace file",
         "Path of a .npy or .safetensors matrix [n_components, parameters]; unset means computed from weight_load_dir.",
+        when=method_on("dim_reduce"),
     )
     weight_load_dir: str | None = described(
-        None, "Snapshot folder", "Folder of weight snapshots from which the subspace is computed; unset means none."
+        None,
+        "Snapshot folder",
+        "Folder of weight snapshots from which the subspace is computed; unset means none.",
+        when=method_on("dim_reduce"),
     )
     timeout: int = described(
-        1800, "Longest wait", "How long a rank waits for the subspace another rank computes.", unit="seconds", ge=1
+        1800,
+        "Longest wait",
+        "How long a rank waits for the subspace another rank computes.",
+        unit="seconds",
+        ge=1,
+        when=method_on("dim_reduce"),
     )
 
     @field_validator("pca_mat_path", "weight_load_dir", mode="before")

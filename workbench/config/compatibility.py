@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import model_validator
 
+from workbench.config.conditions import is_not, loss_scale_is, method_on, optimizer_is
 from workbench.config.errors import did_you_mean, shown
 from workbench.config.section import Section, described
 
@@ -20,6 +21,9 @@ __all__ = ["PRESETS", "CompatibilityConfig"]
 PRESETS = ("mindspore-2.7",)
 """Words that may stand in place of the section."""
 _RETIRED = "loss_scale_reciprocal"  # files written up to November 2026 name it
+
+
+_FN_HEAD = method_on("less_bn") & is_not("less_bn.fn_flag", False, "the FN head is off (less_bn.fn_flag)")
 
 
 class CompatibilityConfig(Section):
@@ -31,38 +35,60 @@ class CompatibilityConfig(Section):
         "shared",
         "Optimizer state when freezing",
         "shared: one momentum per parameter; per_group: one per freezing group.",
+        when=method_on("grad_freeze"),
     )
     less_bn_match: Literal["structure", "reference"] = described(
         "structure",
         "LessBN search",
         "structure: BatchNorms found by the graph; reference: by the original's name and order rules.",
+        when=method_on("less_bn"),
     )
     fn_scope: Literal["classifier", "every_module", "head"] = described(
         "classifier",
         "FN head scope",
         "classifier: the dense layer that alone feeds the output, where BatchNorms were removed and the criterion is a "
         "cross entropy; every_module: the last one of every module; head: as classifier, whatever the criterion.",
+        when=_FN_HEAD,
     )
-    fn_bias: Literal["keep", "drop"] = described("keep", "FN head bias", "keep or drop the bias of the replaced layer.")
+    fn_bias: Literal["keep", "drop"] = described(
+        "keep", "FN head bias", "keep or drop the bias of the replaced layer.", when=_FN_HEAD
+    )
     grad_centralization: Literal["every_weight", "multiple_of_16"] = described(
-        "every_weight", "Centralized weights", "every_weight, or only those whose second dimension is a multiple of 16."
+        "every_weight",
+        "Centralized weights",
+        "every_weight, or only those whose second dimension is a multiple of 16.",
+        when=method_on("less_bn")
+        & is_not("less_bn.gc_flag", False, "gradient centralization is off (less_bn.gc_flag)"),
     )
     loss_scale_ceiling: Literal["finite", "none"] = described(
-        "finite", "Loss scale ceiling", "finite: growth stops at the largest finite float32; none: it may reach inf."
+        "finite",
+        "Loss scale ceiling",
+        "finite: growth stops at the largest finite float32; none: it may reach inf.",
+        when=loss_scale_is("dynamic"),
     )
     adasum_servers: Literal["device_number", "eight"] = described(
-        "device_number", "AdaSum servers", "Ranks per server: common.device_number, or eight whatever it says."
+        "device_number",
+        "AdaSum servers",
+        "Ranks per server: common.device_number, or eight whatever it says.",
+        when=method_on("adasum"),
     )
     dim_reduce: Literal["corrected", "reference"] = described(
         "corrected",
         "DimReduce step",
         "corrected: unscaled gradients and exact losses; reference: the original's mixture.",
+        when=method_on("dim_reduce"),
     )
     group_loss_scale: Literal["used", "updated"] = described(
-        "used", "Group unscaling", "Divide gradients by the scale that was used, or by the one after its update."
+        "used",
+        "Group unscaling",
+        "Divide gradients by the scale that was used, or by the one after its update.",
+        when=method_on("loss_scale_group"),
     )
     thor_factors: Literal["default", "mindspore"] = described(
-        "default", "THOR factors", "Covariance factors averaged over the batch, or as the original forms them."
+        "default",
+        "THOR factors",
+        "Covariance factors averaged over the batch, or as the original forms them.",
+        when=optimizer_is("thor"),
     )
 
     @model_validator(mode="before")

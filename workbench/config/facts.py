@@ -1,6 +1,6 @@
-"""What a network offers to the methods that change it, in a few counts: what a plan has to know to say what acts.
+"""What decides beside a configuration which of its parameters are in effect: level, ranks, what the network offers.
 
-The counts are taken from a fresh copy of the network (``workbench.training.network_facts``) or, when a network is
+The network's counts are taken from a fresh copy of it (``workbench.training.network_facts``) or, when a network is
 boosted, from what was done to it (``AutoBoost``). They stand here, without torch, so that plans can be resolved with
 them where no network is at hand: in a study's storage, in a panel.
 """
@@ -16,7 +16,7 @@ from workbench.config.compatibility import CompatibilityConfig
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
 
-__all__ = ["NetworkFacts"]
+__all__ = ["Facts", "NetworkFacts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,16 @@ class NetworkFacts:
         return self.layers_left_by_reference if by_reference else self.layers_left
 
     def why_no_less_bn(self, config: BoostConfig) -> str:
-        """Return a sentence that says why LessBN is not in effect; empty when it acts."""
+        """Return the reason why LessBN is not in effect; empty when it acts."""
         if self.less_bn_acts(config):
             return ""
         if self.batch_norms:
             norms = "its only BatchNorm" if self.batch_norms == 1 else f"any of its {self.batch_norms} BatchNorms"
-            return f"less_bn is not in effect because this network cannot spare {norms}"
-        return "less_bn is not in effect because this network has no BatchNorm"
+            return f"this network cannot spare {norms}"
+        return "this network has no BatchNorm"
 
     def why_no_freezing(self, config: BoostConfig, *, less_bn: bool) -> str:
-        """Return a sentence that says why freezing is not in effect; empty when it acts.
+        """Return the reason why freezing is not in effect; empty when it acts.
 
         Args:
             config: The configuration.
@@ -93,14 +93,26 @@ class NetworkFacts:
             return ""
         have = f"{layers} {'layer' if layers == 1 else 'layers'}{' without its BatchNorms' if less_bn else ''}"
         hint = "; lower it" if layers > 1 else ""
-        return (
-            f"grad_freeze is not in effect because this network has {have}, fewer than `grad_freeze.param_groups` = "
-            f"{groups}{hint}"
-        )
+        return f"this network has {have}, fewer than `grad_freeze.param_groups` = {groups}{hint}"
 
     def _removable(self, config: BoostConfig) -> int:
         by_reference = config.compatibility.less_bn_match == "reference"
         return self.removable_by_reference if by_reference else self.removable
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a configuration meets, and what besides it decides which of its parameters are in effect.
+
+    Args:
+        level: Boost level.
+        world_size: Number of ranks, at least 1.
+        network: What the network offers; None where it is not known, and every method is taken to find work.
+    """
+
+    level: str = "O0"
+    world_size: int = 1
+    network: NetworkFacts | None = None
 
 
 _USUAL_SCOPE = CompatibilityConfig.model_fields["fn_scope"].default

@@ -9,12 +9,16 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from workbench.config.conditions import is_not, loss_scale_is, method_on
 from workbench.config.errors import shown
 from workbench.config.section import Section, described
 
 __all__ = ["LossScaleConfig"]
 
 _LARGEST = 2.0**127  # the scale lives in float32 on the device; the largest power of two it can hold
+
+_DYNAMIC = loss_scale_is("dynamic")
+_SCALED = loss_scale_is("fixed", "dynamic")
 
 
 class LossScaleConfig(Section):
@@ -34,6 +38,7 @@ class LossScaleConfig(Section):
         log=True,
         gt=0,
         le=_LARGEST,
+        when=_SCALED,
     )
     factor: float = described(
         2.0,
@@ -43,12 +48,28 @@ class LossScaleConfig(Section):
         high=8.0,
         log=True,
         gt=1,
+        when=_DYNAMIC,
     )
     window: int = described(
-        2000, "Window", "Finite steps after which the scale grows.", unit="steps", low=10, high=5000, log=True, ge=1
+        2000,
+        "Window",
+        "Finite steps after which the scale grows.",
+        unit="steps",
+        low=10,
+        high=5000,
+        log=True,
+        ge=1,
+        when=_DYNAMIC,
     )
     minimum: float = described(
-        1.0, "Smallest scale", "The scale never falls below it.", low=2.0**-10, high=1.0, log=True, gt=0
+        1.0,
+        "Smallest scale",
+        "The scale never falls below it.",
+        low=2.0**-10,
+        high=1.0,
+        log=True,
+        gt=0,
+        when=_DYNAMIC,
     )
     maximum: float | None = described(
         None,
@@ -59,11 +80,13 @@ class LossScaleConfig(Section):
         log=True,
         gt=0,
         le=_LARGEST,
+        when=_DYNAMIC,
     )
     drop_overflow_update: bool = described(
         True,
         "Skip overflowed updates",
         "Whether a fixed scale skips the update of an overflowed step (a dynamic one always does).",
+        when=loss_scale_is("fixed", why_not="a dynamic loss scale always skips them"),
     )
     collapse_after: int = described(
         1000,
@@ -71,6 +94,7 @@ class LossScaleConfig(Section):
         "So many overflowed updates in a row at the smallest scale end the run.",
         unit="steps",
         ge=1,
+        when=_SCALED & (_DYNAMIC | is_not("loss_scale.drop_overflow_update", False, "overflows are not looked for")),
     )
     groups: int = described(
         2,
@@ -80,6 +104,7 @@ class LossScaleConfig(Section):
         low=2,
         high=8,
         ge=1,
+        when=method_on("loss_scale_group"),
     )
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from workbench.config.conditions import OPTIMIZER_STEPS, Condition, optimizer_is
 from workbench.config.section import Section, described
 
 __all__ = ["HYPER_PARAMETERS", "OptimizerConfig"]
@@ -33,6 +34,18 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
 """Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and two of our own."""
 
 
+def _taken(hyper_parameter: str) -> Condition:
+    """Hold where the named optimizer has a hyper-parameter; without a name it may have."""
+    owners = [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
+    return optimizer_is(*owners, why_not=f"{{name}} has no such parameter; {owned_by(hyper_parameter)}")
+
+
+def owned_by(hyper_parameter: str) -> str:
+    """Return which optimizers have a hyper-parameter, in words."""
+    owners = [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
+    return f"only {owners[0]} has it" if len(owners) == 1 else f"{', '.join(owners[:-1])} and {owners[-1]} have it"
+
+
 class OptimizerConfig(Section):
     """Section ``optimizer``; without a name the given hyper-parameters change the task's own optimizer."""
 
@@ -43,21 +56,49 @@ class OptimizerConfig(Section):
         "Optimizer",
         "Class in torch.optim, thor (second order) or adam_offload (Adam on the host); unset means the task's own, "
         "with the hyper-parameters given here.",
+        when=OPTIMIZER_STEPS,
     )
     lr: float | None = described(
-        None, "Learning rate", "Step size; unset means the optimizer's own.", low=1e-4, high=1.0, log=True, gt=0
+        None,
+        "Learning rate",
+        "Step size; unset means the optimizer's own.",
+        low=1e-4,
+        high=1.0,
+        log=True,
+        gt=0,
+        when=_taken("lr"),
     )
     momentum: float | None = described(
-        None, "Momentum", "For SGD, RMSprop and thor; unset means the optimizer's own.", low=0.5, high=0.99, ge=0, lt=1
+        None,
+        "Momentum",
+        "For SGD, RMSprop and thor; unset means the optimizer's own.",
+        low=0.5,
+        high=0.99,
+        ge=0,
+        lt=1,
+        when=_taken("momentum"),
     )
     weight_decay: float | None = described(
-        None, "Weight decay", "Decay coefficient; unset means the optimizer's own.", low=1e-6, high=0.1, log=True, ge=0
+        None,
+        "Weight decay",
+        "Decay coefficient; unset means the optimizer's own.",
+        low=1e-6,
+        high=0.1,
+        log=True,
+        ge=0,
+        when=_taken("weight_decay"),
     )
     nesterov: bool | None = described(
-        None, "Nesterov", "Nesterov momentum, for SGD, thor and adam_offload; unset means the optimizer's own."
+        None,
+        "Nesterov",
+        "Nesterov momentum, for SGD, thor and adam_offload; unset means the optimizer's own.",
+        when=_taken("nesterov"),
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = described(
-        None, "Betas", "Decay rates of Adam's first and second moments; unset means the optimizer's own."
+        None,
+        "Betas",
+        "Decay rates of Adam's first and second moments; unset means the optimizer's own.",
+        when=_taken("betas"),
     )
     eps: float | None = described(
         None,
@@ -67,6 +108,7 @@ class OptimizerConfig(Section):
         high=1e-4,
         log=True,
         gt=0,
+        when=_taken("eps"),
     )
     damping: float | None = described(
         None,
@@ -76,6 +118,7 @@ class OptimizerConfig(Section):
         high=1.0,
         log=True,
         gt=0,
+        when=_taken("damping"),
     )
     damping_decay: float | None = described(
         None,
@@ -85,6 +128,7 @@ class OptimizerConfig(Section):
         high=1.0,
         gt=0,
         le=1,
+        when=_taken("damping_decay"),
     )
     frequency: int | None = described(
         None,
@@ -95,6 +139,7 @@ class OptimizerConfig(Section):
         high=200,
         log=True,
         ge=2,
+        when=_taken("frequency"),
     )
     factor_decay: float | None = described(
         None,
@@ -104,6 +149,7 @@ class OptimizerConfig(Section):
         high=0.95,
         ge=0,
         lt=1,
+        when=_taken("factor_decay"),
     )
     trace_threshold: float | None = described(
         None,
@@ -114,6 +160,7 @@ class OptimizerConfig(Section):
         high=0.5,
         log=True,
         ge=0,
+        when=_taken("trace_threshold"),
     )
     kl_clip: float | None = described(
         None,
@@ -123,6 +170,7 @@ class OptimizerConfig(Section):
         high=0.1,
         log=True,
         gt=0,
+        when=_taken("kl_clip"),
     )
 
     def hyper_parameters(self) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from workbench.config.boost_config import BoostConfig
+from workbench.config.conditions import ALWAYS, Condition, declared
 from workbench.config.errors import inner_type, rule_of
 
-__all__ = ["ParameterInfo", "describe_parameters"]
+__all__ = ["ParameterInfo", "describe_parameters", "parents_of"]
 
 Kind = Literal["float", "int", "bool", "choice", "str", "list"]
 
@@ -39,6 +40,8 @@ class ParameterInfo:
         description: Meaning, and what unset means.
         optional: Whether None (unset) is allowed.
         rule: Legal values in words, the end of "... must ...", for example ``"be a finite number in [0, 1)"``.
+        when: When it is in effect.
+        needs: Of a switch: what its method needs, once it is asked for, to be in effect.
     """
 
     path: str
@@ -54,11 +57,28 @@ class ParameterInfo:
     description: str
     optional: bool
     rule: str
+    when: Condition = ALWAYS
+    needs: Condition = ALWAYS
 
 
 def describe_parameters() -> dict[str, ParameterInfo]:
     """Return every parameter by its path, in file order; ``provenance`` is no parameter."""
     return dict(_described())
+
+
+@functools.cache
+def parents_of(path: str) -> frozenset[str]:
+    """Return the paths that decide whether a parameter is in effect, directly or because they decide about another one.
+
+    A parameter whose own value decides is among them: one freezing group is none.
+    """
+    known, found, waiting = dict(_described()), set[str](), [path]
+    while waiting:
+        about = known[waiting.pop()]
+        new = (about.when.reads | about.needs.reads) - found
+        found |= new
+        waiting.extend(new)
+    return frozenset(found)
 
 
 @functools.cache
@@ -85,6 +105,7 @@ def _describe(path: str, field: FieldInfo) -> ParameterInfo:
         kind, choices = "bool", (False, True)
     else:
         kind = {int: "int", float: "float", str: "str"}.get(plain, "list")  # type: ignore[assignment]  # all are Kinds
+    conditions = declared(field)
     whole = int if kind == "int" else float
     return ParameterInfo(
         path=path,
@@ -100,4 +121,6 @@ def _describe(path: str, field: FieldInfo) -> ParameterInfo:
         description=field.description or "",
         optional=NoneType in get_args(field.annotation),
         rule=rule_of(field),
+        when=conditions.when,
+        needs=conditions.needs,
     )

@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from workbench.config.boost import SWITCHES
 from workbench.config.errors import ConfigError, shown
+from workbench.config.levels import SWITCHES, requested_switches
 
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
@@ -31,23 +31,14 @@ if TYPE_CHECKING:
     from workbench.config.optimizer import OptimizerConfig
 
 __all__ = [
-    "LEVELS",
     "Dropped",
     "Outline",
     "Plan",
     "deciding",
     "line_search_trials",
-    "requested_switches",
     "resolve",
     "sections_deciding",
 ]
-
-LEVELS: dict[str, tuple[str, ...]] = {
-    "O0": (),
-    "O1": ("less_bn", "grad_freeze"),
-    "O2": ("less_bn", "grad_freeze", "adasum"),
-}
-"""Boost level -> algorithms it asks for."""
 
 _OWN_SECTIONS = ("less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 """Sections that count as a whole, when the switch of their name is in effect."""
@@ -311,30 +302,6 @@ class Plan:
         return [name for name, counts in matters.items() if counts]
 
 
-def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
-    """Return the six switches a configuration asks for at a level, as the original resolves them.
-
-    Args:
-        config: The configuration.
-        level: ``"O0"``, ``"O1"`` or ``"O2"``.
-
-    Raises:
-        ConfigError: When the level is unknown (the original takes O0 without a word).
-    """
-    if not isinstance(level, str) or level not in LEVELS:
-        raise ConfigError(f"`level` must be one of {', '.join(map(shown, LEVELS))}, got {shown(level)}")
-    table = {name: name in LEVELS[level] for name in SWITCHES}
-    match config.boost.mode:
-        case "enable_all":
-            return dict.fromkeys(SWITCHES, True)
-        case "disable_all":
-            return dict.fromkeys(SWITCHES, False)
-        case "manual":
-            given = {name: getattr(config.boost, name) for name in SWITCHES}
-            return table | {name: value for name, value in given.items() if value is not None}
-    return table
-
-
 def deciding(section: str, part: Any, network: NetworkFacts | None = None) -> tuple[Any, ...]:
     """Return what of one section decides which parameters are in effect.
 
@@ -459,9 +426,11 @@ def _why_not(
     if name == "grad_freeze" and config.grad_freeze.total_steps == 0:
         return "grad_freeze is not in effect because `grad_freeze.total_steps` is 0: its schedule has no step"
     if name == "less_bn" and network is not None:
-        return network.why_no_less_bn(config)
+        reason = network.why_no_less_bn(config)
+        return reason and f"{name} is not in effect because {reason}"
     if name == "grad_freeze" and network is not None:
-        return network.why_no_freezing(config, less_bn=requested["less_bn"] and network.less_bn_acts(config))
+        reason = network.why_no_freezing(config, less_bn=requested["less_bn"] and network.less_bn_acts(config))
+        return reason and f"{name} is not in effect because {reason}"
     if name == "grad_accumulation" and config.grad_accumulation.grad_accumulation_step == 1:
         return "grad_accumulation is not in effect because `grad_accumulation.grad_accumulation_step` is 1"
     if name == "loss_scale_group" and _loss_scale_kind(config) not in {"dynamic", None}:

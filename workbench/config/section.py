@@ -1,8 +1,8 @@
 """The form every section of a configuration has, and how a parameter is described once.
 
 A section is a frozen, strict pydantic model. Each of its fields is declared with ``described(...)``: default, range,
-search range, unit, title and meaning stand there and nowhere else; controls, search spaces, the JSON schema, error
-sentences and the documentation are derived from it.
+search range, unit, title, meaning and when it is in effect stand there and nowhere else; plans, controls, search
+spaces, the JSON schema, error sentences and the documentation are derived from it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
+from workbench.config.conditions import ALWAYS, Condition, Declared
 from workbench.config.errors import ConfigError, sentence_of, shown
 
 if TYPE_CHECKING:  # pydantic gives its metaclass no public name; the checker needs one, the program does not
@@ -32,6 +34,8 @@ def described(
     high: float | None = None,
     log: bool = False,
     step: float | None = None,
+    when: Condition = ALWAYS,
+    needs: Condition = ALWAYS,
     **rules: Any,
 ) -> Any:
     """Declare one parameter.
@@ -45,6 +49,8 @@ def described(
         high: Upper end of that range.
         log: Whether the search range is walked in logarithmic steps.
         step: Grid of the search range, None for none.
+        when: When the parameter is in effect.
+        needs: Of a switch: what its method needs, once it is asked for, to be in effect.
         **rules: Rules pydantic checks (``ge``, ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
 
     Returns:
@@ -56,7 +62,12 @@ def described(
     extra: dict[str, Any] = {"search": search} if search else {}
     if unit:
         extra["unit"] = unit
-    return Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
+    for keyword, condition in (("when", when), ("needs", needs)):
+        if condition is not ALWAYS:
+            extra[keyword] = condition.words
+    field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
+    field.metadata.append(Declared(when, needs))
+    return field
 
 
 class _SentenceMeta(_ModelMeta):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from workbench.config.conditions import is_not
 from workbench.config.section import Section, described
 
 __all__ = ["SnapshotConfig"]
+
+
+_KEPT = is_not("snapshots.count", 0, "no snapshots are kept (snapshots.count is 0)")
 
 
 class SnapshotConfig(Section):
@@ -15,7 +19,15 @@ class SnapshotConfig(Section):
     section: ClassVar[str] = "snapshots"
 
     every_steps: int = described(
-        100, "Steps between snapshots", "Distance of two snapshots.", unit="steps", low=1, high=500, log=True, ge=1
+        100,
+        "Steps between snapshots",
+        "Distance of two snapshots.",
+        unit="steps",
+        low=1,
+        high=500,
+        log=True,
+        ge=1,
+        when=_KEPT,
     )
     count: int = described(
         0, "Snapshots", "How many are kept; 0 keeps none.", unit="snapshots", low=8, high=128, log=True, ge=0
@@ -28,4 +40,5 @@ class SnapshotConfig(Section):
         low=0,
         high=1000,
         ge=0,
+        when=_KEPT,
     )

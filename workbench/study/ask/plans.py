@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workbench.config import (
     BoostConfig,
+    Facts,
     NetworkFacts,
     Plan,
     requested_switches,
@@ -51,10 +52,20 @@ class StudyPlans:
         Raises:
             ConfigError: When the level is unknown.
         """
-        named = config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None
-        if not named and requested_switches(config, level)["dim_reduce"]:
-            config = config.with_values({"dim_reduce.weight_load_dir": RECORDED_BY_STUDY})
+        if requested_switches(config, level)["dim_reduce"]:
+            config = self.with_subspace(config)
         return config.resolve(level, self.ranks, self.network)
+
+    def facts(self, level: str) -> Facts:
+        """Return what a configuration meets here at a level."""
+        return Facts(level, self.ranks, self.network)
+
+    @staticmethod
+    def with_subspace(config: BoostConfig) -> BoostConfig:
+        """Return a configuration that names a source of DimReduce's subspace: the study, where it names none itself."""
+        if config.dim_reduce.pca_mat_path is not None or config.dim_reduce.weight_load_dir is not None:
+            return config
+        return config.with_values({"dim_reduce.weight_load_dir": RECORDED_BY_STUDY})
 
 
 def needs_warm_up(plan: Plan) -> bool:

@@ -10,6 +10,7 @@ only together with a dimension still to be drawn: accumulation over one micro-ba
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +18,12 @@ from typing import Any, Literal, Protocol
 
 from workbench.config import (
     LEVELS,
+    SWITCHES,
     BoostConfig,
     ConfigError,
+    acts,
     describe_parameters,
+    parents_of,
     sections_deciding,
 )
 from workbench.config.errors import did_you_mean, shown
@@ -312,6 +316,71 @@ def _first_in_effect(
         if any(look.differ(one.path, extremes, other) for other in others):
             return one
     return None
+
+
+def parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """Return the dimensions in the given order, but what decides whether another one is in effect before that one.
+
+    Where two decide about each other, a switch and its parameter, the one that the configuration names first is first.
+    """
+    places = {path: place for place, path in enumerate(describe_parameters())}
+    placed: list[Dimension] = []
+
+    def place(one: Dimension) -> None:
+        parents = () if one.path == "level" else parents_of(one.path)
+        for other in dimensions:
+            if other.path == "level" or (
+                other.path in parents
+                and (one.path not in parents_of(other.path) or places[other.path] < places[one.path])
+            ):
+                place(other)
+        if one not in placed:
+            placed.append(one)
+
+    for one in dimensions:
+        place(one)
+    return tuple(placed)
+
+
+def may_count(one: Dimension, config: BoostConfig, level: str, plans: StudyPlans, waiting: Sequence[Dimension]) -> bool:
+    """Return whether a dimension is in effect, or can be, given what is decided.
+
+    A switch is where turning it changes which methods act: its own, or one that it shuts out.
+
+    Args:
+        one: The dimension.
+        config: What is decided so far.
+        level: Boost level.
+        plans: How the study resolves configurations.
+        waiting: Dimensions still to be drawn, this one among them.
+    """
+    facts, when = plans.facts(level), describe_parameters()[one.path].when
+    is_switch = one.path in _SWITCHES
+    if is_switch and when.why_not(config, facts):
+        return False
+    bearing = _bearing_on(one.path)
+    others = [other for other in waiting if other.path in bearing and not (is_switch and other is one)]
+    paths = [other.path for other in others]
+    for values in itertools.product(*(other.extremes for other in others)):
+        tried = plans.with_subspace(config.with_values(dict(zip(paths, values, strict=True))))
+        if is_switch:
+            turned = (tried.with_values({one.path: value}) for value in one.extremes)
+            if len({tuple(acts(name, config, facts) for name in SWITCHES) for config in turned}) > 1:
+                return True
+        elif not when.why_not(tried, facts):
+            return True
+    return False
+
+
+_SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
+
+
+@functools.cache
+def _bearing_on(path: str) -> frozenset[str]:
+    """Return the paths that may decide whether a dimension counts; of a switch also those of methods it shuts out."""
+    infos = describe_parameters()
+    shut_out = [other for other in _SWITCHES if path in _SWITCHES and path in infos[other].needs.reads]
+    return parents_of(path).union(shut_out, *(parents_of(other) for other in shut_out))
 
 
 def all_off(base: BoostConfig) -> BoostConfig:

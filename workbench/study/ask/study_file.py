@@ -296,9 +296,10 @@ class StudyFile(_Part):
             return []
         told = list(self._drawn()[1])
         if _may_ask_for(self, "less_bn"):
-            told.append(self._network.why_no_less_bn(self.base_config()))
+            told.append(_not_in_effect("less_bn", self._network.why_no_less_bn(self.base_config())))
         if _may_ask_for(self, "grad_freeze") and not self._may_freeze():
-            told.append(self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms()))
+            reason = self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms())
+            told.append(_not_in_effect("grad_freeze", reason))
         return [f"{one}." for one in told if one]
 
     def most_plans(self) -> int | None:
@@ -551,6 +552,10 @@ def _check_warm_up(file: StudyFile) -> None:
 def _most_components(file: StudyFile) -> int:
     searched = [number for one in file.dimensions if one.path == "dim_reduce.n_components" for number in one.extremes]
     return int(max(searched or [file.base_config().dim_reduce.n_components]))
+
+
+def _not_in_effect(method: str, reason: str) -> str:
+    return f"{method} is not in effect because {reason}" if reason else ""
 
 
 def _may_ask_for(file: StudyFile, switch: str) -> bool:
