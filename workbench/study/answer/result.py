@@ -9,7 +9,7 @@ from typing import Any
 
 import optuna
 
-from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord
+from workbench.core.records import CandidateRecord, Choice, StudyResult
 from workbench.study.answer.export import ExportContext, export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.importance import parameter_importance
@@ -48,8 +48,10 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
         file = kept.on_its_network(file, study)
-        result = _result(study, file, directory, candidates_of(study))
-        choices = _choices(study, file, result.candidates) if "candidates" in study.user_attrs else {}
+        result = _with_importance(_result(study, file, directory, candidates_of(study)), study, file)
+        confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
+        judged = "candidates" in study.user_attrs
+        choices = _choices(result, file, require_confirmed=confirmed_only) if judged else {}
         written = study.user_attrs.get("chosen", {})
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     report = directory / "result" / "report.html"
@@ -122,27 +124,26 @@ def write_answer(
         StudyError: When the components of a DimReduce candidate are not on this machine.
         OSError: When a file cannot be written; the old one is untouched then.
     """
-    trials = trials_of(study)
-    choices = _choices(study, file, candidates, trials, require_confirmed=require_confirmed)
+    result = _result(study, file, directory, candidates)
+    choices = _choices(result, file, require_confirmed=require_confirmed)
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
-    environment = study.user_attrs.get("environment", {})
     context = ExportContext(
-        study=file.study.name,
-        task=file.study.task,
+        study=result.name,
+        task=result.task,
         seed=file.study.seed,
-        metric=str(study.user_attrs["metric_name"]),
-        objective=file.study.objective,
+        metric=result.metric_name,
+        objective=result.objective,
         data_hash=str(study.user_attrs.get("data_hash", "")),
-        environment=environment,
+        environment=result.environment,
         loss_scale=policy_told,
     )
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
     exported = export_configs(folder, choices, off, context, file.plans, _snapshots(file, directory))
-    write_tables(folder, candidates, choices, environment)
+    write_tables(folder, candidates, choices, result.environment)
     if folder == directory / "result":
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
         study.set_user_attr("require_confirmed", require_confirmed)
-    result = _result(study, file, directory, candidates)
+    result = _with_importance(result, study, file)  # which takes a while: the files come first
     told = _told(choices)
     told += [policy_told] if policy_told else []
     if folder == directory / "result":
@@ -165,26 +166,15 @@ def _told(choices: Mapping[str, Choice]) -> list[str]:
     return sentences + [f"{target}: {other}" for target, choice in choices.items() for other in choice.others]
 
 
-def _choices(
-    study: optuna.Study,
-    file: StudyFile,
-    candidates: Sequence[CandidateRecord],
-    trials: Sequence[TrialRecord] | None = None,
-    *,
-    require_confirmed: bool | None = None,
-) -> dict[str, Choice]:
-    """Return what each export takes; ``require_confirmed`` None means as when the files were written."""
-    attributes = study.user_attrs
-    trials = trials_of(study) if trials is None else trials
-    if require_confirmed is None:
-        require_confirmed = bool(attributes.get("require_confirmed", False))
-    metric, objective = str(attributes["metric_name"]), file.study.objective
+def _choices(result: StudyResult, file: StudyFile, *, require_confirmed: bool) -> dict[str, Choice]:
+    """Return what each export takes."""
+    metric, objective = result.metric_name, result.objective
     nothing = {
-        target: nothing_found(trials, float(drop), metric, objective=objective, why_not=file.not_drawn())
-        for target, drop in attributes["allowed_drops"].items()
+        target: nothing_found(result.trials, float(drop), metric, objective=objective, why_not=file.not_drawn())
+        for target, drop in result.allowed_drops.items()
     }
     return {
-        target: select(target, candidates, nothing=nothing[target], require_confirmed=require_confirmed)
+        target: select(target, result.candidates, nothing=nothing[target], require_confirmed=require_confirmed)
         for target in TARGETS
     }
 
@@ -192,7 +182,7 @@ def _choices(
 def _result(
     study: optuna.Study, file: StudyFile, directory: Path, candidates: Sequence[CandidateRecord]
 ) -> StudyResult:
-    importance, note = parameter_importance(study, file)
+    """Read a study's state; choices, files and importance are added by who asks for them."""
     attributes = study.user_attrs
     ended, notes = attributes.get("search_ended", ""), attributes.get("warm_start_notes", [])
     return StudyResult(
@@ -207,8 +197,12 @@ def _result(
         candidates=list(candidates),
         loss_scale_policy=attributes.get("loss_scale_policy"),
         freezing_limits=freezing_limits_of(study),
-        importance=importance,
         environment=attributes.get("environment", {}),
-        messages=[one for one in (ended, *notes, *file.not_drawn(), note) if one],
+        messages=[one for one in (ended, *notes, *file.not_drawn()) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
     )
+
+
+def _with_importance(result: StudyResult, study: optuna.Study, file: StudyFile) -> StudyResult:
+    importance, note = parameter_importance(study, file)
+    return replace(result, importance=importance, messages=[*result.messages, *([note] if note else [])])
