@@ -7,25 +7,21 @@ the same function with the same arguments, and every one gets the result.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pandas as pd
 
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
-from workbench.loss_scale import ScalePolicy, simulate
+from workbench.loss_scale import ScalePolicy
 from workbench.runs import Run, read_run
 from workbench.runs.replay import ReplayResult
 from workbench.runs.replay import replay as replay_run
+from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
+from workbench.training.auto_boost import read_config
 from workbench.training.compare import Comparison, Side, compare_configs
 from workbench.training.run import (
     Pause,
@@ -35,7 +31,7 @@ from workbench.training.run import (
 )
 
 if TYPE_CHECKING:
-    from workbench.runs.mirrors import LiveMirrors, Mirror
+    from workbench.runs.mirrors import Mirror
     from workbench.study import (
         RayEngine,
         StudyFile,
@@ -95,12 +91,13 @@ def train(
         TaskError: When the task cannot be found or is no task.
         MirrorError: When a mirror cannot be opened.
     """
-    follower = _follower(mirrors)
+    from workbench.runs.mirrors import live_mirrors
+
+    follower = live_mirrors(mirrors)
     with ranks.joined(device) as here:
-        settings = _config(config)
         return run_task(
-            _task(task),
-            settings,
+            load_task(task),
+            read_config(config),
             level=level or ("O0" if config is None else "O1"),
             steps=steps,
             seed=seed,
@@ -144,11 +141,11 @@ def compare(
         The comparison; ``sentences()`` says it in words.
     """
     with ranks.joined(device) as here:
-        sides = [Side(_label(config, i), _config(config), level) for i, config in enumerate(configs)]
+        sides = [Side(_label(config, i), read_config(config), level) for i, config in enumerate(configs)]
         if len(sides) == 1:
             sides.insert(0, Side("O0", BoostConfig(), "O0"))
         return compare_configs(
-            _task(task),
+            load_task(task),
             sides,
             seeds=list(seeds),
             steps=steps,
@@ -182,12 +179,8 @@ def replay(
     """
     recorded = run if isinstance(run, Run) else read_run(run)
     if policies is None:
-        policies = [
-            ScalePolicy(init=float(i), factor=float(f), window=int(w), minimum=min(minimum, float(i)))
-            for i in init or [2.0**power for power in range(8, 25, 2)]
-            for f in factor or [2.0]
-            for w in window or [100, 1000]
-        ]
+        init = init or [2.0**power for power in range(8, 25, 2)]
+        policies = policy_grid(init, factor or [2.0], window or [100, 1000], minimum=minimum, most=None)
     return replay_run(recorded, policies)
 
 
@@ -247,7 +240,7 @@ def tune(
         )
 
     if is_first_rank():
-        import workbench.report  # noqa: F401  # now, and not when the time limit is nearly over
+        from workbench.report import write_report  # now, and not when the time limit is nearly over
 
     def make_experimenter(file: StudyFile, folder: Path) -> TaskExperimenter:
         return tuning.TaskExperimenter(task or file.study.task, file.study.device, folder / "runs", file.study.threads)
@@ -268,7 +261,7 @@ def tune(
         ray=ray,
         began=began,
     )
-    return _with_report(result, str(study)) if is_first_rank() else result
+    return write_report(result) if is_first_rank() else result
 
 
 def export(
@@ -287,157 +280,11 @@ def export(
         storage: Optuna storage URL; None is SQLite beside the study.
     """
     from workbench import study as tuning
+    from workbench.report import write_report
 
     result = tuning.export_study(study, out, require_confirmed=require_confirmed, storage=storage)
-    return _with_report(result, str(study))
-
-
-def _with_report(result: StudyResult, study: str) -> StudyResult:
-    """Write report.html, and the tables and pictures that a repository keeps, beside the exported files."""
-    from workbench.report import write_study_report
-    from workbench.report.result_files import write_result_files
-
-    folder = next(iter(result.exported.values())).parent if result.exported else result.directory / "result"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = write_study_report(folder / "report.html", _study_report(result, study))
-    write_result_files(folder, _result_files(result, study))
-    return dataclasses.replace(result, report=path)
-
-
-def _result_files(result: StudyResult, study: str) -> Any:
-    """Gather what the result folder's tables and pictures show."""
-    from workbench.report.result_files import ResultFiles
-
-    environment, policy = dict(result.environment), result.loss_scale_policy or {}
-    return ResultFiles(
-        title=result.name,
-        task_name=result.task,
-        metric_name=result.metric_name,
-        objective=result.objective,
-        command=f"workbench tune {study}",
-        trials=result.trials,
-        candidates=result.candidates,
-        choices=list(result.choices.values()),
-        importance=result.importance,
-        policies=policy.get("checked", []),
-        policy_sentence=str(policy.get("sentence", policy.get("failed", ""))),
-        freezing=result.freezing_limits,
-        hardware=_told(environment.get("device", {}) or {}),
-        versions=environment.get("versions", {}) or {},
-    )
-
-
-def _study_report(result: StudyResult, study: str) -> Any:
-    """Gather what the report shows from a study's result and its recorded run."""
-    from workbench.report import StudyReport
-
-    baseline = next((t for t in result.trials if t.number == 0 and math.isfinite(t.metric)), None)
-    recording, replayed, traces, chosen, note = _recorded_policies(result)
-    schedule, groups, whose = _freezing_schedule(result)
-    environment = dict(result.environment)
-    return StudyReport(
-        title=result.name,
-        question=f"Which boost configuration trains {result.task} fastest without losing more "
-        f"{result.metric_name} than allowed?",
-        task_name=result.task,
-        metric_name=result.metric_name,
-        direction="maximize" if result.higher_is_better else "minimize",
-        baseline_metric=baseline.metric if baseline is not None else math.nan,
-        allowed_drops=result.allowed_drops,
-        trials=result.trials,
-        candidates=result.candidates,
-        per=result.per,
-        importance=result.importance,
-        steps=recording.steps if recording is not None else None,
-        events=recording.events if recording is not None else None,
-        replayed=replayed,
-        replay_traces=traces,
-        chosen_policy=chosen,
-        replay_note=note,
-        freeze_schedule=schedule,
-        freeze_n_groups=groups,
-        freeze_label=whose,
-        exported={path.name: BoostConfig.from_json(path).to_dict() for path in result.exported.values()},
-        choices=list(result.choices.values()),
-        hardware=_told(environment.get("device", {}) or {}),
-        versions=environment.get("versions", {}) or {},
-        notes=result.messages,
-        commands=[f"workbench tune {study}", f"workbench status {study}", f"workbench export {study} --out DIR"],
-        created=time.strftime("%Y-%m-%d %H:%M"),
-    )
-
-
-def _recorded_policies(
-    result: StudyResult,
-) -> tuple[Run | None, pd.DataFrame | None, dict[str, np.ndarray], str | None, str]:
-    """Read the float16 recording of a study again and draw the scales of a few policies over it."""
-    policy = result.loss_scale_policy
-    if policy is None or "recording" not in policy:
-        return None, None, {}, None, str((policy or {}).get("failed", ""))
-    recording = read_run(result.directory / str(policy["recording"]))
-    name = _policy_name(policy)
-    rule = BoostConfig.from_dict(recording.config).loss_scale
-    recorded = ScalePolicy(init=rule.init, factor=rule.factor, window=rule.window, minimum=rule.minimum)
-    asked = [ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"])), recorded]
-    judged = replay_run(recording, asked)
-    trace = simulate(judged.thresholds.scale, asked).trace(0).per_step()
-    windows = np.searchsorted(judged.thresholds.steps, recording.steps["step"].to_numpy())
-    traces = {f"chosen: {name}": trace[np.minimum(windows, len(trace) - 1)]}
-    table = pd.concat([pd.DataFrame(policy["policies"]), judged.table.iloc[1:]], ignore_index=True)
-    table["recorded"] = [False] * (len(table) - 1) + [True]
-    return recording, table, traces, name, f"{judged.assumption} {policy.get('sentence', '')}".strip()
-
-
-def _told(hardware: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what there is none of, and say memory in GiB."""
-    told = {key.replace("_", " "): value for key, value in hardware.items() if value}
-    return {
-        key.removesuffix(" bytes"): f"{value / 1024**3:.1f} GiB" if key.endswith("bytes") else value
-        for key, value in told.items()
-    }
-
-
-def _policy_name(policy: Mapping[str, Any]) -> str:
-    from workbench.figures import policy_names
-
-    row = {key: [policy[key]] for key in ("init", "factor", "window")}
-    return policy_names(pd.DataFrame(row))[0]
-
-
-def _freezing_schedule(result: StudyResult) -> tuple[list[int] | None, int | None, str]:
-    """Return the freezing schedule of the first exported configuration that has one."""
-    from workbench.methods.grad_freeze.method import freeze_index_sequence
-
-    for path in result.exported.values():
-        config = BoostConfig.from_json(path)
-        if config.resolve("O1").grad_freeze:
-            freeze = config.grad_freeze
-            rng = np.random.RandomState(0)
-            sequence = freeze_index_sequence(
-                freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
-            )
-            return sequence, freeze.param_groups, path.name
-    return None, None, ""
-
-
-def _follower(mirrors: Iterable[Mirror | str]) -> LiveMirrors | None:
-    given = list(mirrors)
-    if not given or not is_first_rank():
-        return None
-    from workbench.runs.mirrors import LiveMirrors, mirrors_named
-
-    return LiveMirrors(mirrors_named(given))
-
-
-def _config(config: ConfigLike) -> BoostConfig:
-    from workbench.training.auto_boost import read_config
-
-    return read_config(config)
+    return write_report(result)
 
 
 def _label(config: ConfigLike, index: int) -> str:
     return Path(config).name if isinstance(config, (str, Path)) else f"configuration {index + 1}"
-
-
-def _task(task: Task | str) -> Task:
-    return task if isinstance(task, Task) else load_task(task)

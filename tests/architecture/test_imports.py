@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Siblings that never meet: a study runs without a display, a figure is drawn from plain records without a study.
     "study": METHODS | STEP,
     "figures": set(),
-    "report": {"figures", "runs"},
+    # The page replays the recorded loss scale and draws a freezing schedule; its answer is a plain record of core.
+    "report": {"figures", "loss_scale", "methods", "runs"},
     # On top: what puts the layers together for a user.
     "api": METHODS | STEP | ANSWERS,
     "panels": METHODS | STEP | ANSWERS | {"api"},
@@ -74,6 +75,8 @@ LOOKS_UP = {"workbench.training.callbacks"}
 LIBRARY_HOMES: dict[str, set[str]] = {
     "optuna": {"study", "bench"},
     "plotly": {"figures", "report"},
+    "jinja2": {"report"},
+    "markupsafe": {"report"},
     "tsdownsample": {"figures"},
     "anywidget": {"figures"},
     "ipywidgets": {"panels", "bench"},
@@ -97,7 +100,7 @@ LIBRARY_HOMES: dict[str, set[str]] = {
     "pydantic": {"config", "study"},
     "annotated_types": {"config"},
     "pyarrow": {"runs", "study"},
-    "pandas": {"runs", "training", "study", "figures", "report", "api", "panels"},
+    "pandas": {"runs", "training", "study", "figures", "report", "panels"},
     "sqlalchemy": {"study"},
     "psycopg": {"study"},
     "ray": {"study"},
@@ -199,6 +202,7 @@ OPTIONAL = {
     "threadpoolctl": "comes with scikit-learn, whose threads it counts",
     "cmaes": "the sampler of that name; without it its name is refused with what to install",
     "torch_npu": "the plugin of Ascend machines",
+    "markupsafe": "Jinja2's texts that are HTML already are objects of this package",
     "annotated_types": "pydantic's constraints are objects of this package",
 }
 

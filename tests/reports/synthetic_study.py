@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from workbench.config import BoostConfig
 from workbench.core.records import (
     CandidateRecord,
     Choice,
+    StudyResult,
     TrialRecord,
     Verdict,
 )
-from workbench.report import StudyReport
+from workbench.report.sources import FreezingSchedule, Recording, Sources
 
 HOSTILE = '</script><script>alert("x")</script><img src="https://example.org/x.png">'
 
@@ -63,20 +66,17 @@ def recorded_steps(n: int = 60) -> pd.DataFrame:
     )
 
 
-def full_study() -> StudyReport:
+def full_study() -> StudyResult:
     """Return a study with every part."""
-    exported = {
-        "boost": {"mode": "manual", "grad_freeze": True},
-        "grad_freeze": {"freeze_p": 0.3},
-        "provenance": {"note": HOSTILE},
-    }
     first, second = candidate(), candidate(Verdict.UNDECIDED, label="trial 4", target="o2", speedup=1.5)
-    return StudyReport(
-        title=f"Quickstart {HOSTILE}",
-        question="Which configuration is fastest?",
-        task_name="digits-resnet",
+    return StudyResult(
+        name=f"Quickstart {HOSTILE}",
+        directory=Path("studies/quickstart"),
+        task="digits-resnet",
         metric_name="accuracy",
-        baseline_metric=0.97,
+        higher_is_better=True,
+        objective="speed",
+        n_trials=14,
         allowed_drops={"o1": 0.005, "o2": 0.03},
         trials=trials(),
         candidates=[
@@ -85,25 +85,35 @@ def full_study() -> StudyReport:
             candidate(Verdict.REFUTED, label="trial 9", target="o2", speedup=1.9),
         ],
         importance={"grad_freeze.freeze_p": 0.7, HOSTILE: 0.3},
+        exported={target: Path(f"boost_config.{target}.json") for target in ("o1", "o2")},
+        choices={
+            "o1": Choice("o1", first, "trial 1 (freezing). At most 0.4 points."),
+            "o2": Choice("o2", second, "trial 4 (freezing). Undecided."),
+        },
+        environment={"device": {"cpu": "two cores", "accelerator": HOSTILE}, "versions": {"torch": "2.13.0"}},
+        messages=["Measured beside other work.", HOSTILE],
+    )
+
+
+def full_sources() -> Sources:
+    """Return what lies in the files of that study."""
+    config = BoostConfig.from_dict(
+        {
+            "boost": {"mode": "manual", "grad_freeze": True},
+            "grad_freeze": {"freeze_p": 0.3},
+            "provenance": {"note": HOSTILE},
+        }
+    )
+    recording = Recording(
         steps=recorded_steps(),
         events=pd.DataFrame({"step": [0], "kind": ["overflow"], "subject": [HOSTILE], "value": [1.0], "message": [""]}),
         replayed=pd.DataFrame(
             {"policy": ["recorded", HOSTILE], "wasted_share": [0.08, 0.01], "underflow_share": [0.0, 0.001],
              "recorded": [True, False]}
         ),
-        replay_traces={HOSTILE: np.full(60, 2.0**15)},
-        chosen_policy=HOSTILE,
-        replay_note="Assumes the same trajectory.",
-        freeze_schedule=[0, 1, 0, 2] * 10,
-        freeze_n_groups=3,
-        freeze_label="boost_config.o1.json",
-        exported={"boost_config.o1.json": exported, "boost_config.o2.json": exported},
-        choices=[
-            Choice("o1", first, "trial 1 (freezing). At most 0.4 points."),
-            Choice("o2", second, "trial 4 (freezing). Undecided."),
-        ],
-        hardware={"cpu": "two cores", "accelerator": HOSTILE},
-        versions={"torch": "2.13.0"},
-        notes=["Measured beside other work.", HOSTILE],
-        commands=["workbench tune studies/quickstart"],
+        traces={HOSTILE: np.full(60, 2.0**15)},
+        chosen=HOSTILE,
+        note="Assumes the same trajectory.",
     )  # fmt: skip
+    freezing = FreezingSchedule("boost_config.o1.json", [0, 1, 0, 2] * 10, 3)
+    return Sources({"o1": config, "o2": config}, recording, freezing)

@@ -12,10 +12,11 @@ import pandas as pd
 from workbench.core.records import (
     CandidateRecord,
     Choice,
+    StudyResult,
     TrialRecord,
     Verdict,
 )
-from workbench.report.result_files import ResultFiles, results_page, write_result_files
+from workbench.report.result_files import results_page, write_result_files
 
 BASE = TrialRecord(
     0, "complete", summary="nothing switched on", metric=0.98, metric_deficit=0.0, relative_step_time=1.0,
@@ -40,13 +41,16 @@ FREEZING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _study(**changes: Any) -> ResultFiles:
+def _study(**changes: Any) -> StudyResult:
     told: dict[str, Any] = {
-        "title": "mine", "task_name": "digits", "metric_name": "accuracy", "objective": "time_to_target",
-        "command": "workbench tune mine", "trials": [BASE, FASTER, WORSE], "candidates": [CANDIDATE],
-        "choices": [Choice("o1", CANDIDATE, "trial 1 (freezing)."), Choice("o2", None, "O0 is exported: nothing.")],
+        "name": "mine", "directory": Path("mine"), "task": "digits", "metric_name": "accuracy",
+        "higher_is_better": True, "objective": "time_to_target", "n_trials": 3,
+        "trials": [BASE, FASTER, WORSE], "candidates": [CANDIDATE],
+        "choices": {
+            "o1": Choice("o1", CANDIDATE, "trial 1 (freezing)."), "o2": Choice("o2", None, "O0 is exported: nothing."),
+        },
     }  # fmt: skip
-    return ResultFiles(**{**told, **changes})
+    return StudyResult(**{**told, **changes})
 
 
 def test_a_candidate_stands_with_interval_drop_and_verdict() -> None:
@@ -64,25 +68,29 @@ def test_speed_is_the_inverse_of_the_step_time_ends_exchanged() -> None:
 
 
 def test_what_never_differs_is_no_column() -> None:
-    study = _study()
-    assert [trial.number for trial in study.run] == [0, 1, 3]
-    assert study.searched == ["grad_freeze.freeze_p"]
+    study = _study(trials=[BASE, FASTER, replace(BASE, number=2, state="failed"), WORSE])
+    assert [trial.number for trial in study.ended] == [0, 1, 3]
+    page = results_page(study)
+    assert "| trial | in effect | grad_freeze.freeze_p | speed per step, x O0 (95 %) |" in page
+    assert "Written by `workbench tune mine`" in page
 
 
 def test_a_prediction_outside_its_range_is_called_so() -> None:
-    page = results_page(_study(policies=[POLICY, {**POLICY, "observed": 11}], policy_sentence="Chosen."))
+    page = results_page(
+        _study(loss_scale_policy={"sentence": "Chosen.", "checked": [POLICY, {**POLICY, "observed": 11}]})
+    )
     assert "| dynamic | 2^10 | 2 | 20 | 9 (8 to 11) | 12 | no | 0.5 | 0.9 |" in page
     assert "| 9 (8 to 11) | 11 | yes |" in page
 
 
 def test_freezing_stands_beside_its_limit() -> None:
-    page = results_page(_study(freezing=[FREEZING, {**FREEZING, "reached": None}]))
+    page = results_page(_study(freezing_limits=[FREEZING, {**FREEZING, "reached": None}]))
     assert "| 75 % | 1.20 (1.10 to 1.30) | 1.50 (1.40 to 1.60) | 0.50 (0.40 to 0.60) |" in page
     assert "| unknown |" in page
 
 
 def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> None:
-    write_result_files(tmp_path, _study(freezing=[FREEZING], policies=[POLICY]))
+    write_result_files(tmp_path, _study(freezing_limits=[FREEZING], loss_scale_policy={"checked": [POLICY]}))
     for picture in ("speed_accuracy", "freezing_limit", "replay_check"):
         ElementTree.fromstring((tmp_path / f"{picture}.svg").read_text())
     assert list(pd.read_csv(tmp_path / "trials.csv")["number"]) == [0, 1, 3]
@@ -91,6 +99,8 @@ def test_files_are_whole_and_those_of_an_earlier_question_go(tmp_path: Path) -> 
 
 
 def test_a_study_without_candidates_says_why_and_has_no_empty_table() -> None:
-    page = results_page(_study(candidates=[], choices=[Choice("o1", None, "O0 is exported: 3 plans were tried.")]))
+    page = results_page(
+        _study(candidates=[], choices={"o1": Choice("o1", None, "O0 is exported: 3 plans were tried.")})
+    )
     assert "* o1: O0 is exported: 3 plans were tried." in page
     assert "## Candidates" not in page

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.reports.synthetic_study import HOSTILE, candidate, full_study
-from workbench.core.records import Choice, Verdict
+from tests.reports.synthetic_study import HOSTILE, candidate, full_sources, full_study
+from workbench.core.records import Choice, StudyResult, Verdict
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.report import (
-    StudyReport,
+    Sources,
     study_report,
     study_report_html,
     write_study_report,
@@ -69,7 +69,7 @@ class _Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> _Page:
-    return _Page(study_report_html(full_study()))
+    return _Page(study_report_html(full_study(), full_sources()))
 
 
 def test_every_section_and_every_figure_is_there_once(page: _Page) -> None:
@@ -81,7 +81,7 @@ def test_every_section_and_every_figure_is_there_once(page: _Page) -> None:
 
 def test_nothing_is_loaded_from_anywhere(page: _Page) -> None:
     assert page.loaded == []
-    html = study_report_html(full_study())
+    html = study_report_html(full_study(), full_sources())
     assert "default-src 'none'" in html
     assert "connect-src 'none'" in html
     assert "@import" not in html
@@ -104,7 +104,7 @@ def test_the_header_answers_in_a_sentence_per_export(page: _Page) -> None:
 
 
 def test_an_export_without_candidate_says_its_frozen_steps() -> None:
-    page = _Page(study_report_html(replace(full_study(), candidates=[], choices=[])))
+    page = _Page(study_report_html(replace(full_study(), candidates=[], choices={}), full_sources()))
     assert "Frozen steps: 70 %." in page.text  # the exported freeze_p is 0.3
 
 
@@ -131,9 +131,11 @@ def test_the_page_shows_the_choice_and_no_other_winner() -> None:
     study = replace(
         full_study(),
         candidates=[fast, sure],
-        choices=[Choice("o1", sure, "trial 1 (freezing). Confirmed: faster.", ("Not trial 7 (freezing). Undecided.",))],
+        choices={
+            "o1": Choice("o1", sure, "trial 1 (freezing). Confirmed: faster.", ("Not trial 7 (freezing). Undecided.",))
+        },
     )
-    html = study_report_html(study)
+    html = study_report_html(study, full_sources())
     page = _Page(html)
     assert "trial 1 (freezing). Confirmed: faster." in page.text
     assert "Not trial 7 (freezing). Undecided." in page.text
@@ -141,16 +143,14 @@ def test_the_page_shows_the_choice_and_no_other_winner() -> None:
     assert "1.42 ×" in page.text
     for claim in ("Trial 7 is", "best so far", "unchecked"):
         assert claim not in html
-    rows = study_report._candidates(study)[1].split("<tr>")
+    rows = html.split('id="candidates"')[1].split("</section>")[0].split("<tr>")
     assert ["exported" in row for row in rows if "strong" in row] == [False, True]
 
 
 def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
     told = "O0 is exported: no plan was faster than O0 within the allowed accuracy drop of 0.005; 11 plans were tried."
-    study = replace(
-        full_study(), candidates=[], choices=[Choice("o1", None, told)], steps=None, replayed=None, freeze_schedule=None
-    )
-    html = study_report_html(study)
+    study = replace(full_study(), candidates=[], choices={"o1": Choice("o1", None, told)})
+    html = study_report_html(study, replace(full_sources(), recording=None, freezing=None))
     page = _Page(html)
     assert told in page.text
     assert "Exported: o1 O0" in html  # title of the figure
@@ -160,7 +160,7 @@ def test_o0_is_an_answer_with_its_reason_and_no_empty_section() -> None:
 
 
 def test_missing_parts_have_no_section_and_need_no_plotly() -> None:
-    html = study_report_html(StudyReport("Empty", "Which?", "task", "loss"))
+    html = study_report_html(StudyResult("Empty", Path("empty"), "task", "loss", False, "speed", 0, []), Sources())
     page = _Page(html)
     for name in SECTIONS:
         assert page.ids[name] == (name in {"use", "reproduce"})
@@ -173,7 +173,7 @@ def test_missing_parts_have_no_section_and_need_no_plotly() -> None:
 def test_the_report_replaces_an_older_one_whole(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text("old", encoding="utf-8")
-    assert write_study_report(path, full_study()) == path
+    assert write_study_report(path, full_study(), full_sources()) == path
     assert path.read_text(encoding="utf-8").endswith("</html>\n")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
@@ -184,7 +184,7 @@ def test_the_report_replaces_an_older_one_whole(tmp_path: Path) -> None:
 def test_a_real_browser_draws_it_without_a_complaint(
     chromium: Browser, tmp_path: Path, scheme: str, width: int
 ) -> None:
-    path = write_study_report(tmp_path / "report.html", full_study())
+    path = write_study_report(tmp_path / "report.html", full_study(), full_sources())
     complaints: list[str] = []
     requests: list[str] = []
     view = chromium.new_page(
@@ -215,10 +215,10 @@ def test_a_warm_up_is_told_and_moves_the_learning_curve(monkeypatch: pytest.Monk
         return loss_curves_figure(curves, **options)
 
     monkeypatch.setattr(study_report, "loss_curves_figure", figure)
-    study = full_study()
+    study, sources = full_study(), full_sources()
     plain, warm = study.trials[6], replace(study.trials[7], warm_up_steps=96)
-    assert "warm-up" not in _Page(study_report_html(replace(study, trials=[study.trials[0], plain]))).text
-    page = _Page(study_report_html(replace(study, trials=[study.trials[0], plain, warm])))
+    assert "warm-up" not in _Page(study_report_html(replace(study, trials=[study.trials[0], plain]), sources)).text
+    page = _Page(study_report_html(replace(study, trials=[study.trials[0], plain, warm]), sources))
     assert page.text.count("after a warm-up of 96 micro-batches of O0") == 1
     curve = next(curve for curve in drawn if curve.label == f"trial {warm.number}")
     began = [step * warm.relative_step_time for step, _ in curve.evaluations]

@@ -152,8 +152,7 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     if json:
         _print_json(result)
         return
-    ended = [t for t in result.trials if t.state in ("complete", "pruned")]
-    say(f"{result.name}: {len(ended)} of {result.n_trials} trials finished, objective {result.objective}")
+    say(f"{result.name}: {len(result.ended)} of {result.n_trials} trials finished, objective {result.objective}")
     states = [t.state for t in result.trials]
     for state in ("running", "failed", "waiting"):
         if states.count(state):

@@ -1,15 +1,17 @@
-"""Plain records that every layer may speak of: steps, events, trials, candidates.
+"""Plain records that every layer may speak of: steps, events, trials, candidates, the answer of a study.
 
 Records are values. They hold Python numbers, strings and tuples, never tensors, so they can be pickled, written
-as JSON and drawn without torch. What produces them (``training``), keeps them (``telemetry``), searches with them
-(``tuning``) and draws them (``figures``) never need to know each other.
+as JSON and drawn without torch. What produces them (``training``), keeps them (``runs``), searches with them
+(``study``) and draws them (``figures``) never need to know each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "EventSink",
     "ExponentCounts",
     "StepRecord",
+    "StudyResult",
     "TrialRecord",
     "Verdict",
 ]
@@ -264,3 +267,93 @@ class Choice:
     def verdict(self) -> str:
         """Verdict of what is exported; ``"O0"`` when nothing was left to export."""
         return "O0" if self.candidate is None else str(self.candidate.verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class StudyResult:
+    """The answer of a study, as terminal, panels, report and result files read it.
+
+    It stands among the records because who shows it, the report above all, must not load Optuna.
+
+    Args:
+        name: Name of the study.
+        directory: Its folder.
+        task: Task as named on the command line.
+        metric_name: Name of the metric.
+        higher_is_better: Direction of the metric.
+        objective: What was minimised.
+        n_trials: Trials the study is meant to have.
+        trials: Record of every trial.
+        candidates: Judged candidates, best first within each export.
+        exported: Export (``"o1"``, ``"o2"``) -> file.
+        choices: Export -> what it takes and why; empty before the confirmation has ended.
+        loss_scale_policy: What `tune_loss_scale` found; None when the study does not ask for it.
+        freezing_limits: What `measure_freezing_limits` found, one row per trial; empty when nobody asked.
+        importance: Parameter -> share of its influence on the objective; empty when it cannot be computed.
+        environment: Versions and hardware.
+        messages: Sentences for the user, the most important first.
+        allowed_drops: Allowed drop per export, in the metric's unit.
+        report: The HTML report, once somebody wrote it.
+        seconds: Time this command took.
+    """
+
+    name: str
+    directory: Path
+    task: str
+    metric_name: str
+    higher_is_better: bool
+    objective: str
+    n_trials: int
+    trials: list[TrialRecord]
+    candidates: list[CandidateRecord] = field(default_factory=list)
+    exported: dict[str, Path] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+    loss_scale_policy: Mapping[str, Any] | None = None
+    freezing_limits: list[dict[str, Any]] = field(default_factory=list)
+    importance: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    allowed_drops: Mapping[str, float] = field(default_factory=dict)
+    report: Path | None = None
+    seconds: float = math.nan
+
+    @property
+    def ended(self) -> list[TrialRecord]:
+        """Trials that were run to an end."""
+        return [trial for trial in self.trials if trial.state in ("complete", "pruned")]
+
+    @property
+    def baseline_metric(self) -> float:
+        """Metric of O0 in the task's own unit; NaN while unknown."""
+        return next((trial.metric for trial in self.trials if trial.number == 0), math.nan)
+
+    @property
+    def per(self) -> str:
+        """What the speed-ups of candidates are of: ``"to the target"`` or ``"per step"``."""
+        return "to the target" if self.objective == "time_to_target" else "per step"
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """Export -> label of what it takes, ``"O0"`` when nothing was left."""
+        return {target: choice.label for target, choice in self.choices.items()}
+
+    @property
+    def exports(self) -> dict[str, dict[str, Any]]:
+        """Export -> what it takes as plain values; ``--json`` prints them."""
+        return {target: self._export(choice) for target, choice in self.choices.items()}
+
+    def _export(self, choice: Choice) -> dict[str, Any]:
+        taken = choice.candidate
+        return {
+            "label": choice.label,
+            "summary": "nothing" if taken is None else taken.summary,
+            "verdict": choice.verdict,
+            "sentence": choice.sentence,
+            "speedup": 1.0 if taken is None else taken.speedup,
+            "speedup_low": 1.0 if taken is None else taken.speedup_low,
+            "speedup_high": 1.0 if taken is None else taken.speedup_high,
+            "drop": 0.0 if taken is None else taken.drop,
+            "drop_bound": 0.0 if taken is None else taken.drop_bound,
+            "seeds": 0 if taken is None else taken.n_seeds,
+            "path": self.exported.get(choice.target),
+        }

@@ -7,6 +7,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from workbench.core.records import StudyResult
+
 __all__ = [
     "MetricScale",
     "compact",
@@ -109,6 +111,11 @@ class MetricScale:
     name: str
     unit: str = ""
     higher_is_better: bool = True
+
+    @classmethod
+    def of(cls, study: StudyResult) -> MetricScale:
+        """Return how the metric of a study is written."""
+        return cls(study.metric_name, higher_is_better=study.higher_is_better)
 
     @property
     def is_share(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.labels import compact
+from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.panels.controls import number_text
 from workbench.panels.style import faint, table, words
 
@@ -64,7 +65,7 @@ def answer_html(study: StudyResult) -> str:
     parts = []
     for target, choice in study.choices.items():
         path = study.exported.get(target)
-        mark = _VERDICTS.get(choice.verdict, "")
+        mark = "" if choice.candidate is None else VERDICT_SYMBOLS[choice.candidate.verdict]
         name = target if path is None else path.name
         title = f"<b>{html.escape(name)}</b>: {words(choice.label)}{f' {mark} {choice.verdict}' if mark else ''}"
         others = "".join(f"<li>{words(other)}</li>" for other in choice.others)
@@ -100,5 +101,3 @@ _OPEN: Final = (
     "if(p){window.open((c.baseUrl||'/')+'files/'+encodeURI(p.slice(root.length+1)),'_blank','noopener')}"
     "else{this.textContent='Not below the folder that Jupyter shows; open the file itself:'}return false;"
 )
-
-_VERDICTS: Final = {"confirmed": "✓", "undecided": "?", "refuted": "✕"}

@@ -677,12 +677,10 @@ class StudyPanel(Panel):
 
     def _speed_figure(self) -> Any:
         study = self.study
-        trials = self._trials()
         return speed_accuracy_figure(
-            trials,
+            self._trials(),
             study.candidates if study else (),
             metric=self._metric(),
-            baseline_metric=next((one.metric for one in trials if one.number == 0), math.nan),
             allowed_drops=study.allowed_drops if study else None,
             choices=list(study.choices.values()) if study else (),
             theme=self.theme,
@@ -693,11 +691,10 @@ class StudyPanel(Panel):
         return self.study.trials if self.study is not None else []
 
     def _n_ended(self) -> int:
-        return sum(one.state in {"complete", "pruned"} for one in self._trials())
+        return 0 if self.study is None else len(self.study.ended)
 
     def _metric(self) -> MetricScale:
-        study = self.study
-        return MetricScale("metric") if study is None else MetricScale(study.metric_name, "", study.higher_is_better)
+        return MetricScale("metric") if self.study is None else MetricScale.of(self.study)
 
     def _objective(self) -> str:
         return _OBJECTIVES[self.study.objective if self.study is not None else "time_to_target"]

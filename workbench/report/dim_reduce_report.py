@@ -9,16 +9,15 @@ import numpy as np
 
 from workbench.core.files import write_text_atomically
 from workbench.figures import SubspacePair, dim_reduce_figure, dim_reduce_numbers
-from workbench.report.page import (
-    document,
-    embed,
-    section,
-    table,
-    text,
-)
+from workbench.report.page import embed, render
 from workbench.runs import Run, read_run
 
 __all__ = ["read_pairs", "write_dim_reduce_report"]
+
+_HEAD = (
+    *("run", "warm-up steps", "its end loss", "DimReduce there after", "DimReduce's end loss"),
+    *("share of the warm-up's", "failed searches", "explained variance"),
+)
 
 
 def read_pairs(folder: str | Path) -> list[SubspacePair]:
@@ -54,7 +53,7 @@ def write_dim_reduce_report(
     Returns:
         The path.
     """
-    parts = [f"<h1>DimReduce from recorded snapshots</h1><p>{text(note)}</p>"]
+    shown = []
     for index, (title, folder) in enumerate(settings.items()):
         pairs = read_pairs(folder)
         rows = []
@@ -63,7 +62,7 @@ def write_dim_reduce_report(
             end = numbers.loss[-1] if numbers.loss.size else float("nan")
             rows.append(
                 [
-                    text(numbers.label),
+                    numbers.label,
                     f"{numbers.warm_up_steps:.0f}",
                     f"{numbers.target:.3g}",
                     reached,
@@ -73,14 +72,12 @@ def write_dim_reduce_report(
                     f"{numbers.explained_variance:.4f}",
                 ]
             )
-        head = (
-            *("run", "warm-up steps", "its end loss", "DimReduce there after", "DimReduce's end loss"),
-            *("share of the warm-up's", "failed searches", "explained variance"),
-        )
-        drawn = embed(dim_reduce_figure(pairs, loss_name=loss_name), f"dim-reduce-{index}")
-        listed = table(head, rows, numeric=range(1, len(head)), label=f"Runs: {title}")
-        parts.append(section(f"setting-{index}", title, drawn + listed))
-    write_text_atomically(path, document("DimReduce from recorded snapshots", "\n".join(parts)))
+        figure = embed(dim_reduce_figure(pairs, loss_name=loss_name), f"dim-reduce-{index}")
+        shown.append({"title": title, "figure": figure, "rows": rows})
+    page = render(
+        "dim_reduce_report.html.j2", title="DimReduce from recorded snapshots", note=note, head=_HEAD, settings=shown
+    )
+    write_text_atomically(path, page)
     return Path(path)
 
 

@@ -1,110 +1,45 @@
-"""The look of a report page, and how text and figures get into it.
+"""How a report page is made: a template of this folder, filled with texts and figures.
 
-A page is one file: styles and plotly.js are inlined, nothing is fetched, and nothing but plotly.js runs. Every text
-that comes from a user passes through ``text()``; the other functions here take HTML.
+A page is one file: styles and plotly.js are inlined, nothing is fetched, and nothing but plotly.js runs. Templates
+escape every text; what is HTML already is ``Markup``.
 """
 
 from __future__ import annotations
 
+import functools
 import html
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
+import jinja2
 import plotly.graph_objects as go
+from markupsafe import Markup
 from plotly import io as plotly_io
 from plotly.offline import get_plotlyjs
 
-from workbench.figures.labels import superscripted
+from workbench.figures.labels import compact, counted, percent, superscripted
+from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
 
-__all__ = [
-    "card",
-    "code",
-    "details",
-    "document",
-    "embed",
-    "missing",
-    "pretty_json",
-    "section",
-    "table",
-    "text",
-    "word_list",
-]
+__all__ = ["embed", "render"]
 
 
-def text(value: object) -> str:
-    """Escape anything for use as HTML text or as an attribute's value; numbers stay with their signs."""
-    return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", html.escape(superscripted(str(value)), quote=True))
-
-
-def code(content: str) -> str:
-    """Return a block of code; one click selects all of it, since a page without scripts cannot copy."""
-    return f'<pre class="code"><code>{html.escape(content)}</code></pre>'
-
-
-def details(summary: str, content: str, *, is_open: bool = False) -> str:
-    """Return HTML that is folded under a one-line summary (both HTML)."""
-    return f"<details{' open' if is_open else ''}><summary>{summary}</summary>{content}</details>"
-
-
-def missing(reason: str) -> str:
-    """Return the sentence that stands where something is missing, so that no hole is left."""
-    return f'<p class="missing">{text(reason)}</p>'
-
-
-def card(label: str, value: str, note: str = "") -> str:
-    """Return one key figure: label above, value large, note below (plain texts)."""
-    below = f'<span class="note">{text(note)}</span>' if note else ""
-    above = f'<span class="label">{text(label)}</span>'
-    return f'<div class="card">{above}<span class="value">{text(value)}</span>{below}</div>'
-
-
-def word_list(items: Mapping[str, Any]) -> str:
-    """Return a mapping as a two-column list of terms; nested mappings become nested lists."""
-    rows = "".join(
-        f"<dt>{text(key)}</dt><dd>{word_list(value) if isinstance(value, Mapping) else text(value)}</dd>"
-        for key, value in items.items()
-    )
-    return f"<dl>{rows}</dl>"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, numeric: Sequence[int] = (), label: str = "") -> str:
-    """Return a table.
+def render(template: str, **values: Any) -> str:
+    """Return a page.
 
     Args:
-        head: Column titles (plain texts).
-        rows: Cells (HTML).
-        numeric: Columns aligned to the right.
-        label: What the table shows, for screen readers (plain text).
+        template: File name of a template of this folder.
+        values: What it shows.
+
+    Raises:
+        jinja2.TemplateError: When the template asks for a value that is not there.
     """
-    classes = ['class="number"' if i in set(numeric) else "" for i in range(len(head))]
-    titles = "".join(f'<th scope="col" {classes[i]}>{text(title)}</th>' for i, title in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td {classes[i]}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    return (
-        f'<div class="scroll"><table aria-label="{text(label)}"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return _templates().get_template(template).render(values)
 
 
-def section(anchor: str, title: str, content: str, lead: str = "") -> str:
-    """Return one section.
-
-    Args:
-        anchor: Its id on the page.
-        title: Heading (plain text).
-        content: HTML.
-        lead: A sentence or two that say what to look for (plain text).
-    """
-    opening = f'<p class="lead">{text(lead)}</p>' if lead else ""
-    return f'<section id="{text(anchor)}"><h2>{text(title)}</h2>{opening}{content}</section>'
-
-
-def embed(figure: go.Figure, identifier: str) -> str:
+def embed(figure: go.Figure, identifier: str) -> Markup:
     """Return a figure as HTML for a page that has plotly.js already; an empty one as its sentence.
 
     Args:
@@ -113,7 +48,7 @@ def embed(figure: go.Figure, identifier: str) -> str:
     """
     if not figure.data:  # an empty state needs no 5 MB of script to be read
         reasons = " ".join(str(note.text) for note in figure.layout.annotations)
-        return missing(html.unescape(f"{figure.layout.title.text} {reasons}"))
+        return Markup('<p class="missing">{}</p>').format(html.unescape(f"{figure.layout.title.text} {reasons}"))
     height = int(figure.layout.height or 420)
     content: str = plotly_io.to_html(
         figure,
@@ -126,32 +61,33 @@ def embed(figure: go.Figure, identifier: str) -> str:
         div_id=identifier,
     )
     # The box holds the place while scripts load, so that the page does not jump.
-    return f'<figure class="plot" style="min-height:{height}px">{content}</figure>'
+    return Markup(f'<figure class="plot" style="min-height:{height}px">{content}</figure>')
 
 
-def document(title: str, body: str, *, with_plotly: bool = True) -> str:
-    """Return the whole page.
-
-    Args:
-        title: Title of the browser tab (plain text).
-        body: HTML.
-        with_plotly: Whether to inline plotly.js (about 5 MB); without figures it is not needed.
-    """
-    style = resources.files("workbench.report").joinpath("page.css").read_text(encoding="utf-8")
-    script = f'<script type="text/javascript">{get_plotlyjs()}</script>' if with_plotly else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        # The page may run its own scripts and nothing else: no request leaves it, whatever a name contains.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
-        "font-src data:; connect-src 'none'\">\n"
-        f"<title>{text(title)}</title>\n<style>{style}</style>\n{script}\n</head>\n"
-        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+@functools.cache
+def _templates() -> jinja2.Environment:
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("workbench.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_typeset,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    templates.filters |= {"compact": compact, "counted": counted, "percent": percent, "pretty_json": _pretty_json}
+    templates.tests["finite"] = math.isfinite
+    templates.globals |= {"plotly_js": lambda: Markup(get_plotlyjs()), "verdict_symbols": VERDICT_SYMBOLS}
+    return templates
 
 
-def pretty_json(value: object) -> str:
+def _typeset(value: object) -> object:
+    """Write powers as powers and keep numbers with their signs; HTML and code, which is escaped already, stay."""
+    if isinstance(value, Markup):
+        return value
+    return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", superscripted(str(value)))
+
+
+def _pretty_json(value: object) -> str:
     """Return JSON as it is written to a file: two spaces, keys in their own order, text unescaped."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=str)

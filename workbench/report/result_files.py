@@ -8,83 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from workbench.core.files import write_text_atomically
-from workbench.core.records import CandidateRecord, Choice, TrialRecord
+from workbench.core.records import StudyResult, TrialRecord
+from workbench.report.sources import hardware_of
 from workbench.report.svg_chart import Panel, Point, chart
 
-__all__ = ["ResultFiles", "results_page", "write_result_files"]
+__all__ = ["results_page", "write_result_files"]
 
 _MOST_TRIALS = 40
 _FEWEST_FOR_IMPORTANCE = 10  # below, every parameter gets about the same share
 _FREEZE_TYPES = {0: "continuous", 1: "interval"}
 
 
-@dataclass(frozen=True, eq=False)
-class ResultFiles:
-    """What the files show.
-
-    Args:
-        title: Name of the study.
-        task_name: Task it ran.
-        metric_name: Name of the metric.
-        objective: What was minimised, as in ``study.toml``.
-        command: The command that made and remakes them.
-        trials: Every trial; number 0 is O0.
-        candidates: Those that were confirmed, undecided or refuted.
-        choices: What each export takes and why.
-        importance: Parameter -> share of its influence on the objective.
-        policies: Loss-scale policies that were judged by replay and trained, with ``observed`` overflows.
-        policy_sentence: What was chosen by replay; empty when the study did not ask.
-        freezing: Freezing trials beside their limit.
-        hardware: What it ran on.
-        versions: Package -> version.
-    """
-
-    title: str
-    task_name: str
-    metric_name: str
-    objective: str
-    command: str
-    trials: Sequence[TrialRecord] = ()
-    candidates: Sequence[CandidateRecord] = ()
-    choices: Sequence[Choice] = ()
-    importance: Mapping[str, float] = field(default_factory=dict)
-    policies: Sequence[Mapping[str, Any]] = ()
-    policy_sentence: str = ""
-    freezing: Sequence[Mapping[str, Any]] = ()
-    hardware: Mapping[str, Any] = field(default_factory=dict)
-    versions: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def run(self) -> list[TrialRecord]:
-        """Trials that were run to an end."""
-        return [trial for trial in self.trials if trial.state in ("complete", "pruned")]
-
-    @property
-    def searched(self) -> list[str]:
-        """Parameters that differ between the trials, in the order in which they were first drawn."""
-        values: dict[str, set[str]] = {}
-        for trial in self.run[1:]:
-            for name, value in trial.parameters.items():
-                values.setdefault(name, set()).add(repr(value))
-        return [name for name, seen in values.items() if len(seen) > 1 or 0 < self._without(name) < len(self.run) - 1]
-
-    def _without(self, name: str) -> int:
-        return sum(name not in trial.parameters for trial in self.run[1:])
-
-
-def write_result_files(folder: Path, study: ResultFiles) -> list[Path]:
+def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
     """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made.
 
     Args:
         folder: Folder of the files; it must exist.
-        study: What to show.
+        study: What the study found.
 
     Returns:
         The files. A check or picture of an earlier run that this study has no more is removed.
@@ -94,12 +40,12 @@ def write_result_files(folder: Path, study: ResultFiles) -> list[Path]:
     """
     contents = {
         "results.md": results_page(study),
-        "trials.csv": _csv([_trial_row(trial) for trial in study.run]),
+        "trials.csv": _csv([_trial_row(trial) for trial in study.ended]),
         "speed_accuracy.svg": _speed_accuracy(study),
         "parameters.svg": _parameters(study),
-        "replay_check.csv": _csv(study.policies),
+        "replay_check.csv": _csv(_checked(study)),
         "replay_check.svg": _replay_check(study),
-        "freezing_limit.csv": _csv(study.freezing),
+        "freezing_limit.csv": _csv(study.freezing_limits),
         "freezing_limit.svg": _freezing_limit(study),
     }
     written = []
@@ -113,12 +59,12 @@ def write_result_files(folder: Path, study: ResultFiles) -> list[Path]:
     return written
 
 
-def results_page(study: ResultFiles) -> str:
+def results_page(study: StudyResult) -> str:
     """Return ``results.md``."""
     parts = [
-        f"# {study.title}: result\n\nWritten by `{study.command}`, which replaces it; every table comes from the "
-        "study's records.\n",
-        f"* Task `{study.task_name}`, metric {study.metric_name}, objective {study.objective}, {len(study.run)} "
+        f"# {study.name}: result\n\nWritten by `workbench tune {study.directory}`, which replaces it; every table "
+        "comes from the study's records.\n",
+        f"* Task `{study.task}`, metric {study.metric_name}, objective {study.objective}, {len(study.ended)} "
         "different plans run, O0 among them.",
         f"* {_hardware(study)}.",
         "",
@@ -132,24 +78,38 @@ def results_page(study: ResultFiles) -> str:
     return "\n".join(part for part in parts if part is not None).rstrip() + "\n"
 
 
-def _hardware(study: ResultFiles) -> str:
+def _searched(study: StudyResult) -> list[str]:
+    """Return the parameters that differ between the trials, in the order in which they were first drawn."""
+    drawn = [trial.parameters for trial in study.ended[1:]]
+    names = dict.fromkeys(name for parameters in drawn for name in parameters)
+    return [name for name in names if len({repr(one[name]) if name in one else None for one in drawn}) > 1]
+
+
+def _checked(study: StudyResult) -> list[Mapping[str, Any]]:
+    """Return the loss-scale policies that were judged by replay and trained, with ``observed`` overflows."""
+    return list((study.loss_scale_policy or {}).get("checked", []))
+
+
+def _hardware(study: StudyResult) -> str:
     shown = ("device", "cpu cores", "torch threads", "memory")  # the rest is in environment.json
-    hardware = [f"{key} {study.hardware[key]}" for key in shown if key in study.hardware]
-    versions = [f"{key} {value}" for key, value in study.versions.items()]
+    known = hardware_of(study)
+    hardware = [f"{key} {known[key]}" for key in shown if key in known]
+    versions = [f"{key} {value}" for key, value in (study.environment.get("versions") or {}).items()]
     return "; ".join(part for part in (", ".join(hardware), ", ".join(versions)) if part) or "Hardware unknown"
 
 
-def _exported(study: ResultFiles) -> str | None:
+def _exported(study: StudyResult) -> str | None:
     if not study.choices:
         return None
-    lines = [f"* {choice.target}: {told}" for choice in study.choices for told in (choice.sentence, *choice.others)]
+    lines = [
+        f"* {choice.target}: {told}" for choice in study.choices.values() for told in (choice.sentence, *choice.others)
+    ]
     return "\n".join(["## Exported\n", *lines, ""])
 
 
-def _candidates(study: ResultFiles) -> str | None:
+def _candidates(study: StudyResult) -> str | None:
     if not study.candidates:
         return None
-    taken = {(choice.target, choice.label) for choice in study.choices}
     rows = [
         [
             one.target,
@@ -161,16 +121,15 @@ def _candidates(study: ResultFiles) -> str | None:
             _number(one.allowed_drop),
             str(one.n_seeds),
             str(one.verdict),
-            "yes" if (one.target, one.label) in taken else "",
+            "yes" if study.chosen.get(one.target) == one.label else "",
         ]
         for one in study.candidates
     ]
-    per = "to the target" if study.objective == "time_to_target" else "per step"
     head = [
         "for",
         "candidate",
         "in effect",
-        f"speed {per}, x O0 (95 %)",
+        f"speed {study.per}, x O0 (95 %)",
         "drop",
         "95 % bound",
         "allowed",
@@ -180,15 +139,15 @@ def _candidates(study: ResultFiles) -> str | None:
     return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
 
 
-def _trials(study: ResultFiles) -> str:
-    shown = study.run
+def _trials(study: StudyResult) -> str:
+    shown = study.ended
     told = ""
     if len(shown) > _MOST_TRIALS:
         best = sorted(shown[1:], key=lambda t: (not t.feasible, t.value if math.isfinite(t.value) else math.inf))
         shown = [shown[0], *best[: _MOST_TRIALS - 1]]
-        told = f"The best {len(shown) - 1} of {len(study.run) - 1} beside O0; all: `trials.csv`.\n\n"
-    names = study.searched
-    overflows = any(trial.overflows for trial in study.run)
+        told = f"The best {len(shown) - 1} of {len(study.ended) - 1} beside O0; all: `trials.csv`.\n\n"
+    names = _searched(study)
+    overflows = any(trial.overflows for trial in study.ended)
     timed = study.objective == "time_to_target"
     head = ["trial", "in effect", *names, "speed per step, x O0 (95 %)", study.metric_name, "drop"]
     head += ["steps to target"] if timed else []
@@ -218,11 +177,13 @@ def _with_feasible(rows: list[list[str]], trials: Sequence[TrialRecord]) -> list
     return [[*row, "yes" if trial.feasible else "no"] for row, trial in zip(rows, trials, strict=True)]
 
 
-def _policies(study: ResultFiles) -> str | None:
-    if not study.policy_sentence:
+def _policies(study: StudyResult) -> str | None:
+    policy, checked = study.loss_scale_policy or {}, _checked(study)
+    sentence = str(policy.get("sentence", policy.get("failed", "")))
+    if not sentence:
         return None
-    if not study.policies:
-        return f"## Loss scale by replay\n\n{study.policy_sentence}\n"
+    if not checked:
+        return f"## Loss scale by replay\n\n{sentence}\n"
     rows = [
         [
             str(one["kind"]),
@@ -235,11 +196,11 @@ def _policies(study: ResultFiles) -> str | None:
             _number(one["underflow_share"]),
             "diverged" if one["diverged"] else _number(one["metric"]),
         ]
-        for one in study.policies
+        for one in checked
     ]
     head = ["kind", "init", "factor", "window", "wasted steps, predicted", "observed", "within", "underflow"]
     return (
-        f"## Loss scale by replay\n\n{study.policy_sentence}\n\n{_table([*head, study.metric_name], rows)}"
+        f"## Loss scale by replay\n\n{sentence}\n\n{_table([*head, study.metric_name], rows)}"
         "Underflow: share of gradient elements that float16 loses, predicted from the recording.\n"
     )
 
@@ -248,8 +209,8 @@ def _within(policy: Mapping[str, Any]) -> bool:
     return bool(policy["overflows_low"] <= policy["observed"] <= policy["overflows_high"])
 
 
-def _freezing(study: ResultFiles) -> str | None:
-    if not study.freezing:
+def _freezing(study: StudyResult) -> str | None:
+    if not study.freezing_limits:
         return None
     rows = [
         [
@@ -262,7 +223,7 @@ def _freezing(study: ResultFiles) -> str | None:
             _interval(one["limit"], one["limit_low"], one["limit_high"]),
             _interval(one["reached"], one["reached_low"], one["reached_high"]),
         ]
-        for one in study.freezing
+        for one in study.freezing_limits
     ]
     head = ["trial", "type", "freeze_p", "groups", "frozen steps", "speed, x O0 (95 %)", "limit (95 %)", "reached"]
     return (
@@ -271,16 +232,16 @@ def _freezing(study: ResultFiles) -> str | None:
     )
 
 
-def _importance(study: ResultFiles) -> str | None:
-    if not study.importance or len(study.run) < _FEWEST_FOR_IMPORTANCE:
+def _importance(study: StudyResult) -> str | None:
+    if not study.importance or len(study.ended) < _FEWEST_FOR_IMPORTANCE:
         return None
     ranked = sorted(study.importance.items(), key=lambda item: -item[1])
     return f"## What matters\n\n{_table(['parameter', 'share'], [[name, f'{share:.2f}'] for name, share in ranked])}"
 
 
-def _speed_accuracy(study: ResultFiles) -> str:
+def _speed_accuracy(study: StudyResult) -> str:
     points = []
-    for trial in study.run:
+    for trial in study.ended:
         if not trial.relative_step_time > 0.0:
             continue
         color = "grey" if trial.number == 0 else "blue" if trial.feasible else "orange"
@@ -289,20 +250,20 @@ def _speed_accuracy(study: ResultFiles) -> str:
         points.append(Point(1.0 / trial.relative_step_time, trial.metric, ends, None, color, told))
     if not points:
         return ""
-    base = [trial.metric for trial in study.run if trial.number == 0 and math.isfinite(trial.metric)]
+    base = [trial.metric for trial in study.ended if trial.number == 0 and math.isfinite(trial.metric)]
     speeds = [point.x for point in points]
     lines = [((min(speeds), base[0]), (max(speeds), base[0]))] if base else []
-    panel = Panel(study.title, "speed of a step, x O0", study.metric_name, points, lines)
+    panel = Panel(study.name, "speed of a step, x O0", study.metric_name, points, lines)
     return chart([panel], note="grey: O0; blue: within the allowed drop; orange: beyond")
 
 
-def _parameters(study: ResultFiles) -> str:
+def _parameters(study: StudyResult) -> str:
     """Return the objective over every searched number."""
     panels = []
-    for name in study.searched:
+    for name in _searched(study):
         found = [
             (trial, trial.parameters[name])
-            for trial in study.run[1:]
+            for trial in study.ended[1:]
             if isinstance(trial.parameters.get(name), (int, float)) and not isinstance(trial.parameters[name], bool)
         ]
         values = [float(value) for _, value in found]
@@ -317,8 +278,9 @@ def _parameters(study: ResultFiles) -> str:
     return chart(panels, note="blue: within the allowed drop; orange: beyond; smaller is better") if panels else ""
 
 
-def _replay_check(study: ResultFiles) -> str:
-    if not study.policies:
+def _replay_check(study: StudyResult) -> str:
+    checked = _checked(study)
+    if not checked:
         return ""
     points = [
         Point(
@@ -329,7 +291,7 @@ def _replay_check(study: ResultFiles) -> str:
             "blue" if _within(one) else "orange",
             f"{one['kind']}, 2^{math.log2(one['init']):g}, factor {one['factor']:g}, window {one['window']:g}",
         )
-        for one in study.policies
+        for one in checked
     ]
     most = max(max(point.x, point.y) for point in points)
     labels = ("observed, steps", "predicted, steps")
@@ -341,8 +303,8 @@ def _replay_check(study: ResultFiles) -> str:
     return chart(panels, note="blue: within the stated range; orange: outside")
 
 
-def _freezing_limit(study: ResultFiles) -> str:
-    if not study.freezing:
+def _freezing_limit(study: StudyResult) -> str:
+    if not study.freezing_limits:
         return ""
     points = [
         Point(
@@ -353,7 +315,7 @@ def _freezing_limit(study: ResultFiles) -> str:
             "blue" if one["freeze_type"] == 1 else "green",
             f"trial {one['trial']}: freeze_p {one['freeze_p']:.2f}, {one['param_groups']} groups",
         )
-        for one in study.freezing
+        for one in study.freezing_limits
         if None not in (one["limit"], one["realised"])
     ]
     ends = [value for point in points for value in (point.x, point.y)]

@@ -8,6 +8,7 @@ histograms.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -138,7 +139,12 @@ def recorded_policy(run: Run) -> ScalePolicy | None:
 
 
 def policy_grid(
-    init: list[float], factor: list[float], window: list[int], *, minimum: float = 1.0, most: int = 50
+    init: Sequence[float],
+    factor: Sequence[float],
+    window: Sequence[int],
+    *,
+    minimum: float = 1.0,
+    most: int | None = 50,
 ) -> list[ScalePolicy]:
     """Return every combination of three lists.
 
@@ -147,7 +153,7 @@ def policy_grid(
         factor: Factors.
         window: Windows, steps.
         minimum: Floor of the scale.
-        most: Most policies.
+        most: Most policies; None for as many as there are.
 
     Raises:
         TypeError: When a value is no number.
@@ -157,7 +163,7 @@ def policy_grid(
         if not values:
             raise ValueError(f"`{name}` must name at least one value, got none")
     wanted = len(init) * len(factor) * len(window)
-    if wanted > most:
+    if most is not None and wanted > most:
         raise ValueError(
             f"{len(init)} initial scales x {len(factor)} factors x {len(window)} windows are {wanted} policies; at "
             f"most {most} are judged at once, shorten a list"

@@ -44,14 +44,14 @@ _FOLDER_TASKS = {"cifar10": ("cifar10", "cifar10_task"), "criteo": ("criteo", "c
 _DEFAULT_ATTRIBUTE = "task"
 
 
-def load_task(spec: str, folder: str | Path | None = None) -> Task:
+def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     """Return the task that a name stands for.
 
     Args:
         spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"criteo:path/to/data"`` (a click log, `workbench.tasks.criteo`),
             ``"package.module:attribute"``, ``"path/to/file.py:attribute"``
             or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a function without arguments
-            that returns one. Modules are looked for in the working directory too.
+            that returns one. Modules are looked for in the working directory too. A Task stands for itself.
         folder: Second place to look for a relative path, after the working directory.
 
     Returns:
@@ -60,6 +60,8 @@ def load_task(spec: str, folder: str | Path | None = None) -> Task:
     Raises:
         TaskError: When nothing stands for this name, its code fails, or what it names is no task.
     """
+    if isinstance(spec, Task):
+        return spec
     if not isinstance(spec, str) or not spec.strip():
         raise TaskError(f"a task must be named by text such as 'digits-resnet' or 'file.py:task', got {spec!r}")
     spec = spec.strip()

@@ -11,7 +11,7 @@ from workbench.runs.mirrors.errors import MirrorError, MirrorFailedError, Mirror
 from workbench.runs.mirrors.live import LiveMirrors
 from workbench.runs.mirrors.mirror import Mirror, MirroredRun
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
-from workbench.runs.mirrors.named import mirrors_named
+from workbench.runs.mirrors.named import live_mirrors, mirrors_named
 from workbench.runs.mirrors.recorded import mirror_runs
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 
@@ -24,6 +24,7 @@ __all__ = [
     "MirroredRun",
     "MlflowMirror",
     "TensorBoardMirror",
+    "live_mirrors",
     "mirror_runs",
     "mirrors_named",
 ]

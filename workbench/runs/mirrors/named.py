@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from workbench.core.credentials import hide_passwords
+from workbench.core.rank_environment import is_first_rank
 from workbench.runs.mirrors.errors import MirrorError
+from workbench.runs.mirrors.live import LiveMirrors
 from workbench.runs.mirrors.mirror import Mirror
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 
-__all__ = ["mirrors_named"]
+__all__ = ["live_mirrors", "mirrors_named"]
 
 
 def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
@@ -27,6 +29,19 @@ def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
         ['TensorBoard in logs', 'MLflow at sqlite:///runs.db']
     """
     return [one if isinstance(one, Mirror) else _made(one) for one in given]
+
+
+def live_mirrors(given: Iterable[Mirror | str]) -> LiveMirrors | None:
+    """Return the mirrors of a run that is about to begin; None without any, and on every rank but the first.
+
+    Args:
+        given: Mirrors or names, as for `mirrors_named`.
+
+    Raises:
+        MirrorError: When a name is unknown or a library is not installed.
+    """
+    mirrors = list(given)
+    return LiveMirrors(mirrors_named(mirrors)) if mirrors and is_first_rank() else None
 
 
 def _made(name: str) -> Mirror:

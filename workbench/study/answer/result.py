@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 
-from workbench.core.records import CandidateRecord, Choice, TrialRecord
+from workbench.core.records import CandidateRecord, Choice, StudyResult
 from workbench.study.answer.export import ExportContext, export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
 from workbench.study.answer.importance import parameter_importance
@@ -33,84 +32,6 @@ from workbench.study.store.stored_records import candidates_of, trials_of
 __all__ = ["StudyResult", "export_study", "read_result", "write_answer"]
 
 
-@dataclass(frozen=True, slots=True)
-class StudyResult:
-    """Everything a report needs to know of a study.
-
-    Args:
-        name: Name of the study.
-        directory: Its folder.
-        task: Task as named on the command line.
-        metric_name: Name of the metric.
-        higher_is_better: Direction of the metric.
-        objective: What was minimised.
-        n_trials: Trials the study is meant to have.
-        trials: Record of every trial.
-        candidates: Judged candidates, best first within each export.
-        exported: Export (``"o1"``, ``"o2"``) -> file.
-        choices: Export -> what it takes and why; empty before the confirmation has ended.
-        loss_scale_policy: What `tune_loss_scale` found; None when the study does not ask for it.
-        freezing_limits: What `measure_freezing_limits` found, one row per trial; empty when nobody asked.
-        importance: Parameter -> share of its influence on the objective; empty when it cannot be computed.
-        environment: Versions and hardware.
-        messages: Sentences for the user, the most important first.
-        allowed_drops: Allowed drop per export, in the metric's unit.
-        report: The HTML report, once somebody wrote it.
-        seconds: Time this command took.
-    """
-
-    name: str
-    directory: Path
-    task: str
-    metric_name: str
-    higher_is_better: bool
-    objective: str
-    n_trials: int
-    trials: list[TrialRecord]
-    candidates: list[CandidateRecord] = field(default_factory=list)
-    exported: dict[str, Path] = field(default_factory=dict)
-    choices: dict[str, Choice] = field(default_factory=dict)
-    loss_scale_policy: Mapping[str, Any] | None = None
-    freezing_limits: list[dict[str, Any]] = field(default_factory=list)
-    importance: Mapping[str, float] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-    allowed_drops: Mapping[str, float] = field(default_factory=dict)
-    report: Path | None = None
-    seconds: float = math.nan
-
-    @property
-    def per(self) -> str:
-        """What the speed-ups of candidates are of: ``"to the target"`` or ``"per step"``."""
-        return "to the target" if self.objective == "time_to_target" else "per step"
-
-    @property
-    def chosen(self) -> dict[str, str]:
-        """Export -> label of what it takes, ``"O0"`` when nothing was left."""
-        return {target: choice.label for target, choice in self.choices.items()}
-
-    @property
-    def exports(self) -> dict[str, dict[str, Any]]:
-        """Export -> what it takes as plain values; ``--json`` prints them."""
-        return {target: self._export(choice) for target, choice in self.choices.items()}
-
-    def _export(self, choice: Choice) -> dict[str, Any]:
-        taken = choice.candidate
-        return {
-            "label": choice.label,
-            "summary": "nothing" if taken is None else taken.summary,
-            "verdict": choice.verdict,
-            "sentence": choice.sentence,
-            "speedup": 1.0 if taken is None else taken.speedup,
-            "speedup_low": 1.0 if taken is None else taken.speedup_low,
-            "speedup_high": 1.0 if taken is None else taken.speedup_high,
-            "drop": 0.0 if taken is None else taken.drop,
-            "drop_bound": 0.0 if taken is None else taken.drop_bound,
-            "seeds": 0 if taken is None else taken.n_seeds,
-            "path": self.exported.get(choice.target),
-        }
-
-
 def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyResult:
     """Return the state of a study from its storage alone; nothing is trained and no task is loaded.
 
@@ -127,8 +48,10 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
         file = kept.on_its_network(file, study)
-        result = _result(study, file, directory, candidates_of(study))
-        choices = _choices(study, file, result.candidates) if "candidates" in study.user_attrs else {}
+        result = _with_importance(_result(study, file, directory, candidates_of(study)), study, file)
+        confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
+        judged = "candidates" in study.user_attrs
+        choices = _choices(result, file, require_confirmed=confirmed_only) if judged else {}
         written = study.user_attrs.get("chosen", {})
     files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
     report = directory / "result" / "report.html"
@@ -201,27 +124,26 @@ def write_answer(
         StudyError: When the components of a DimReduce candidate are not on this machine.
         OSError: When a file cannot be written; the old one is untouched then.
     """
-    trials = trials_of(study)
-    choices = _choices(study, file, candidates, trials, require_confirmed=require_confirmed)
+    result = _result(study, file, directory, candidates)
+    choices = _choices(result, file, require_confirmed=require_confirmed)
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
-    environment = study.user_attrs.get("environment", {})
     context = ExportContext(
-        study=file.study.name,
-        task=file.study.task,
+        study=result.name,
+        task=result.task,
         seed=file.study.seed,
-        metric=str(study.user_attrs["metric_name"]),
-        objective=file.study.objective,
+        metric=result.metric_name,
+        objective=result.objective,
         data_hash=str(study.user_attrs.get("data_hash", "")),
-        environment=environment,
+        environment=result.environment,
         loss_scale=policy_told,
     )
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
     exported = export_configs(folder, choices, off, context, file.plans, _snapshots(file, directory))
-    write_tables(folder, candidates, choices, environment)
+    write_tables(folder, candidates, choices, result.environment)
     if folder == directory / "result":
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
         study.set_user_attr("require_confirmed", require_confirmed)
-    result = _result(study, file, directory, candidates)
+    result = _with_importance(result, study, file)  # which takes a while: the files come first
     told = _told(choices)
     told += [policy_told] if policy_told else []
     if folder == directory / "result":
@@ -244,26 +166,15 @@ def _told(choices: Mapping[str, Choice]) -> list[str]:
     return sentences + [f"{target}: {other}" for target, choice in choices.items() for other in choice.others]
 
 
-def _choices(
-    study: optuna.Study,
-    file: StudyFile,
-    candidates: Sequence[CandidateRecord],
-    trials: Sequence[TrialRecord] | None = None,
-    *,
-    require_confirmed: bool | None = None,
-) -> dict[str, Choice]:
-    """Return what each export takes; ``require_confirmed`` None means as when the files were written."""
-    attributes = study.user_attrs
-    trials = trials_of(study) if trials is None else trials
-    if require_confirmed is None:
-        require_confirmed = bool(attributes.get("require_confirmed", False))
-    metric, objective = str(attributes["metric_name"]), file.study.objective
+def _choices(result: StudyResult, file: StudyFile, *, require_confirmed: bool) -> dict[str, Choice]:
+    """Return what each export takes."""
+    metric, objective = result.metric_name, result.objective
     nothing = {
-        target: nothing_found(trials, float(drop), metric, objective=objective, why_not=file.not_drawn())
-        for target, drop in attributes["allowed_drops"].items()
+        target: nothing_found(result.trials, float(drop), metric, objective=objective, why_not=file.not_drawn())
+        for target, drop in result.allowed_drops.items()
     }
     return {
-        target: select(target, candidates, nothing=nothing[target], require_confirmed=require_confirmed)
+        target: select(target, result.candidates, nothing=nothing[target], require_confirmed=require_confirmed)
         for target in TARGETS
     }
 
@@ -271,7 +182,7 @@ def _choices(
 def _result(
     study: optuna.Study, file: StudyFile, directory: Path, candidates: Sequence[CandidateRecord]
 ) -> StudyResult:
-    importance, note = parameter_importance(study, file)
+    """Read a study's state; choices, files and importance are added by who asks for them."""
     attributes = study.user_attrs
     ended, notes = attributes.get("search_ended", ""), attributes.get("warm_start_notes", [])
     return StudyResult(
@@ -286,8 +197,12 @@ def _result(
         candidates=list(candidates),
         loss_scale_policy=attributes.get("loss_scale_policy"),
         freezing_limits=freezing_limits_of(study),
-        importance=importance,
         environment=attributes.get("environment", {}),
-        messages=[one for one in (ended, *notes, *file.not_drawn(), note) if one],
+        messages=[one for one in (ended, *notes, *file.not_drawn()) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
     )
+
+
+def _with_importance(result: StudyResult, study: optuna.Study, file: StudyFile) -> StudyResult:
+    importance, note = parameter_importance(study, file)
+    return replace(result, importance=importance, messages=[*result.messages, *([note] if note else [])])

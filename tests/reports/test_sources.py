@@ -1,0 +1,42 @@
+"""What a report reads beside a study's answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.reports.synthetic_study import full_study
+from workbench.config import BoostConfig
+from workbench.methods.grad_freeze.method import freeze_index_sequence
+from workbench.report import Sources, read_sources
+from workbench.report.sources import hardware_of
+
+
+def test_the_schedule_is_that_of_the_first_export_that_freezes(tmp_path: Path) -> None:
+    manual = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    plain = BoostConfig.from_dict({"boost": manual})
+    freezing = plain.with_values(
+        {"boost.grad_freeze": True, "grad_freeze.freeze_type": 0, "grad_freeze.param_groups": 3,
+         "grad_freeze.freeze_p": 0.5, "grad_freeze.total_steps": 6}
+    )  # fmt: skip
+    exported = {}
+    for target, config in (("o1", plain), ("o2", freezing)):
+        exported[target] = tmp_path / f"boost_config.{target}.json"
+        config.save(exported[target])
+    sources = read_sources(replace(full_study(), exported=exported))
+    assert sources.exported == {"o1": plain, "o2": freezing}
+    assert sources.freezing is not None
+    assert (sources.freezing.file, sources.freezing.n_groups) == ("boost_config.o2.json", 3)
+    assert sources.freezing.frozen == freeze_index_sequence(3, 0, 0.5, 6)
+
+
+def test_a_study_that_exported_and_recorded_nothing_has_no_sources() -> None:
+    nothing = replace(full_study(), exported={}, loss_scale_policy={"failed": "the float16 recording cannot be used"})
+    assert vars(read_sources(nothing)) == vars(Sources())
+
+
+def test_hardware_is_told_in_words_without_what_is_not_there() -> None:
+    device = {"cpu": "Z80", "cpu_cores": 2, "accelerator": "", "accelerator_count": 0, "memory_bytes": 3 * 1024**3}
+    study = replace(full_study(), environment={"device": device})
+    assert hardware_of(study) == {"cpu": "Z80", "cpu cores": 2, "memory": "3.0 GiB"}
+    assert hardware_of(replace(study, environment={})) == {}

@@ -1,0 +1,126 @@
+"""What a report shows besides a study's answer: its exported files, its float16 recording, a freezing schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from workbench.config import BoostConfig
+from workbench.core.records import StudyResult
+from workbench.figures import policy_names
+from workbench.runs import read_run
+
+__all__ = ["FreezingSchedule", "Recording", "Sources", "hardware_of", "read_sources"]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The float16 recording of a study and what other loss-scale policies would have done to it.
+
+    Args:
+        steps: Its step table.
+        events: Its event table.
+        replayed: One row per replayed policy; see ``figures.replay_policies_numbers``.
+        traces: A few of them, name -> scale at every recorded step.
+        chosen: Name of the policy that was chosen.
+        note: Assumption and error bar of the replay, one sentence.
+    """
+
+    steps: pd.DataFrame
+    events: pd.DataFrame
+    replayed: pd.DataFrame
+    traces: Mapping[str, npt.ArrayLike]
+    chosen: str
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class FreezingSchedule:
+    """Which layers an exported configuration freezes.
+
+    Args:
+        file: Name of the file.
+        frozen: Number of leading frozen groups per step.
+        n_groups: Number of groups.
+    """
+
+    file: str
+    frozen: Sequence[int]
+    n_groups: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sources:
+    """What was read; whatever is missing has no section on the page.
+
+    Args:
+        exported: Export (``"o1"``) -> its configuration.
+        recording: The float16 recording; None when the study chose no loss-scale policy.
+        freezing: Schedule of the first exported configuration that freezes; None when none does.
+    """
+
+    exported: Mapping[str, BoostConfig] = field(default_factory=dict)
+    recording: Recording | None = None
+    freezing: FreezingSchedule | None = None
+
+
+def read_sources(answer: StudyResult) -> Sources:
+    """Read the files that a study's answer names; nothing is trained.
+
+    Args:
+        answer: The answer.
+
+    Raises:
+        ConfigError: When an exported file cannot be read.
+        RunError: When the recording cannot be read.
+    """
+    exported = {target: BoostConfig.from_json(path) for target, path in answer.exported.items()}
+    return Sources(exported, _recording(answer), _freezing(answer, exported))
+
+
+def hardware_of(answer: StudyResult) -> dict[str, Any]:
+    """Return what a study ran on as words: what there is none of is left out, and memory is in GiB."""
+    device = answer.environment.get("device") or {}
+    known = {key.replace("_", " "): value for key, value in device.items() if value}
+    return {
+        key.removesuffix(" bytes"): f"{value / 1024**3:.1f} GiB" if key.endswith("bytes") else value
+        for key, value in known.items()
+    }
+
+
+def _recording(answer: StudyResult) -> Recording | None:
+    """Read the float16 recording and draw the scale of the chosen policy over it."""
+    from workbench.loss_scale import ScalePolicy  # torch, which a page without a recording does not need
+    from workbench.runs.replayed_run import ReplayedRun
+
+    policy = answer.loss_scale_policy
+    if policy is None or "recording" not in policy:
+        return None
+    run = ReplayedRun(read_run(answer.directory / str(policy["recording"])))
+    chosen = ScalePolicy(init=policy["init"], factor=policy["factor"], window=int(policy["window"]))
+    name = policy_names(pd.DataFrame({key: [policy[key]] for key in ("init", "factor", "window")}))[0]
+    replayed = pd.DataFrame(policy["policies"]).assign(recorded=False)
+    note = policy.get("sentence", "")
+    if run.recorded is not None:
+        judged = run.ranges([run.recorded])
+        replayed = pd.concat([replayed, judged.table.assign(recorded=True)], ignore_index=True)
+        note = f"{judged.assumption} {note}".strip()
+    return Recording(run.run.steps, run.run.events, replayed, {f"chosen: {name}": run.scales(chosen)}, name, note)
+
+
+def _freezing(answer: StudyResult, exported: Mapping[str, BoostConfig]) -> FreezingSchedule | None:
+    for target, config in exported.items():
+        if config.resolve("O1").grad_freeze:
+            from workbench.methods.grad_freeze.method import freeze_index_sequence
+
+            freeze, rng = config.grad_freeze, np.random.RandomState(0)
+            frozen = freeze_index_sequence(
+                freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
+            )
+            return FreezingSchedule(answer.exported[target].name, frozen, freeze.param_groups)
+    return None
