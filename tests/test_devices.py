@@ -167,18 +167,21 @@ def test_waiting_for_a_cpu_is_possible_and_does_nothing() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_without_an_npu_the_gradients_must_tell(device: str) -> None:
+    assert not devices.has_overflow_flag(device)
     devices.begin_overflow_watch(device)
     assert devices.device_overflow(device) is None
 
 
 def test_an_npu_in_inf_nan_mode_leaves_it_to_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     put_in_place(monkeypatch, FakeNpuUtils(inf_nan_mode=True))
+    assert not devices.has_overflow_flag("npu:0")
     devices.begin_overflow_watch("npu:0")  # must not touch the flag: the real function raises in this mode
     assert devices.device_overflow("npu:0") is None
 
 
 def test_an_npu_in_saturation_mode_tells_by_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = put_in_place(monkeypatch, FakeNpuUtils(inf_nan_mode=False))
+    assert devices.has_overflow_flag("npu")
     utils.flag = True  # left behind by an earlier step
     devices.begin_overflow_watch("npu")
     clean = devices.device_overflow("npu")

@@ -6,7 +6,7 @@ overflow of a step can be seen.
 
 An Ascend NPU has two overflow modes. In *INF/NAN* mode arithmetic follows IEEE 754 and an overflow shows in the
 gradients, as on any other device. In *saturation* mode results stick to the largest finite number, the gradients look
-healthy, and only a hardware flag tells: it must be cleared before the step and read after it
+healthy, and only a hardware flag tells: it must be cleared before the backward pass and read after it
 (``torch_npu.npu.utils``: ``is_support_inf_nan``, ``clear_npu_overflow_flag``, ``get_npu_overflow_flag``).
 """
 
@@ -36,6 +36,7 @@ __all__ = [
     "device_overflow",
     "device_type",
     "hardware_summary",
+    "has_overflow_flag",
     "memory_bytes",
     "moved",
     "peak_memory_bytes",
@@ -266,10 +267,15 @@ def _accelerator() -> torch.device | None:
     return torch.accelerator.current_accelerator(check_available=True)
 
 
-def begin_overflow_watch(device: str | torch.device) -> None:
-    """Clear the device's overflow flag before a step; call it before the forward pass.
+def has_overflow_flag(device: str | torch.device) -> bool:
+    """Return whether overflows on this device show in its flag and not in the gradients: an NPU in saturation mode."""
+    return _saturating_npu_utils(device) is not None
 
-    Does something on an NPU in saturation mode only. Everywhere else an overflow shows in the gradients.
+
+def begin_overflow_watch(device: str | torch.device) -> None:
+    """Clear the device's overflow flag; call it before the backward pass.
+
+    Does nothing on a device without such a flag, where an overflow shows in the gradients.
     """
     utils = _saturating_npu_utils(device)
     if utils is not None:
