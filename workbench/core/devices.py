@@ -39,10 +39,8 @@ __all__ = [
     "has_overflow_flag",
     "memory_bytes",
     "moved",
-    "peak_memory_bytes",
     "pins_memory",
     "rank_device",
-    "reset_peak_memory",
     "select_device",
     "synchronize",
     "tensor_on",
@@ -193,36 +191,6 @@ def memory_bytes(device: str | torch.device) -> int:
             return int(os.pread(file, 256, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return int(_process(os.getpid()).memory_info().rss)
     return int(torch.accelerator.memory_allocated(torch.device(device)))
-
-
-def peak_memory_bytes(device: str | torch.device) -> int:
-    """Return the largest ``memory_bytes`` since ``reset_peak_memory``, bytes.
-
-    On a CPU the kernel's high-water mark of the resident set is read (Linux); elsewhere the present size is all
-    that is known, and returned.
-    """
-    if device_type(device) != "cpu":
-        return int(torch.accelerator.max_memory_allocated(torch.device(device)))
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return memory_bytes(device)
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), memory_bytes(device))
-
-
-def reset_peak_memory(device: str | torch.device) -> None:
-    """Let ``peak_memory_bytes`` start from the memory now in use.
-
-    On a Linux CPU this resets the high-water mark of the process (``/proc/self/clear_refs``, proc(5)); where that is
-    not permitted or not known the old mark stays.
-    """
-    if device_type(device) != "cpu":
-        torch.accelerator.reset_peak_memory_stats(torch.device(device))
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return  # a read-only /proc or another system: the mark is a convenience, not worth failing a run for
 
 
 def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
