@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from workbench.core.paired_bounds import (
     decidable_drop,
     decide,
-    format_duration,
     paired_drop_bounds,
     paired_drops,
     pairs_to_decide,
@@ -160,11 +159,6 @@ def test_verdict_follows_from_the_bounds_and_never_from_luck_in_rounding(
 def test_senseless_arguments_are_refused(allowed: float, error: float) -> None:
     with pytest.raises(ValueError, match=r"must be at least|must lie in"):
         decide([(0.9, 0.9)] * 3, allowed, higher_is_better=True, error=error)
-
-
-@pytest.mark.parametrize(("seconds", "said"), [(0.2, "1 s"), (40, "40 s"), (720, "12 min"), (12600, "3.5 h")])
-def test_durations_are_said_as_a_person_would(seconds: float, said: str) -> None:
-    assert format_duration(seconds) == said
 
 
 def test_the_smallest_gap_passes_over_rounding_and_nan() -> None:

@@ -104,7 +104,6 @@ def test_updates_leave_the_given_figure_alone() -> None:
     before = figure.to_json()
     live = LiveFigure(figure, interval=0)
     live.update(loss_scale_figure(run(3)))
-    live.set_theme("dark")
     assert figure.to_json() == before
     assert FIGURE_CONFIG["modeBarButtonsToRemove"] is not live.widget._config["modeBarButtonsToRemove"]
     assert "sendChartToCloud" in live.widget._config["modeBarButtonsToRemove"]
@@ -273,16 +272,14 @@ def test_a_zoom_and_a_hidden_trace_survive_updates() -> None:
     assert other.widget.layout.yaxis.range == wider.layout.yaxis.range
 
 
-def test_a_theme_is_changed_in_place_and_stays() -> None:
-    live = LiveFigure(loss_scale_figure(run(9), theme="light"), theme="light", interval=0)
-    live.set_theme("dark")
+def test_the_ink_is_the_widgets_whatever_theme_a_figure_has() -> None:
+    live = LiveFigure(loss_scale_figure(run(9), theme="light"), theme="dark", interval=0)
     dark = loss_scale_figure(run(9), theme="dark")
     assert live.widget.layout.template.layout.font.color == dark.layout.template.layout.font.color
     live.update(loss_scale_figure(run(12), theme="light"))
     assert live.widget.layout.template.layout.font.color == dark.layout.template.layout.font.color
-    assert live.theme == "dark"
     with pytest.raises(ValueError, match="`theme` must be"):
-        live.set_theme("sepia")  # type: ignore[arg-type]
+        LiveFigure(theme="sepia")  # type: ignore[arg-type]
 
 
 def _click(live: LiveFigure, trace: int, *indices: Any) -> None:

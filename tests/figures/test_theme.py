@@ -13,7 +13,6 @@ from workbench.figures.theme import (
     FIGURE_CONFIG,
     Theme,
     empty_figure,
-    figure_template,
     new_figure,
     template_json,
     translucent,
@@ -22,14 +21,14 @@ from workbench.figures.theme import (
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
 def test_every_theme_is_transparent(theme: Theme) -> None:
-    layout = figure_template(theme).layout
+    layout = new_figure("Why?", theme=theme).layout.template.layout
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
-    assert new_figure("Why?", theme=theme).layout.template.layout.font.color == layout.font.color
+    assert layout.font.color == template_json(theme)["layout"]["font"]["color"]
 
 
 def test_an_unknown_theme_is_named() -> None:
     with pytest.raises(ValueError, match="`theme` must be"):
-        figure_template("sepia")  # type: ignore[arg-type]
+        template_json("sepia")  # type: ignore[arg-type]
 
 
 def test_a_colour_can_be_made_translucent() -> None:
@@ -81,8 +80,6 @@ def test_the_shared_template_stays_as_it_is_whoever_takes_it() -> None:
     figure.layout.template.layout.xaxis.gridcolor = "red"
     live = LiveFigure(figure, theme="dark")
     live.widget.layout.template.layout.colorway = ["#000000"]
-    live.set_theme("light")
-    live.set_theme("dark")
-    assert live.widget.layout.template.to_plotly_json() == template_json("dark")
     live.close()
+    assert LiveFigure(figure, theme="dark").widget.layout.template.to_plotly_json() == template_json("dark")
     assert json.dumps(template_json("dark"), sort_keys=True) == before

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.optimizers.thor_formulas import block_inverse, precondition
 from workbench.optim.thor.factor_blocks import FactorBlocks
-from workbench.optim.thor.kronecker_factors import (
-    block_inverse,
-    block_ranges,
-    patches,
-    precondition,
-    same_padding,
-)
+from workbench.optim.thor.kronecker_factors import block_ranges, patches, same_padding
 from workbench.optim.thor.optimizer import Thor
 from workbench.optim.thor.thor_layers import find_layers
 

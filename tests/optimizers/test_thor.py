@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
+from tests.optimizers.thor_formulas import block_inverse, layer_norm_step, precondition
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.core.records import Event, EventKind
 from workbench.loss_scale import decides_on_device, step_if_finite
 from workbench.methods.grad_centralization.method import register_centralization
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.methods.parameter_groups import rebuild_optimizer
-from workbench.optim.thor.kronecker_factors import block_inverse, layer_norm_step, precondition
 from workbench.optim.thor.optimizer import NamedParameter, Thor
 from workbench.training import TraceBuffer, apply, training_loop
 

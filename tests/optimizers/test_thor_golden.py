@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
-from workbench.optim.thor.kronecker_factors import (
-    block_inverse,
-    embedding_step,
-    layer_norm_step,
-    patches,
-    precondition,
-    same_padding,
-)
+from tests.optimizers.thor_formulas import block_inverse, embedding_step, layer_norm_step, precondition
+from workbench.optim.thor.kronecker_factors import patches, same_padding
 from workbench.optim.thor.optimizer import Thor
 
 TRAJECTORIES = [path for path in golden_paths("thor_*.npz") if path.stem != "thor_pieces"]

@@ -144,7 +144,7 @@ def test_a_pause_holds_the_function_until_it_is_resumed(display: Display) -> Non
             if step == 1:
                 held.set()
                 entered.wait(LONG)
-            control.wait_while_paused()
+            control.pause.wait()
             steps.append(step)
         return len(steps)
 
@@ -171,7 +171,7 @@ def test_a_request_to_stop_ends_a_pause(display: Display) -> None:
 
 
 def test_one_run_at_a_time(display: Display) -> None:
-    display.worker.start(lambda control: control.wait_while_paused() if not control.stop_requested() else None)
+    display.worker.start(lambda control: control.pause.wait() if not control.stop_requested() else None)
     display.outcome()
     release = threading.Event()
     display.worker.start(lambda control: release.wait(LONG))

@@ -71,7 +71,7 @@ def loaded(study: optuna.Study, database: StudyStorage) -> optuna.Study:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let new marks be those of a process on another machine."""
-    monkeypatch.setattr("workbench.study.store.process_mark._machine", lambda: "another")
+    monkeypatch.setattr("workbench.study.store.process_mark.machine", lambda: "another")
     monkeypatch.setattr("socket.gethostname", lambda: "another")
 
 
@@ -200,7 +200,7 @@ def test_a_process_that_is_gone_here_is_noticed_at_once(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: 2**22 + 1)  # larger than any process number
-        patch.setattr("workbench.study.store.process_mark._started", lambda pid: 1.0)
+        patch.setattr("workbench.study.store.process_mark.start_ticks", lambda pid: 1)
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == [0]
 
@@ -221,7 +221,7 @@ def test_a_trial_from_before_the_machine_was_started_again_is_nobodys_where_nobo
     study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.study.store.process_mark._machine", lambda: "the boot before")
+        patch.setattr("workbench.study.store.process_mark.machine", lambda: "the boot before")
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == []
     assert StaleTrials(here, study).put_back(alone=True) == [0]

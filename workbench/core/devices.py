@@ -6,7 +6,7 @@ overflow of a step can be seen.
 
 An Ascend NPU has two overflow modes. In *INF/NAN* mode arithmetic follows IEEE 754 and an overflow shows in the
 gradients, as on any other device. In *saturation* mode results stick to the largest finite number, the gradients look
-healthy, and only a hardware flag tells: it must be cleared before the step and read after it
+healthy, and only a hardware flag tells: it must be cleared before the backward pass and read after it
 (``torch_npu.npu.utils``: ``is_support_inf_nan``, ``clear_npu_overflow_flag``, ``get_npu_overflow_flag``).
 """
 
@@ -36,12 +36,11 @@ __all__ = [
     "device_overflow",
     "device_type",
     "hardware_summary",
+    "has_overflow_flag",
     "memory_bytes",
     "moved",
-    "peak_memory_bytes",
     "pins_memory",
     "rank_device",
-    "reset_peak_memory",
     "select_device",
     "synchronize",
     "tensor_on",
@@ -194,36 +193,6 @@ def memory_bytes(device: str | torch.device) -> int:
     return int(torch.accelerator.memory_allocated(torch.device(device)))
 
 
-def peak_memory_bytes(device: str | torch.device) -> int:
-    """Return the largest ``memory_bytes`` since ``reset_peak_memory``, bytes.
-
-    On a CPU the kernel's high-water mark of the resident set is read (Linux); elsewhere the present size is all
-    that is known, and returned.
-    """
-    if device_type(device) != "cpu":
-        return int(torch.accelerator.max_memory_allocated(torch.device(device)))
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return memory_bytes(device)
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), memory_bytes(device))
-
-
-def reset_peak_memory(device: str | torch.device) -> None:
-    """Let ``peak_memory_bytes`` start from the memory now in use.
-
-    On a Linux CPU this resets the high-water mark of the process (``/proc/self/clear_refs``, proc(5)); where that is
-    not permitted or not known the old mark stays.
-    """
-    if device_type(device) != "cpu":
-        torch.accelerator.reset_peak_memory_stats(torch.device(device))
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        return  # a read-only /proc or another system: the mark is a convenience, not worth failing a run for
-
-
 def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
     """Return whether ``torch.autocast`` works on this device with this dtype."""
     return _autocast_supported(device_type(device), dtype)
@@ -266,10 +235,15 @@ def _accelerator() -> torch.device | None:
     return torch.accelerator.current_accelerator(check_available=True)
 
 
-def begin_overflow_watch(device: str | torch.device) -> None:
-    """Clear the device's overflow flag before a step; call it before the forward pass.
+def has_overflow_flag(device: str | torch.device) -> bool:
+    """Return whether overflows on this device show in its flag and not in the gradients: an NPU in saturation mode."""
+    return _saturating_npu_utils(device) is not None
 
-    Does something on an NPU in saturation mode only. Everywhere else an overflow shows in the gradients.
+
+def begin_overflow_watch(device: str | torch.device) -> None:
+    """Clear the device's overflow flag; call it before the backward pass.
+
+    Does nothing on a device without such a flag, where an overflow shows in the gradients.
     """
     utils = _saturating_npu_utils(device)
     if utils is not None:

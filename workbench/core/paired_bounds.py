@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.core.records import Verdict
+from workbench.core.text import format_duration
 
 __all__ = [
     "Decision",
@@ -338,15 +339,6 @@ def decide(
     total = pairs_to_decide(bounds, allowed_drop)
     more = None if total is None else max(total - bounds.n_pairs, 1)
     return Decision(Verdict.UNDECIDED, bounds, allowed_drop, more, leaning)
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as a person says it: ``"40 s"``, ``"12 min"``, ``"3.5 h"``."""
-    if seconds < 90.0:
-        return f"{max(seconds, 1.0):.0f} s"
-    if seconds < 5400.0:
-        return f"{seconds / 60.0:.0f} min"
-    return f"{seconds / 3600.0:.1f} h"
 
 
 def _margin(spread: float, n_pairs: int, error: float) -> float:

@@ -32,7 +32,7 @@ class Drawing:
     Args:
         title: A question, or its answer in one short line.
         subtitle: One line of figures that support it.
-        theme: See ``figure_template``.
+        theme: See ``template_json``.
         height: Height, pixels; the width follows the page.
         row_heights: Shares of the rows, from the top, which need not sum to 1.
         row_spacing: Room between two rows as a share of the whole height.
@@ -69,7 +69,7 @@ class Drawing:
         Args:
             title: Title the figure has when it is not empty.
             reason: One sentence: what is missing and how it would come to be there.
-            theme: See ``figure_template``.
+            theme: See ``template_json``.
             height: Height, pixels.
         """
         drawing = cls(title, theme=theme, height=height)

@@ -100,11 +100,6 @@ class LiveFigure:
         """Whether the figure was closed; updates are then ignored."""
         return self._closed
 
-    @property
-    def theme(self) -> Theme:
-        """The theme that is shown."""
-        return self._theme
-
     def on_pick(self, callback: Pick | None) -> None:
         """Call this with ``customdata[0]`` of every point that is clicked from now on; None calls nobody."""
         self._on_pick = callback
@@ -133,22 +128,6 @@ class LiveFigure:
             anew, self._anew = self._anew, False
             self._show(figure, anew)
             self._last_sent = time.monotonic()
-
-    def set_theme(self, theme: Theme) -> None:
-        """Change the ink in place.
-
-        Args:
-            theme: See ``figure_template``.
-
-        Raises:
-            ValueError: When there is no such theme.
-        """
-        template = template_json(theme)
-        with self._lock:
-            self._theme = theme
-            if not self._closed:
-                self._layout["template"] = template
-                self.widget.layout.template = template
 
     def static(self) -> go.Figure:
         """Return what is shown as a plain figure, for a saved notebook or a file."""

@@ -33,7 +33,6 @@ __all__ = [
     "bare_figure",
     "empty_figure",
     "empty_layout",
-    "figure_template",
     "figure_text",
     "new_figure",
     "set_title",
@@ -104,31 +103,17 @@ def translucent(colour: str, opacity: float) -> str:
     return f"rgba({red},{green},{blue},{opacity:g})"
 
 
-def figure_template(theme: Theme = "auto") -> go.layout.Template:
-    """Return the template of every figure.
+@functools.cache
+def template_json(theme: Theme = "auto") -> dict[str, Any]:
+    """Return the template of every figure as plain properties; plotly takes milliseconds to make one of its own.
 
     Args:
         theme: ``"light"`` and ``"dark"`` choose the ink for such a page; ``"auto"`` takes a grey that is legible on
             both, since neither a kernel nor a saved notebook knows the colour of the page.
 
     Returns:
-        Template with transparent background and neutral grid.
-
-    Raises:
-        ValueError: When the theme is not one of the three.
-    """
-    return go.layout.Template(template_json(theme))
-
-
-@functools.cache
-def template_json(theme: Theme = "auto") -> dict[str, Any]:
-    """Return the template of every figure as plain properties; plotly takes milliseconds to make one of its own.
-
-    Args:
-        theme: See ``figure_template``.
-
-    Returns:
-        The properties, the same object each time: to be read, not to be changed.
+        The properties (transparent background, neutral grid), the same object each time: to be read, not to be
+        changed.
 
     Raises:
         ValueError: When the theme is not one of the three.
@@ -199,7 +184,7 @@ def bare_figure(theme: Theme = "auto") -> go.Figure:
     Without a template of its own a figure first gets plotly's default one, which takes longer than everything else.
 
     Args:
-        theme: See ``figure_template``.
+        theme: See ``template_json``.
     """
     return go.Figure(layout={"template": template_json(theme)})
 
@@ -210,7 +195,7 @@ def new_figure(title: str, subtitle: str = "", *, theme: Theme = "auto", height:
     Args:
         title: A question, or its answer in one short line.
         subtitle: One line of figures that support it.
-        theme: See ``figure_template``.
+        theme: See ``template_json``.
         height: Height, pixels; the width follows the page.
     """
     # All at once: plotly takes longer to check the same properties one after the other.
@@ -250,7 +235,7 @@ def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int 
     Args:
         title: Title the figure has when it is not empty.
         reason: One sentence: what is missing and how it would come to be there.
-        theme: See ``figure_template``.
+        theme: See ``template_json``.
         height: Height, pixels.
     """
     figure = new_figure(title, theme=theme, height=height)
@@ -263,7 +248,7 @@ def empty_layout(reason: str, theme: Theme) -> dict[str, Any]:
 
     Args:
         reason: The sentence.
-        theme: See ``figure_template``.
+        theme: See ``template_json``.
     """
     lines = wrapped(reason, _REASON_WIDTH)
     return {

@@ -129,7 +129,7 @@ class LossScaling:
 
         Args:
             parameters: Parameters with the gradients of one window.
-            found_inf: Float32, shape ``()``, 0 on entry.
+            found_inf: Float32, shape ``()``; 1 on entry when the device itself saw an overflow, else 0.
         """
         gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
         # Beyond a scale of 2**126 the reciprocal is denormal. The reference's CPU kernels then count it as 0 for

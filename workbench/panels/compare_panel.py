@@ -27,12 +27,12 @@ from workbench.config import (
 )
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
+from workbench.core.text import format_duration
 from workbench.figures import MetricScale
 from workbench.figures.labels import counted
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
 from workbench.panels import placed_widgets as placed
 from workbench.panels.copy_button import WHOLE_WORDS
-from workbench.panels.durations import duration_text
 from workbench.panels.figure_place import FigurePlace
 from workbench.panels.panel import (
     Panel,
@@ -396,7 +396,7 @@ class ComparePanel(Panel):
         ]
         if share > 0:
             left = (time.monotonic() - self._began) * (1 - share) / share
-            parts.append(f"{duration_text(left)} left, and the timing")
+            parts.append(f"{format_duration(left)} left, and the timing")
         if self.state is not PanelState.STOPPING:
             self._told.value = note_html(" · ".join(parts))
 
@@ -413,7 +413,7 @@ class ComparePanel(Panel):
         else:
             self.comparison = outcome.result
             self.bar.value = 1.0
-            self._told.value = note_html(f"done in {duration_text(outcome.seconds)}")
+            self._told.value = note_html(f"done in {format_duration(outcome.seconds)}")
             self._show_verdict(outcome.result)
         if outcome.display_error is not None:
             self.log(f"the display failed once: {outcome.display_error!r}")

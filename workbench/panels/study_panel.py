@@ -19,6 +19,7 @@ import ipywidgets as widgets
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
+from workbench.core.text import format_duration
 from workbench.figures import (
     MetricScale,
     RunCurve,
@@ -32,7 +33,6 @@ from workbench.figures.live import LiveFigure
 from workbench.figures.loss_curves import loss_curves_drawing
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import control_for, number_text
-from workbench.panels.durations import duration_text
 from workbench.panels.figure_place import nothing_html
 from workbench.panels.panel import (
     Panel,
@@ -538,7 +538,7 @@ class StudyPanel(Panel):
         else:
             self.study = outcome.result
             self.bar.value, self.bar.bar_style = 1.0, "success"
-            took = duration_text(outcome.seconds)
+            took = format_duration(outcome.seconds)
             self._told.value = note_html(f"{counted(self._n_ended(), 'trial')} in {took}")
             for sentence in outcome.result.messages:
                 self.log(sentence)
@@ -617,7 +617,7 @@ class StudyPanel(Panel):
         if progress.phase in ("search", "confirm"):
             parts.append(f"{math.floor(progress.done)} of {counted(round(progress.total), unit)}")
         if math.isfinite(progress.eta_seconds) and progress.eta_seconds > 0:
-            parts.append(f"about {duration_text(progress.eta_seconds)} left")
+            parts.append(f"about {format_duration(progress.eta_seconds)} left")
         leads = f"<div>{words(f'leading the search, {progress.best}')}</div>" if progress.best else ""
         note = f"<div>{words(progress.note)}</div>" if progress.note else ""
         self._told.value = note_html(" · ".join(parts)) + leads + note

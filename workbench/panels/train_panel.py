@@ -20,6 +20,7 @@ import ipywidgets as widgets
 
 from workbench.config import BoostConfig, ConfigError, ParameterInfo
 from workbench.config.errors import shown
+from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
 from workbench.figures.labels import compact, counted
@@ -32,7 +33,6 @@ from workbench.figures.step_time import step_time_drawing
 from workbench.figures.thinning import MAXIMUM_POINTS
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
-from workbench.panels.durations import duration_text
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import (
     Panel,
@@ -463,9 +463,9 @@ class TrainPanel(Panel):
     def _show_progress(self, progress: RunProgress) -> None:
         self.bar.value = progress.step
         left = (progress.steps - progress.step) * progress.seconds / progress.step if progress.step else math.nan
-        parts = [f"{progress.step} of {counted(progress.steps, 'step')}", f"{duration_text(progress.seconds)} so far"]
+        parts = [f"{progress.step} of {counted(progress.steps, 'step')}", f"{format_duration(progress.seconds)} so far"]
         if math.isfinite(left) and progress.step < progress.steps:
-            parts.append(f"{duration_text(left)} left")
+            parts.append(f"{format_duration(left)} left")
         parts.append(f"loss {compact(progress.loss)}")
         if math.isfinite(progress.metric):
             parts.append(f"{self._metric.name} {self._metric.value_text(progress.metric)}")
@@ -513,7 +513,7 @@ class TrainPanel(Panel):
         result = self.result
         if result is None:
             return ""
-        parts = [f"{counted(result.steps, 'step')} in {duration_text(result.seconds)}"]
+        parts = [f"{counted(result.steps, 'step')} in {format_duration(result.seconds)}"]
         if math.isfinite(result.metric):
             metric = MetricScale(result.metric_name, higher_is_better=result.higher_is_better)
             parts.append(f"{metric.name} {metric.value_text(result.metric)}")

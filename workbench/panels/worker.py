@@ -90,10 +90,6 @@ class RunControl:
         """Return whether the work shall end; asked once per step."""
         return self._stop.is_set()
 
-    def wait_while_paused(self) -> None:
-        """Wait while somebody pauses the work; a request to stop ends the wait."""
-        self.pause.wait()
-
     def send(self, message: Any) -> None:
         """Hand out a message; never blocks.
 

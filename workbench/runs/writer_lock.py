@@ -16,13 +16,14 @@ from pathlib import Path
 
 import psutil
 
+from workbench.core.process_identity import is_running, start_ticks
+
 __all__ = ["LOCK_NAME", "acquire", "being_written", "last_change", "release"]
 
 LOCK_NAME = "writer.lock"
 QUIET_SECONDS = 600.0
 """An unfinished run that changed this recently counts as being written even without a lock."""
 FOREIGN_QUIET_SECONDS = 86_400.0
-_START_TOLERANCE_SECONDS = 2.0  # psutil derives the start from the boot time, which clock corrections shift a little
 
 
 def acquire(folder: Path) -> bool:
@@ -43,7 +44,7 @@ def acquire(folder: Path) -> bool:
         "host": platform.node(),
         "pid": os.getpid(),
         "began": psutil.Process().create_time(),
-        "ticks": _ticks(os.getpid()),
+        "ticks": start_ticks(os.getpid()),
     }
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -85,37 +86,13 @@ def last_change(folder: Path) -> float:
 def _held(folder: Path, now: float | None = None) -> bool:
     try:
         owner = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
-        host, pid, began, ticks = str(owner["host"]), int(owner["pid"]), float(owner["began"]), owner.get("ticks")
+        host, pid, began = str(owner["host"]), int(owner["pid"]), float(owner["began"])
+        ticks = None if owner.get("ticks") is None else float(owner["ticks"])
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         # Half a lock: its writer was stopped, or is at it right now. The quiet time decides.
         return (time.time() if now is None else now) - last_change(folder) < QUIET_SECONDS
-    if not 0 < pid < 2**31:  # no number of a process: somebody else's file
-        return False
     if host != platform.node():
         return (time.time() if now is None else now) - last_change(folder) < FOREIGN_QUIET_SECONDS
-    try:
-        writer = psutil.Process(pid)
-        # A killed child that its parent has not waited for keeps its number, but writes no more.
-        if writer.status() == psutil.STATUS_ZOMBIE:
-            return False
-        if ticks is not None and (running := _ticks(pid)) is not None:
-            return bool(running == ticks)
-        return bool(abs(writer.create_time() - began) < _START_TOLERANCE_SECONDS)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
-
-
-def _ticks(pid: int) -> int | None:
-    """Return when a process began, in clock ticks since the machine did; None where the system does not say.
-
-    A clock that is set moves the time of day of every start, and a living writer would lose its lock.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])  # proc(5): field 22; the name, in brackets, may hold blanks
-    except (OSError, ValueError, IndexError):  # not Linux, or no such process
-        return None
+    return is_running(pid, ticks=ticks, began=began)

@@ -7,7 +7,7 @@ In pseudocode, each line with the reason for its place::
     (loss * scale / n).backward()            # scaled before, so that small gradients survive; they add up in .grad
     if the window is complete:               # step()
         average the gradients over ranks     # once per window, before the test, so that all ranks see the same
-        found_inf = unscale_and_check(grads) # one pass over the window's gradients
+        found_inf = unscale_and_check(grads) # one pass over them, or the device's own overflow flag, where it has one
         observer(grads)                      # the trace looks at the unscaled gradients
         update unless found_inf              # the optimizer's step or a method's; decided on the device if possible
         scale rule(found_inf)                # between windows only, so one window has one scale
@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.config import Plan
+from workbench.core import devices
 from workbench.core.records import EventSink
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
@@ -85,6 +86,7 @@ class Boosted:
         self.plan = plan
         self.notes = tuple(notes)
         self.device = _device_of(model, optimizer)
+        self._has_overflow_flag = devices.has_overflow_flag(self.device)  # asked once: a step elsewhere pays nothing
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
         self.methods = MethodsInEffect(plan)
@@ -140,6 +142,8 @@ class Boosted:
         """
         if self._loss is not None:
             raise RuntimeError("backward() was already called for this micro-batch; call step() before the next one")
+        if self._has_overflow_flag:
+            self._begin_overflow_watch()
         if self.graph_observer is not None:
             self.graph_observer(loss)
         if self._frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
@@ -168,8 +172,11 @@ class Boosted:
         Args:
             loss: Loss they belong to.
             parameters: Parameters, in the order of ``gradients``.
-            gradients: One per parameter, of its shape, multiplied by the loss scale in force.
+            gradients: One per parameter, of its shape, multiplied by the loss scale in force. Where overflows show
+                only in the device's flag (an NPU in saturation mode), those of the passes that made them are not seen.
         """
+        if self._has_overflow_flag:
+            self._begin_overflow_watch()
         self._loss = loss.detach()
         for parameter, gradient in zip(parameters, gradients, strict=True):
             share = gradient.detach() / self.window.n_steps
@@ -232,6 +239,8 @@ class Boosted:
         overflow = scaling.no_overflow
         if scaling.unscales:
             self._found_inf.zero_()
+            if self._has_overflow_flag:
+                self._read_overflow_flag()
             scaling.unscale_(parameters, self._found_inf)
             unscale_offloaded_: Callable[..., None] | None = getattr(optimizer, "unscale_offloaded_", None)
             if unscale_offloaded_ is not None:  # gradients may have left the device during the backward pass
@@ -268,6 +277,17 @@ class Boosted:
         if self._schedule is not None:
             self._frozen_groups = self._schedule.begin_step()
         return overflow, columns
+
+    def _begin_overflow_watch(self) -> None:
+        if self.loss_scaling.unscales and self.window.position == 0:  # one watch for all micro-batches of a window
+            devices.begin_overflow_watch(self.device)
+
+    def _read_overflow_flag(self) -> None:
+        flag = devices.device_overflow(self.device)
+        if flag is not None:
+            self._found_inf.copy_(flag)
+        if self._agree is not None:  # now, since scale groups decide in `unscale_` whose scale falls
+            self._agree(self._found_inf)
 
     def _evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
         with self.autocast():

@@ -9,8 +9,8 @@ Three ways lead here:
 
 The loss is the seed of the backward pass in all of them; scales live between borders. An overflow anywhere skips the
 step and lowers the scale of the group where it arose (`workbench.methods.loss_scale_group.method.arising_overflow`). If
-it arose in none (the loss itself was not finite), every scale falls, so that training that cannot go on ends on the
-floor.
+it arose in none (the loss itself was not finite, or only the device's overflow flag tells of it), every scale falls, so
+that training that cannot go on ends on the floor.
 """
 
 from __future__ import annotations
@@ -203,10 +203,10 @@ class GroupLossScaling(LossScaling):
 
         Args:
             parameters: Parameters with the gradients of one window.
-            found_inf: Float32, shape ``()``, 0 on entry.
+            found_inf: Float32, shape ``()``; 1 on entry when the device itself saw an overflow, else 0.
         """
         if self.probe is not None:
-            found_inf.copy_(has_overflow([parameter.grad for parameter in parameters]))
+            found_inf.logical_or_(has_overflow([parameter.grad for parameter in parameters]))
             self.probe.add_parameters(parameters)
             if self.agree is not None:
                 self.agree(found_inf)
@@ -350,19 +350,19 @@ class GroupLossScaling(LossScaling):
             flags = torch.stack([received, left, nonfinite])
             self.agree(flags)
             received, left, nonfinite = flags
-        elif host_values.reads_without_waiting(received, left, nonfinite, found_inf) and not any(
-            flag for flags in (received, left, nonfinite) for flag in flags.tolist()
+        elif host_values.reads_without_waiting(received, left, nonfinite, found_inf) and not (
+            found_inf.item() or any(flag for flags in (received, left, nonfinite) for flag in flags.tolist())
         ):  # as usual: there is nothing to judge
-            found_inf.zero_()
             calm = torch.zeros(self.manager.loss_scale_number, dtype=torch.bool, device=self._device)
             self._verdict = calm, calm
             return
         arose = arising_overflow(received, left, nonfinite)
-        found_inf.copy_(torch.maximum(nonfinite.max(), arose.max().to(nonfinite)))
+        torch.maximum(found_inf, torch.maximum(nonfinite.max(), arose.max().to(nonfinite)), out=found_inf)
         inside = (self._groups >= 0) & (self._groups < self.manager.loss_scale_number)
         overflowed = self._per_group(arose & inside)
         touched = self._per_group((received != 0) & inside)
-        # Where none is to blame (the loss itself is not finite) all scales fall, or training would stand still unseen.
+        # Where none is to blame (the loss itself is not finite, or only the device's flag tells) all scales fall, or
+        # training would stand still unseen.
         overflowed = overflowed | ((found_inf > 0) & ~overflowed.any())
         self._verdict = overflowed, touched & ~overflowed
 

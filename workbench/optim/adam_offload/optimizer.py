@@ -48,13 +48,6 @@ from workbench.optim.adam_offload.cohorts import (
     share_count,
     take_gradients,
 )
-from workbench.optim.adam_offload.dynamic_value import (
-    Schedule,
-    first_value,
-    read_learning_rate,
-    read_weight_decay,
-    value_at,
-)
 from workbench.optim.adam_offload.given_parameters import read_parameters
 from workbench.optim.adam_offload.host_adam import adam_step_, corrected_rate
 from workbench.optim.adam_offload.host_transfer import HostTransfer, compute_dtype, dense_strides
@@ -62,6 +55,7 @@ from workbench.optim.adam_offload.normalization_marks import is_scale_or_shift
 from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam
 from workbench.optim.adam_offload.transfer_lanes import Lane, lane_for
 from workbench.optim.adam_offload.watched_step import hooked_when_watched
+from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
 
 __all__ = ["AdamOffload"]
 
@@ -139,8 +133,8 @@ class AdamOffload(Optimizer):
             raise ValueError(f"`bucket_bytes` must be an integer >= 1, got {bucket_bytes!r}")
         if transfer not in ("needed", "always"):
             raise ValueError(f'`transfer` must be "needed" or "always", got {transfer!r}')
-        rate = read_learning_rate(learning_rate)
-        decay = read_weight_decay(weight_decay)
+        rate = read_schedule("learning_rate", learning_rate)
+        decay = _read_weight_decay(weight_decay)
         groups, order = read_parameters(params, decays=decay != 0.0)
         self._global_step = 0
         self._cohorts: list[Cohort] | None = None
@@ -197,8 +191,8 @@ class AdamOffload(Optimizer):
         """
         group = dict(param_group)
         schedules = {key: group.pop(key, None) for key in ("lr_schedule", "weight_decay_schedule")}
-        rate = read_learning_rate(group["lr"], "lr") if "lr" in group else self.defaults["lr"]
-        decay = read_weight_decay(group["weight_decay"]) if "weight_decay" in group else self.defaults["weight_decay"]
+        rate = read_schedule("lr", group["lr"]) if "lr" in group else self.defaults["lr"]
+        decay = _read_weight_decay(group["weight_decay"]) if "weight_decay" in group else self.defaults["weight_decay"]
         group["lr"], group["lr_schedule"] = _current(rate, schedules["lr_schedule"], "learning_rate")
         group["weight_decay"], group["weight_decay_schedule"] = _current(
             decay, schedules["weight_decay_schedule"], "weight_decay"
@@ -591,11 +585,13 @@ def _laid_out(cohort: Cohort, gradients: list[Tensor]) -> list[Tensor]:
 
 def _current(value: float | Schedule, schedule: Schedule | None, name: str) -> tuple[float, Schedule | None]:
     """Return what a group holds for a value that may be dynamic; a schedule that it already has stays."""
-    if schedule is not None:
-        return (value if isinstance(value, float) else first_value(value, name)), schedule
-    if isinstance(value, float):
-        return value, None
-    return first_value(value, name), value
+    # As upstream: an empty list fails at the first step only.
+    first = 0.0 if value == () else value_at(value, 0, name)
+    return first, value if schedule is None and not isinstance(value, float) else schedule
+
+
+def _read_weight_decay(decay: Any) -> float | Schedule:
+    return decay if callable(decay) else checked_number("weight_decay", decay)
 
 
 def _lock(wanted: bool) -> AbstractContextManager[Any]:

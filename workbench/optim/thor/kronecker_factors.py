@@ -1,4 +1,4 @@
-"""The arithmetic of THOR: covariance factors, their blocks, their damped inverses, the preconditioned gradient.
+"""The arithmetic of THOR: what is approximated, the blocks of a factor, and what a convolution's kernel sees.
 
 The curvature of a layer with weight ``W`` (shape ``[out, in]``; a convolution's kernel is flattened to
 ``[out, channels * height * width]``) is taken as the Kronecker product of two covariances: ``A`` (``[in, in]``, of what
@@ -11,25 +11,19 @@ Reference:
     Fisher matrix for convolution layers", ICML 2016, arXiv:1602.01407; Chen et al., "THOR, Trace-based Hardware-driven
     Layer-Oriented Natural Gradient Descent Computation", AAAI 2021 (blocks, stale inverses, trace rule).
 
-Everything here is a function of plain tensors; ``preconditioner.py`` does the same for all layers at once.
+Everything here is a function of plain tensors or sizes; ``factor_blocks.py`` inverts the damped blocks of all layers at
+once, and ``preconditioner.py`` multiplies gradients by them.
 """
 
 from __future__ import annotations
-
-import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 __all__ = [
-    "block_inverse",
     "block_ranges",
-    "embedding_step",
-    "layer_norm_step",
     "patches",
-    "precondition",
     "root_inverse",
     "same_padding",
 ]
@@ -55,98 +49,11 @@ def block_ranges(size: int, block_size: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + block_size, size)) for begin in range(0, size, block_size)]
 
 
-def block_inverse(factor: Tensor, damping: float, block_size: int = 128) -> Tensor:
-    """Return the inverse of a factor's diagonal blocks with ``damping`` added to the diagonal.
-
-    Args:
-        factor: Symmetric, positive semi-definite, shape ``[n, n]``.
-        damping: Added to the diagonal, >= 0; what the optimizer calls damping enters as its root.
-        block_size: Rows of a block.
-
-    Returns:
-        Block diagonal matrix, shape ``[n, n]``.
-
-    Raises:
-        torch.linalg.LinAlgError: When a damped block is not positive definite.
-    """
-    inverse = torch.zeros_like(factor)
-    for begin, end in block_ranges(len(factor), block_size):
-        block = factor[begin:end, begin:end].clone()
-        block.diagonal().add_(damping)
-        inverse[begin:end, begin:end] = torch.cholesky_inverse(torch.linalg.cholesky(block))
-    return inverse
-
-
-def precondition(gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor) -> Tensor:
-    """Return ``G^-1 dW A^-1`` in the shape of the gradient.
-
-    Args:
-        gradient: Of a weight, shape ``[out, ...]``.
-        a_inverse: Shape ``[in, in]``, ``in`` being the product of the other axes.
-        g_inverse: Shape ``[out, out]``.
-    """
-    natural: Tensor = g_inverse @ gradient.flatten(1) @ a_inverse
-    return natural.view_as(gradient)
-
-
-def embedding_step(
-    gradient: Tensor,
-    counts: Tensor,
-    g_factor: Tensor,
-    damping: float,
-    batch_size: int,
-    *,
-    product: Literal["inverse", "reference"] = "inverse",
-    block_size: int = 128,
-) -> Tensor:
-    """Return the preconditioned gradient of an embedding table, whose input factor is a diagonal of token counts.
-
-    Args:
-        gradient: Shape ``[tokens, features]``.
-        counts: How often each token occurred, shape ``[tokens]``.
-        g_factor: Covariance of the output gradients, shape ``[features, features]``.
-        damping: d; its root is added on both sides.
-        batch_size: Divides the counts.
-        product: ``"inverse"``, or ``"reference"`` for what MindSpore 2.7 multiplies on a GPU: L^-1 L^-1 with the
-            Cholesky factor L, where the inverse is L^-T L^-1.
-        block_size: Rows of a block.
-    """
-    root = math.sqrt(damping)
-    if product == "inverse":
-        right = block_inverse(g_factor, root, block_size)
-    else:
-        right = reference_product(g_factor, root, block_size)
-    return gradient / (counts / batch_size + root)[:, None] @ right
-
-
-def reference_product(factor: Tensor, damping: float, block_size: int = 128) -> Tensor:
-    """Return per block L^-1 L^-1 of the damped factor, L lower triangular: the reference's slip for embeddings."""
-    result = torch.zeros_like(factor)
-    for begin, end in block_ranges(len(factor), block_size):
-        block = factor[begin:end, begin:end].clone()
-        block.diagonal().add_(damping)
-        half = root_inverse(torch.linalg.cholesky(block))
-        result[begin:end, begin:end] = half @ half
-    return result
-
-
 def root_inverse(root: Tensor) -> Tensor:
     """Return the inverses of lower triangular matrices, shape ``[..., n, n]``."""
     unit = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device).expand_as(root)
     inverse: Tensor = torch.linalg.solve_triangular(root, unit, upper=False)
     return inverse
-
-
-def layer_norm_step(gradient: Tensor, damping: float, batch_size: int) -> Tensor:
-    """Return ``g / (g^2 / b + sqrt(d))``: the curvature of a LayerNorm's parameters is taken as a diagonal.
-
-    Args:
-        gradient: Of the scale or the shift, any shape.
-        damping: d.
-        batch_size: b.
-    """
-    denominator: Tensor = gradient.square() / batch_size + math.sqrt(damping)
-    return gradient / denominator
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:

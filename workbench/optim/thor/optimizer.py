@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 
 from workbench.core.records import EventSink
+from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
-from workbench.optim.thor.step_values import StepValue, checked_number
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
 __all__ = ["NamedParameter", "Thor", "thor"]
@@ -167,9 +167,9 @@ class Thor(Optimizer):
         if not isinstance(whole, nn.Module):
             raise TypeError(f"`net` must be a torch.nn.Module (or give `network`), got {type(net).__name__}")
         self.network = whole
-        rate, damping_at = StepValue("learning_rate", learning_rate), StepValue("damping", damping)
-        if damping_at(0) <= 0:
-            raise ValueError(f"`damping` must be above 0, got {damping_at(0):g}")
+        self._rate, self._damping = _read("learning_rate", learning_rate), _read("damping", damping)
+        if self._damping_at(0) <= 0:
+            raise ValueError(f"`damping` must be above 0, got {self._damping_at(0):g}")
         self.loss_scale = checked_number("loss_scale", loss_scale, positive=True)
         if not callable(decay_filter):
             raise TypeError(f"`decay_filter` must be callable, got {type(decay_filter).__name__}")
@@ -184,17 +184,16 @@ class Thor(Optimizer):
             for name, value in locals().items()
             if name in _ARGUMENTS  # what another one over other groups is built from
         }
-        self._rate, self._damping = rate, damping_at
         self._decay_filter = decay_filter
         named = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         self._decaying: dict[int, bool] = {}
         options = {
-            "lr": rate(0),
+            "lr": self._rate_at(0),
             "momentum": checked_number("momentum", momentum),
             "weight_decay": checked_number("weight_decay", weight_decay),
             "nesterov": _checked_switch("use_nesterov", use_nesterov),
-            "damping": damping_at(0),
+            "damping": self._damping_at(0),
         }
         # torch fills in what a group does not say; what it does say is its own, and no schedule of ours moves it.
         given = named if isinstance(net, nn.Module) else list(net)
@@ -267,7 +266,8 @@ class Thor(Optimizer):
     def columns(self) -> dict[str, float]:
         """Return what the host knows of the last step: whether it refreshed factors, and the damping."""
         step = max(self.preconditioner.steps - 1, 0)
-        damping = self._damping(step) if self._damping.varies else float(self.param_groups[0]["damping"])
+        varies = not isinstance(self._damping, float)
+        damping = self._damping_at(step) if varies else float(self.param_groups[0]["damping"])
         return {"thor.refreshed": float(self.preconditioner.refreshed), "thor.damping": damping}
 
     # The step
@@ -428,11 +428,20 @@ class Thor(Optimizer):
     def _follow_schedules(self) -> None:
         """Set the rates of the coming step, so that whoever looks at the groups before it sees them."""
         step = self.preconditioner.steps
-        for name, value in (("lr", self._rate), ("damping", self._damping)):
-            if value.varies:
+        for name, schedule, value_of in (
+            ("lr", self._rate, self._rate_at),
+            ("damping", self._damping, self._damping_at),
+        ):
+            if not isinstance(schedule, float):
                 for group in self.param_groups:
                     if name not in group["own_options"]:
-                        group[name] = value(step)
+                        group[name] = value_of(step)
+
+    def _rate_at(self, step: int) -> float:
+        return value_at(self._rate, step, "learning_rate", past_end="last")
+
+    def _damping_at(self, step: int) -> float:
+        return value_at(self._damping, step, "damping", past_end="last")
 
     def _damping_of(self, group: Mapping[str, Any]) -> float:
         return float(group["damping"])
@@ -613,6 +622,15 @@ def _checked_rules(
         trace_threshold=None if trace_threshold is None else checked_number("trace_threshold", trace_threshold),
         max_rows=None if max_rows is None else _checked_count("max_rows", max_rows, 1),
     )
+
+
+def _read(name: str, value: Any) -> float | Schedule:
+    if not (isinstance(value, Tensor) or callable(value)):
+        return checked_number(name, value)
+    schedule = read_schedule(name, value)
+    if schedule == ():
+        raise ValueError(f"`{name}` must be 1-D with one entry per step, got an empty tensor")
+    return schedule[0] if isinstance(schedule, tuple) and len(schedule) == 1 else schedule
 
 
 def _checked_bound(value: Any, own: float | None) -> float | None:

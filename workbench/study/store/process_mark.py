@@ -8,15 +8,15 @@ names repeat among clones, and process numbers among containers.
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
+
+from workbench.core.process_identity import is_running, machine, start_ticks
 
 __all__ = ["is_gone", "is_this_process", "may_have_ended", "new_mark"]
 
@@ -28,7 +28,9 @@ def new_mark(role: str, grace_seconds: float) -> dict[str, Any]:
         role: ``"worker"`` or ``"driver"``.
         grace_seconds: How long the process may be silent before others take the trial for abandoned.
     """
-    here = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
+    ticks = start_ticks(os.getpid())
+    started = float(psutil.Process().create_time() if ticks is None else ticks)
+    here = {"host": socket.gethostname(), "machine": machine(), "pid": os.getpid(), "started": started}
     return {**here, "role": role, "grace_seconds": grace_seconds, "claim": secrets.token_hex(8)}
 
 
@@ -41,14 +43,9 @@ def is_gone(mark: Mapping[str, Any]) -> bool:
     """Return whether the process is known to have ended; False where it cannot be known."""
     if not _same_machine(mark):
         return False
-    try:
-        pid = int(mark["pid"])
-        # Before marks told machines apart, the start was in seconds since 1970.
-        started = _started(pid) if "machine" in mark else psutil.Process(pid).create_time()
-        same = abs(started - float(mark["started"])) < 1.0
-        return not same or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return True
+    started = float(mark["started"])
+    # Before marks told machines apart, the start was in seconds since 1970.
+    return not is_running(int(mark["pid"]), ticks=started if "machine" in mark else None, began=started)
 
 
 def may_have_ended(mark: Mapping[str, Any]) -> bool:
@@ -59,23 +56,4 @@ def may_have_ended(mark: Mapping[str, Any]) -> bool:
 def _same_machine(mark: Mapping[str, Any]) -> bool:
     if "machine" not in mark:  # from before marks told machines apart
         return bool(mark.get("host") == socket.gethostname())
-    return bool(mark["machine"] == _machine())
-
-
-@functools.cache
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # not Linux
-        return f"{socket.gethostname()} {psutil.boot_time():.0f}"
-    return f"{boot} {namespace}"
-
-
-def _started(pid: int) -> float:
-    """Return when a process began, in clock ticks since the machine did: setting the clock does not change it."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux, or no such process, which psutil says, too
-        return float(psutil.Process(pid).create_time())
-    return float(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, field 22; the name may hold blanks
+    return bool(mark["machine"] == machine())

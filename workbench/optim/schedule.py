@@ -1,0 +1,114 @@
+"""A hyper-parameter of an optimizer that may change with the step: a number, one entry per step, or a function.
+
+Past the last entry each optimizer does what its reference does. AdamOffload, whose reference runs on a CPU, raises an
+error there; THOR, whose reference runs on a GPU only, where an index is clamped, stays at the last entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from numbers import Real
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Schedule", "checked_number", "read_schedule", "value_at"]
+
+#: Entry i is used at step i, counted from 0; or a function of that i.
+Schedule = tuple[float, ...] | Callable[[int], Any]
+
+
+def read_schedule(name: str, value: Any) -> float | Schedule:
+    """Return a hyper-parameter as a number or a schedule.
+
+    Args:
+        name: Parameter's name, for messages.
+        value: Number, tensor or array of one or no dimension, iterable of numbers, or callable of the step.
+
+    Raises:
+        TypeError: When it is none of these.
+        ValueError: When a number is negative or not finite, an entry is no number, or a tensor has several axes.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return checked_number(name, value)
+    if callable(value):
+        return cast("Schedule", value)
+    if isinstance(value, Tensor):
+        if value.dim() > 1:
+            raise ValueError(f"`{name}` must be 1-D with one entry per step, got shape {tuple(value.shape)}")
+        value = value.tolist()
+        if not isinstance(value, list):
+            return checked_number(name, value)
+    if isinstance(value, Iterable):
+        return tuple(_entry(name, entry) for entry in value)
+    raise TypeError(
+        f"`{name}` must be a number, a 1-D tensor, an iterable of numbers or a callable, got {type(value).__name__}"
+    )
+
+
+def value_at(
+    schedule: float | Schedule, step: int, name: str, *, past_end: Literal["error", "last"] = "error"
+) -> float:
+    """Return the value for a step.
+
+    Args:
+        schedule: Number, one entry per step, or function of the step.
+        step: Index, counted from 0.
+        name: Parameter's name, for messages.
+        past_end: Whether a step past the last entry is an error or takes that entry.
+
+    Raises:
+        RuntimeError: When there is no entry for the step.
+        TypeError: When the function does not return a number.
+        ValueError: When it returns a negative one or one that is not finite.
+
+    Example:
+        >>> value_at((0.1, 0.05), 1, "learning_rate"), value_at(lambda i: 0.5**i, 2, "weight_decay")
+        (0.05, 0.25)
+        >>> value_at((0.1, 0.05), 2, "damping", past_end="last")
+        0.05
+    """
+    if isinstance(schedule, float):
+        return schedule
+    if isinstance(schedule, tuple):
+        if step < len(schedule):
+            return schedule[step]
+        if past_end == "last" and schedule:
+            return schedule[-1]
+        raise RuntimeError(
+            f"`{name}` has {len(schedule)} entries, one per step, and step {step} (counted from 0) needs another; "
+            "give as many as there are steps, or a callable of the step"
+        )
+    with torch.no_grad():
+        value = schedule(step)
+    return checked_number(f"{name}({step})", value.item() if isinstance(value, Tensor | np.ndarray) else value)
+
+
+def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
+    """Return a finite number >= 0 (> 0 when ``positive``) as a float.
+
+    Args:
+        name: Parameter's name, for messages.
+        value: What was given.
+        positive: Whether 0 is refused.
+
+    Raises:
+        TypeError: When it is no real number.
+        ValueError: When it is out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}")
+    number = float(value)
+    if not (math.isfinite(number) and (number > 0 if positive else number >= 0)):
+        raise ValueError(f"`{name}` must be finite and {'above' if positive else 'at least'} 0, got {number:g}")
+    return number
+
+
+def _entry(name: str, entry: Any) -> float:
+    number = entry.item() if isinstance(entry, Tensor) and entry.dim() == 0 else entry
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise ValueError(f"`{name}` must hold one number per step, got an entry of type {type(entry).__name__}")
+    return checked_number(name, number)
