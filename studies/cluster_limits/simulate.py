@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,7 @@ from sqlalchemy.engine import Connection
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
 from workbench.study import StudyFile, parse_study
-from workbench.study.run.experimenter import (
-    PolicyOutcome,
-    RunStep,
-    SpeedMeasured,
-    Trained,
-)
+from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
 from workbench.study.run.warm_up import WarmUps
@@ -86,36 +81,21 @@ class AtOnce:
     def network_facts(self) -> None:
         """Return nothing: there is no network."""
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        steps: int,
-        evaluate_every: int,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        **_: Any,
-    ) -> Trained:
-        """Return a curve whose end depends on the configuration."""
-        final = 0.9 - 0.02 * (1.0 - config.grad_freeze.freeze_p)
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        """Return the ratio that freezing would have, or a curve whose end depends on the configuration."""
+        if isinstance(job, SpeedJob):
+            ratio = 1.0 - 0.5 * (1.0 - job.candidate[0].grad_freeze.freeze_p)
+            return SpeedMeasured(ratio, ratio * 0.98, ratio * 1.02)
+        assert isinstance(job, TrainJob)  # this study asks for no more
+        final = 0.9 - 0.02 * (1.0 - job.config.grad_freeze.freeze_p)
         curve: list[tuple[int, float]] = []
-        for step in range(evaluate_every, steps + 1, evaluate_every):
-            curve.append((step, final * (1.0 - math.exp(-6.0 * step / steps))))
-            if on_step is not None:
-                on_step(RunStep(step, steps, curve[-1][1]))
-            if on_evaluation is not None and on_evaluation(*curve[-1]) and step < steps:
+        for step in range(job.evaluate_every, job.steps + 1, job.evaluate_every):
+            curve.append((step, final * (1.0 - math.exp(-6.0 * step / job.steps))))
+            if monitor.on_step is not None:
+                monitor.on_step(RunStep(step, job.steps, curve[-1][1]))
+            if monitor.on_evaluation is not None and monitor.on_evaluation(*curve[-1]) and step < job.steps:
                 return Trained(math.nan, tuple(curve), 60.0, message="ended early")
-        return Trained(final, tuple(curve), 60.0, steps=steps)
-
-    def speed(self, baseline: Any, candidate: tuple[BoostConfig, str], **_: Any) -> SpeedMeasured:
-        """Return the ratio that freezing would have."""
-        ratio = 1.0 - 0.5 * (1.0 - candidate[0].grad_freeze.freeze_p)
-        return SpeedMeasured(ratio, ratio * 0.98, ratio * 1.02)
-
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
-        """Return nothing."""
-        return []
+        return Trained(final, tuple(curve), 60.0, steps=job.steps)
 
 
 def study_file() -> StudyFile:

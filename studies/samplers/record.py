@@ -22,7 +22,7 @@ from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import all_off, suggest
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.experimenter import TaskExperimenter
-from workbench.study.run.objective import plain
+from workbench.study.run.job import SpeedJob, TrainJob, plain
 
 HERE = Path(__file__).parent
 BASELINE_SEEDS = 12
@@ -114,21 +114,12 @@ def _fill(row: dict[str, Any], file: StudyFile, trains: TaskExperimenter, seeds:
     if "ratio" not in row:
         row["ratio"] = 1.0
         if row["level"] != "O0":
-            row["ratio"] = trains.speed(
-                (all_off(base), "O0"),
-                (config, row["level"]),
-                seed=0,
-                rounds=file.speed.rounds,
-                steps_per_block=file.speed.steps_per_block,
+            rounds, steps_per_block = file.speed.rounds, file.speed.steps_per_block
+            row["ratio"] = trains.run(
+                SpeedJob((all_off(base), "O0"), (config, row["level"]), 0, rounds, steps_per_block)
             ).ratio
     for seed in range(len(row["curves"]), seeds):
-        trained = trains.train(
-            config,
-            row["level"],
-            seed=seed,
-            steps=file.study.budget_steps,
-            evaluate_every=file.evaluate_every,
-        )
+        trained = trains.run(TrainJob(config, row["level"], seed, file.study.budget_steps, file.evaluate_every))
         row["curves"].append([None if trained.diverged else round(metric, 5) for _, metric in trained.curve])
         row["steps"] = [step for step, _ in trained.curve] if not trained.diverged else row.get("steps")
 

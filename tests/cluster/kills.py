@@ -18,7 +18,7 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from tests.tuning.fake_experimenter import calls, make_fake, make_slow_fake, write_study
+from tests.kit.fake_runner import calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
 from workbench.study import (
     StudyBusyError,

@@ -20,7 +20,7 @@ from tests.cli.conftest import STUDY as WINE_STUDY
 from tests.cli.conftest import TASK
 from tests.cluster import kills
 from tests.cluster.postgres import PASSWORD, PostgresServer
-from tests.tuning.fake_experimenter import calls, make_slow_fake
+from tests.kit.fake_runner import calls, make_slow_fake
 from workbench.study import StudyFailedError, join_study
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 
 from tests.cluster.ray_cluster import cluster, environment
 from tests.cluster.ray_fakes import DIES_ONCE, make_mortal, make_together, make_very_slow_fake
-from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
 from workbench.study.store.storage import default_storage
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.cli.conftest import Command
+from tests.kit.fake_runner import STUDY, FakeRunner, write_study
 from tests.telemetry.run_samples import some_steps
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, write_study
 from workbench.runs import (
     RunRecorder,
     TelemetryError,
@@ -26,6 +26,7 @@ from workbench.runs import (
 from workbench.runs.writer_lock import being_written
 from workbench.study import read_result, tune
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
 
 DAY = 86_400.0
 
@@ -86,29 +87,30 @@ def test_the_lock_of_a_killed_writer_does_not_come_back_with_the_clock(clock: Cl
     RunRecorder.reopen(recorder.path).close()
 
 
-class Jumping(FakeExperimenter):
+class Jumping(FakeRunner):
     """Sets the clock at every second run."""
 
     clock: Clock
     runs = 0
 
-    def train(self, *arguments: Any, **options: Any) -> Any:
-        Jumping.runs += 1
-        Jumping.clock.jump(-DAY if Jumping.runs % 2 else DAY)
-        return super().train(*arguments, **options)
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob):
+            Jumping.runs += 1
+            Jumping.clock.jump(-DAY if Jumping.runs % 2 else DAY)
+        return super().run(job, monitor)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 def test_a_study_ends_as_it_would_without_the_jumps(clock: Clock, tmp_path: Path) -> None:
-    def make(file: StudyFile, directory: Path) -> FakeExperimenter:
+    def make(file: StudyFile, directory: Path) -> FakeRunner:
         Jumping.clock = clock
         return Jumping(directory)
 
     text = STUDY.replace("n_trials = 10", "n_trials = 4").replace("[confirm]", "[confirm]\nenabled = false")
     steady = write_study(tmp_path / "steady", text)
     jumping = write_study(tmp_path / "jumping", text)
-    calm = tune(steady, make_experimenter=lambda file, directory: FakeExperimenter(directory))
+    calm = tune(steady, make_experimenter=lambda file, directory: FakeRunner(directory))
     etas: list[float] = []
     wild = tune(jumping, make_experimenter=make, timeout=600.0, on_progress=lambda one: etas.append(one.eta_seconds))
     assert [trial.value for trial in wild.trials] == [trial.value for trial in calm.trials]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Command
+from tests.kit.fake_runner import STUDY, make_fake, write_study
 from tests.reliability.full_disk import FullDisk, disk_of
 from tests.telemetry.run_samples import some_steps
-from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
 from workbench.cli.failures import exit_code_of, sentence_of
 from workbench.config import BoostConfig
 from workbench.runs import (

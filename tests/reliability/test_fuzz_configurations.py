@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.cli.conftest import STUDY as WINE
+from tests.kit.fake_runner import STUDY as FAKE
 from tests.reliability.guarded import FUZZ, result_or_sentence
 from tests.reliability.mutations import json_texts, mutated
-from tests.tuning.fake_experimenter import STUDY as FAKE
 from workbench.config import BoostConfig, ConfigError
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.errors import StudyError

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.config.config_strategies import legal_values
+from tests.kit.fake_runner import make_fake
 from tests.reliability.guarded import FUZZ, result_or_sentence
-from tests.tuning.fake_experimenter import make_fake
 from workbench.config import BOOST_SECTIONS, BoostConfig, ConfigError
 from workbench.study import StudyFailedError, read_result, tune
 from workbench.study.ask.study_file import StudyFile, parse_study

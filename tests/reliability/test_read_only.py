@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
+from tests.kit.fake_runner import STUDY, make_fake, write_study
 from workbench.study import tune
 
 pytestmark = pytest.mark.long

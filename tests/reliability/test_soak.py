@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, make_fake, write_study
+from tests.kit.fake_runner import STUDY, make_fake, write_study
 from workbench.study import TuneProgress, read_result, tune
 
 N_TRIALS = 2000

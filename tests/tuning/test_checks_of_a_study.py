@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, write_study
-from workbench.config import BoostConfig
+from tests.kit.fake_runner import LIMIT, STUDY, FakeRunner, calls, write_study
 from workbench.study import tune
 from workbench.study.ask.study_file import StudyFile, parse_study
 from workbench.study.errors import StudyError
+from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor
 
 SHORT = STUDY.replace("n_trials = 10", "n_trials = 4").split("[confirm]")[0] + "[confirm]\nenabled = false\n"
 CHECK = (
@@ -21,18 +20,13 @@ CHECK = (
 )
 
 
-class _Timed(FakeExperimenter):
-    def freezing_limit(
-        self,
-        candidate: tuple[BoostConfig, str],
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float]:
-        self.log(f"limit {rounds} {steps_per_block} {candidate[0].resolve(candidate[1]).grad_freeze}")
-        return {"realised": 1.1, "limit": 1.2}
+class _Timed(FakeRunner):
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not isinstance(job, FreezingLimitJob):
+            return super().run(job, monitor)
+        config, level = job.candidate
+        self.log(f"limit {job.rounds} {job.steps_per_block} {config.resolve(level).grad_freeze}")
+        return LIMIT
 
 
 def make_timed(file: StudyFile, directory: Path) -> _Timed:

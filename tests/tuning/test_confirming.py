@@ -11,20 +11,20 @@ from typing import Any
 import optuna
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls
+from tests.kit.fake_runner import STUDY, FakeRunner, calls
 from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.answer.confirmation_runs import confirmation_seeds
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.contenders import Contender
 from workbench.study.ask.study_file import parse_study
-from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUps
 
 FILE = parse_study(STUDY)
 
 
-class Scripted(FakeExperimenter):
+class Scripted(FakeRunner):
     """O0 reaches 0.9 on every seed; a plan with freeze_p loses its drop, alternating by noise."""
 
     def __init__(self, directory: Path, drops: dict[float, float], noise: float = 0.0) -> None:
@@ -32,11 +32,12 @@ class Scripted(FakeExperimenter):
         self.drops = drops
         self.noise = noise
 
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        seed = options["seed"]
-        drop = self.drops[config.grad_freeze.freeze_p] if config.resolve(level).grad_freeze else 0.0
-        self.log(f"trained {config.grad_freeze.freeze_p if drop or drop != drop else 'O0'} {seed}")
-        noise = self.noise * (1 if seed % 2 else -1) if drop else 0.0
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not isinstance(job, TrainJob):
+            return super().run(job, monitor)
+        drop = self.drops[job.config.grad_freeze.freeze_p] if job.config.resolve(job.level).grad_freeze else 0.0
+        self.log(f"trained {job.config.grad_freeze.freeze_p if drop or drop != drop else 'O0'} {job.seed}")
+        noise = self.noise * (1 if job.seed % 2 else -1) if drop else 0.0
         return Trained(0.9 - drop + noise, ((100, 0.9),), 2.0, diverged=math.isnan(drop))
 
 
@@ -51,7 +52,7 @@ def contender(number: int, freeze_p: float, target: str = "o1", allowed: float =
 
 
 def judge(
-    experimenter: FakeExperimenter, pool: Sequence[Contender], study: optuna.Study | None = None, **options: Any
+    experimenter: FakeRunner, pool: Sequence[Contender], study: optuna.Study | None = None, **options: Any
 ) -> list[CandidateRecord]:
     study = study or optuna.create_study()
     pools: dict[str, list[Contender]] = {"o1": [], "o2": []}
@@ -72,10 +73,12 @@ def test_a_clear_case_stops_at_the_first_look(tmp_path: Path) -> None:
     assert record.speedup == pytest.approx(1.0 / 0.75, rel=0.2)
 
 
-def test_a_speed_up_whose_interval_holds_one_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = SpeedMeasured(ratio=0.94, low=0.73, high=1.6)
-    monkeypatch.setattr(Scripted, "speed", lambda self, *sides, **options: wide)
-    (record,) = judge(Scripted(tmp_path, {0.5: 0.001}), [contender(1, 0.5)])
+def test_a_speed_up_whose_interval_holds_one_is_not_claimed(tmp_path: Path) -> None:
+    class Wide(Scripted):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            return SpeedMeasured(0.94, 0.73, 1.6) if isinstance(job, SpeedJob) else super().run(job, monitor)
+
+    (record,) = judge(Wide(tmp_path, {0.5: 0.001}), [contender(1, 0.5)])
     assert record.verdict is Verdict.UNDECIDED
     assert record.sentence.startswith("Undecided whether it is faster: not clearly faster or slower to the target")
     assert "(1.06 x, 95 % interval 0.62 to 1.37)" in record.sentence
@@ -160,10 +163,12 @@ def test_an_edited_question_draws_on_the_error_that_is_left(tmp_path: Path) -> N
 
 def test_a_candidate_that_never_arrives_is_not_faster_to_the_target(tmp_path: Path) -> None:
     class Late(Scripted):
-        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-            trained = super().train(config, level, **options)
-            misses = config.resolve(level).grad_freeze and options["seed"] % 3 == 0
-            return replace(trained, curve=((100, 0.8 if misses else 0.9),))
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            if not isinstance(job, TrainJob):
+                return outcome
+            misses = job.config.resolve(job.level).grad_freeze and job.seed % 3 == 0
+            return replace(outcome, curve=((100, 0.8 if misses else 0.9),))
 
     (record,) = judge(Late(tmp_path, {0.5: 0.001}), [contender(1, 0.5)])
     assert record.verdict is Verdict.UNDECIDED
@@ -173,9 +178,9 @@ def test_a_candidate_that_never_arrives_is_not_faster_to_the_target(tmp_path: Pa
 
 def test_divergence_counts_where_o0_does_not_diverge_on_the_same_seed(tmp_path: Path) -> None:
     class Wild(Scripted):
-        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-            trained = super().train(config, level, **options)
-            return replace(trained, diverged=True) if options["seed"] == 1001 else trained
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            return replace(outcome, diverged=True) if isinstance(job, TrainJob) and job.seed == 1001 else outcome
 
     (record,) = judge(Wild(tmp_path, {0.5: 0.001}), [contender(1, 0.5)], confirm_seeds=8)
     assert record.verdict is Verdict.CONFIRMED
@@ -193,10 +198,12 @@ def test_a_test_is_planned_before_it_goes_on_and_says_what_it_can_decide(tmp_pat
 
 def test_the_time_to_the_target_is_compared_over_the_seeds(tmp_path: Path) -> None:
     class Late(Scripted):
-        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-            trained = super().train(config, level, **options)
-            late = config.resolve(level).grad_freeze
-            return replace(trained, curve=((80 if late else 40, 0.9), (100, 0.9)))
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            if not isinstance(job, TrainJob):
+                return outcome
+            late = job.config.resolve(job.level).grad_freeze
+            return replace(outcome, curve=((80 if late else 40, 0.9), (100, 0.9)))
 
     (record,) = judge(Late(tmp_path, {0.5: 0.0}), [contender(1, 0.5)])
     assert record.verdict is Verdict.REFUTED  # a quicker step, but twice as many of them

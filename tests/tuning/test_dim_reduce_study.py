@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tests.tuning.fake_experimenter import write_study
+from tests.kit.fake_runner import write_study
 from workbench.cli import app
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix
 from workbench.study import TaskExperimenter, tune
 from workbench.study.ask.study_file import StudyFile, read_study
-from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, TrainJob
 from workbench.study.run.warm_up import find_warm_up
 from workbench.tasks import load_task
 from workbench.training.run import run_task
@@ -72,17 +73,17 @@ candidates = 1
 class Steady(TaskExperimenter):
     """Trains for real; how fast a step is does not hang on what else this machine does."""
 
-    def speed(self, baseline: Any, candidate: Any, **options: Any) -> SpeedMeasured:
-        super().speed(baseline, candidate, **options)
-        return SpeedMeasured(1.5, 1.4, 1.6)
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        return SpeedMeasured(1.5, 1.4, 1.6) if isinstance(job, SpeedJob) else outcome
 
 
 class InterruptedInTheWarmUp(Steady):
-    def train(self, config: BoostConfig, level: str, *, steps: int, run_id: str = "", **options: Any) -> Trained:
-        if config.snapshots.count:
-            super().train(config, level, steps=steps // 2, run_id=run_id, **options | {"evaluate_every": 1})
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.config.snapshots.count:
+            super().run(replace(job, steps=job.steps // 2, evaluate_every=1), monitor)
             raise KeyboardInterrupt
-        return super().train(config, level, steps=steps, run_id=run_id, **options)
+        return super().run(job, monitor)
 
 
 def steady(file: StudyFile, directory: Path) -> Steady:

@@ -10,7 +10,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
 from workbench.study import parse_study, read_result, tune
 from workbench.study.run.ending import (
     SearchEnd,

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
 from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.study import read_result, tune
 from workbench.study.ask.search_space import Dimension, within_layers
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
-from workbench.study.run.objective import plain
+from workbench.study.run.job import plain
 from workbench.study.store.storage import default_storage, on_its_network, open_storage
 from workbench.tasks import Task
 
@@ -26,7 +26,7 @@ SHORT = STUDY.replace("n_trials = 10", "n_trials = 6").replace("[confirm]", "[co
 GROUPS = '"grad_freeze.param_groups" = '
 
 
-class Plain(FakeExperimenter):
+class Plain(FakeRunner):
     """Trains a network without BatchNorm that has three layers."""
 
     def network_facts(self) -> NetworkFacts:

@@ -13,7 +13,7 @@ import pytest
 from optuna.storages import RDBStorage
 from sqlalchemy import event
 
-from tests.tuning.fake_experimenter import FakeExperimenter, write_study
+from tests.kit.fake_runner import FakeRunner, write_study
 from workbench.study import read_study, trials_of, tune
 from workbench.study.answer.notes import Notes
 from workbench.study.store.storage import default_storage
@@ -43,7 +43,7 @@ level = ["O1"]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), TEXT)
-    tune(folder, make_experimenter=lambda file, directory: FakeExperimenter(directory))
+    tune(folder, make_experimenter=lambda file, directory: FakeRunner(directory))
     return folder
 
 

@@ -7,7 +7,7 @@ import math
 import optuna
 import pytest
 
-from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.job import SpeedMeasured, Trained
 from workbench.study.run.objective import (
     Baseline,
     deficit_at_equal_time,

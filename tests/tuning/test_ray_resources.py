@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuning.fake_experimenter import make_fake, write_study
+from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
 from workbench.study.run.ray_folders import (
     marked,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from optuna.trial import TrialState
 from torch import nn
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
 from workbench.study import (
     StudyStoppedError,
@@ -22,7 +23,7 @@ from workbench.study import (
     read_result,
     tune,
 )
-from workbench.study.run.experimenter import RunStep
+from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, TrainJob
 from workbench.study.store.storage import default_storage
 from workbench.tasks import Task
 
@@ -44,7 +45,7 @@ seeds_max = 2
 """
 
 
-class StopsWhen(FakeExperimenter):
+class StopsWhen(FakeRunner):
     """Asks for the end as soon as a run of that name is at its second evaluation."""
 
     def __init__(self, directory: Path, prefix: str, asked: threading.Event) -> None:
@@ -52,19 +53,19 @@ class StopsWhen(FakeExperimenter):
         self.prefix, self.asked = prefix, asked
         self.steps_after = 0
 
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Any:
-        tell, mine = options.pop("on_step"), options.get("run_id", "").startswith(self.prefix)
-        if self.prefix == "" and options.get("run_id"):
-            mine = False
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if not isinstance(job, TrainJob):
+            return super().run(job, monitor)
+        mine = job.run_id.startswith(self.prefix) if self.prefix else not job.run_id
 
         def on_step(step: RunStep) -> None:
             self.steps_after += self.asked.is_set()
-            if tell is not None:
-                tell(step)
+            if monitor.on_step is not None:
+                monitor.on_step(step)
             if mine and step.step >= 0.2 * step.steps:
                 self.asked.set()
 
-        return super().train(config, level, on_step=on_step, **options)
+        return super().run(job, replace(monitor, on_step=on_step))
 
 
 def states(directory: Path) -> list[TrialState]:
@@ -169,8 +170,8 @@ class Counting:
 def test_training_ends_within_the_step(tmp_path: Path, last: int) -> None:
     counting = Counting(last)
     experimenter = TaskExperimenter(counting.task(), "cpu", tmp_path / "runs")
-    options: dict[str, Any] = {"seed": 0, "steps": 50, "evaluate_every": 50, "run_id": "one"}
-    trained = experimenter.train(BoostConfig(), "O0", stop=counting.asked, **options)
+    job = TrainJob(BoostConfig(), "O0", seed=0, steps=50, evaluate_every=50, run_id="one")
+    trained = experimenter.run(job, Monitor(stop=counting.asked))
     assert trained.steps == counting.losses == last
     assert "stopped on request" in trained.message
 
@@ -181,5 +182,5 @@ def test_timing_ends_within_the_step(tmp_path: Path, last: int) -> None:
     experimenter = TaskExperimenter(counting.task(), "cpu", tmp_path / "runs")
     side = (BoostConfig(), "O0")
     with pytest.raises(StudyStoppedError):
-        experimenter.speed(side, side, seed=0, rounds=50, steps_per_block=10, stop=counting.asked)
+        experimenter.run(SpeedJob(side, side, seed=0, rounds=50, steps_per_block=10), Monitor(stop=counting.asked))
     assert counting.losses == last

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuning.fake_experimenter import STUDY, write_study
+from tests.kit.fake_runner import STUDY, write_study
 from workbench.config import BoostConfig
 from workbench.study.ask.study_file import parse_study, read_study
 from workbench.study.errors import StudyError

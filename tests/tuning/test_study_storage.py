@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from tests.tuning.fake_experimenter import FakeExperimenter, write_study
+from tests.kit.fake_runner import FakeRunner, write_study
 from workbench.study.ask.study_file import read_study
 from workbench.study.run.patience import Patience
 from workbench.study.store.stale_trials import StaleTrials
@@ -84,7 +84,7 @@ def test_a_waiting_trial_is_taken_once(study: optuna.Study, here: Forgetful, the
 
 
 def test_whoever_comes_first_enqueues_o0(directory: Path, here: Forgetful, there: Forgetful) -> None:
-    file, experimenter = read_study(directory), FakeExperimenter(directory)
+    file, experimenter = read_study(directory), FakeRunner(directory)
     studies = [open_study(database, file, experimenter) for database in (here, there)]
     template = {"level": "O0"}
     studies[1].enqueue_trial(template, user_attrs={"baseline": True})  # as one that had not seen the first does

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pytest
 from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
-from tests.tuning.fake_experimenter import (
+from tests.kit.fake_runner import (
+    LIMIT,
     STUDY,
-    FakeExperimenter,
+    FakeRunner,
     calls,
     compute_subspace,
     cost_of,
@@ -33,7 +34,17 @@ from workbench.study import (
     read_result,
     tune,
 )
-from workbench.study.run.experimenter import RunStep, SpeedMeasured, Trained
+from workbench.study.run.job import (
+    UNMONITORED,
+    FreezingLimitJob,
+    Job,
+    Monitor,
+    RunStep,
+    SpeedJob,
+    SpeedMeasured,
+    Trained,
+    TrainJob,
+)
 from workbench.study.run.objective import Baseline, prospect
 from workbench.study.run.stopping import StoppableExperimenter
 from workbench.study.store.storage import default_storage
@@ -84,69 +95,57 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-class Clocked(FakeExperimenter):
+class Clocked(FakeRunner):
     """Trains in steps of one second times their relative cost, evaluates in two, and asks at each step to stop."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         super().__init__(directory)
         self.clock = clock
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        exponents_every: int = 0,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Trained:
-        plan = config.resolve(level)
-        name = run_id or f"confirmation {plan.key()} {seed}"
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        match job:
+            case TrainJob():
+                return self.train(job, monitor)
+            case SpeedJob():
+                self.measure("speed", monitor)
+            case FreezingLimitJob():
+                self.log("train freezing limit")
+                self.measure("freezing limit", monitor)
+                self.log("trained freezing limit")
+                return LIMIT
+        return super().run(job, monitor)
+
+    def train(self, job: TrainJob, monitor: Monitor) -> Trained:
+        config, plan = job.config, job.config.resolve(job.level)
+        name = job.run_id or f"confirmation {plan.key()} {job.seed}"
         self.log(f"train {name}")
         if plan.dim_reduce:
             compute_subspace(config)
-        final = final_metric(config, level, seed)
+        final = final_metric(config, job.level, job.seed)
         final = 0.5 if math.isnan(final) else final
-        seconds = STEP * cost_of(config, level)
+        seconds = STEP * cost_of(config, job.level)
         curve: list[tuple[int, float]] = []
-        for step in range(1, steps + 1):
+        for step in range(1, job.steps + 1):
             self.clock.passed += seconds
-            if on_step is not None:
-                on_step(RunStep(step, steps, math.nan))
-            if stop is not None and stop():
+            if monitor.on_step is not None:
+                monitor.on_step(RunStep(step, job.steps, math.nan))
+            if monitor.stop is not None and monitor.stop():
                 self.log(f"cut {name}")
                 return Trained(math.nan, tuple(curve), step * seconds, message="stopped", steps=step)
-            if step % evaluate_every == 0 or step == steps:
+            if step % job.evaluate_every == 0 or step == job.steps:
                 self.clock.passed += EVALUATION
-                curve.append((step, final * (1.0 - math.exp(-6.0 * step / steps)) / (1.0 - math.exp(-6.0))))
-                if on_evaluation is not None and on_evaluation(*curve[-1]) and step < steps:
+                curve.append((step, final * (1.0 - math.exp(-6.0 * step / job.steps)) / (1.0 - math.exp(-6.0))))
+                if monitor.on_evaluation is not None and monitor.on_evaluation(*curve[-1]) and step < job.steps:
                     self.log(f"trained {name}")
                     return Trained(math.nan, tuple(curve), step * seconds, message="ended early", steps=step)
-        path = self.keep_snapshots(config, run_id) if config.snapshots.count else f"runs/{run_id}"
+        path = self.keep_snapshots(config, job.run_id) if config.snapshots.count else f"runs/{job.run_id}"
         self.log(f"trained {name}")
-        return Trained(final, tuple(curve), steps * seconds, path=path, overflows=3, steps=steps)
+        return Trained(final, tuple(curve), job.steps * seconds, path=path, overflows=3, steps=job.steps)
 
-    def speed(self, *sides: Any, stop: Callable[[], bool] | None = None, **options: Any) -> SpeedMeasured:
-        self.measure("speed", stop)
-        return super().speed(*sides, **options)
-
-    def freezing_limit(
-        self, candidate: Any, *, stop: Callable[[], bool] | None = None, **options: Any
-    ) -> dict[str, float]:
-        self.log("train freezing limit")
-        self.measure("freezing limit", stop)
-        self.log("trained freezing limit")
-        return {"realised": 1.1, "limit": 1.2}
-
-    def measure(self, name: str, stop: Callable[[], bool] | None) -> None:
+    def measure(self, name: str, monitor: Monitor) -> None:
         for _ in range(10):
             self.clock.passed += STEP
-            if stop is not None and stop():
+            if monitor.stop is not None and monitor.stop():
                 self.log(f"cut {name}")
                 return
 
@@ -251,31 +250,31 @@ def test_worker_processes_end_at_the_limit_too(tmp_path: Path) -> None:
 # -- one experimenter -------------------------------------------------------------------------------------------------
 
 
-def train(guard: StoppableExperimenter, **options: Any) -> Trained:
-    return guard.train(BoostConfig(), "O0", **{"seed": 0, "steps": 50, "evaluate_every": 50, **options})
+SIDE = (BoostConfig(), "O0")
+RUN = TrainJob(*SIDE, seed=0, steps=50, evaluate_every=50)
 
 
 def test_a_run_that_is_cut_says_how_long_it_would_have_taken(tmp_path: Path, clock: Clock) -> None:
     guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 10.5)
     with pytest.raises(OutOfTimeError) as caught:
-        train(guard)
+        guard.run(RUN)
     assert caught.value.needed_seconds == pytest.approx(50.0, rel=0.02)
     with pytest.raises(OutOfTimeError):
-        train(guard)
+        guard.run(RUN)
     assert [line.split()[0] for line in calls(tmp_path)] == ["train", "cut"]
 
 
 def test_a_run_whose_last_evaluation_ends_after_the_deadline_is_kept(tmp_path: Path, clock: Clock) -> None:
     guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 51.0)
-    assert train(guard).steps == 50
+    assert guard.run(RUN).steps == 50
     with pytest.raises(OutOfTimeError):
-        guard.speed((BoostConfig(), "O0"), (BoostConfig(), "O0"), seed=0, rounds=2, steps_per_block=2)
+        guard.run(SpeedJob(SIDE, SIDE, seed=0, rounds=2, steps_per_block=2))
 
 
 def test_a_measurement_that_is_cut_is_no_result(tmp_path: Path, clock: Clock) -> None:
     guard = StoppableExperimenter(Clocked(tmp_path, clock), deadline=time.monotonic() + 3.5)
     with pytest.raises(OutOfTimeError):
-        guard.freezing_limit((BoostConfig(), "O0"), seed=0, rounds=2, steps_per_block=2)
+        guard.run(FreezingLimitJob(SIDE, seed=0, rounds=2, steps_per_block=2))
     assert calls(tmp_path)[-2:] == ["cut freezing limit", "trained freezing limit"]
 
 
@@ -318,11 +317,11 @@ enabled = false
 """
 
 
-class Late(FakeExperimenter):
+class Late(FakeRunner):
     """Whose O1 trials take twice O0's time per step."""
 
-    def speed(self, *sides: Any, **options: Any) -> SpeedMeasured:
-        return SpeedMeasured(2.0, 1.9, 2.1)
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        return SpeedMeasured(2.0, 1.9, 2.1) if isinstance(job, SpeedJob) else super().run(job, monitor)
 
 
 @pytest.mark.parametrize("objective", ["time_to_target", "speed"])
@@ -355,7 +354,7 @@ def test_with_two_objectives_every_run_goes_to_its_end(tmp_path: Path) -> None:
 
 def test_trials_that_would_be_confirmed_are_not_pruned_because_one_is_better(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY.replace("n_trials = 10", "n_trials = 12"))
-    tune(directory, make_experimenter=lambda file, folder: FakeExperimenter(folder))
+    tune(directory, make_experimenter=lambda file, folder: FakeRunner(folder))
     result = read_result(directory)
     complete = [one for one in result.trials if one.state == "complete" and one.feasible and one.seconds]
     assert len(complete) >= 3  # O0 and at least as many as are confirmed at once

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tuning.fake_experimenter import FakeExperimenter, write_study
+from tests.kit.fake_runner import FakeRunner, write_study
 from workbench.cli import main
 from workbench.study import (
     TRIAL_COLUMNS,
@@ -56,7 +56,7 @@ SEARCHED = [
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_study(tmp_path_factory.mktemp("study"), TEXT)
-    tune(folder, make_experimenter=lambda file, directory: FakeExperimenter(directory))
+    tune(folder, make_experimenter=lambda file, directory: FakeRunner(directory))
     return folder
 
 
@@ -129,7 +129,7 @@ def test_a_parquet_file_says_the_unit_of_each_column(table: pd.DataFrame, tmp_pa
 
 def test_a_study_without_a_trial_gives_an_empty_table_of_the_same_columns(table: pd.DataFrame, tmp_path: Path) -> None:
     folder = write_study(tmp_path / "young", TEXT)
-    opened = open_study(open_storage(default_storage(folder)), read_study(folder), FakeExperimenter(folder))
+    opened = open_study(open_storage(default_storage(folder)), read_study(folder), FakeRunner(folder))
     waiting = trial_table(folder)
     assert waiting["state"].tolist() == ["waiting"]
     assert waiting.dtypes.astype(str).equals(table.dtypes.astype(str))

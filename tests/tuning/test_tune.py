@@ -22,7 +22,7 @@ import pytest
 from optuna.trial import TrialState
 from sqlalchemy import Engine, event
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, make_slow_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, make_slow_fake, write_study
 from workbench.config import BoostConfig
 from workbench.core.files import DiskFullError
 from workbench.core.records import TrialRecord, Verdict
@@ -37,7 +37,7 @@ from workbench.study import (
     tune,
 )
 from workbench.study.ask.study_file import StudyFile, read_study
-from workbench.study.run.experimenter import RunStep, Trained
+from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained, TrainJob
 from workbench.study.store.storage import default_storage, holding_study, open_storage
 from workbench.study.store.stored_records import keep_candidates
 
@@ -285,8 +285,8 @@ def test_a_study_that_an_earlier_version_stored_with_such_keys_may_be_edited_too
 
 
 def test_other_data_are_refused(finished: Path) -> None:
-    def make_other(file: StudyFile, folder: Path) -> FakeExperimenter:
-        other = FakeExperimenter(folder)
+    def make_other(file: StudyFile, folder: Path) -> FakeRunner:
+        other = FakeRunner(folder)
         other.data_hash = "xyz"
         return other
 
@@ -312,11 +312,11 @@ def test_ctrl_c_saves_the_state_and_runs_the_trial_again(tmp_path: Path) -> None
     assert len(counted(result.trials)) == 4
 
 
-class Failing(FakeExperimenter):
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        if config.resolve(level).in_effect():
+class Failing(FakeRunner):
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.config.resolve(job.level).in_effect():
             raise RuntimeError("out of memory")
-        return super().train(config, level, **options)
+        return super().run(job, monitor)
 
 
 def test_trials_that_keep_failing_end_the_study_with_their_message(tmp_path: Path) -> None:
@@ -329,8 +329,8 @@ def test_trials_that_keep_failing_end_the_study_with_their_message(tmp_path: Pat
 
 
 def test_o0_that_does_not_train_is_a_failure_of_the_work(tmp_path: Path) -> None:
-    class Broken(FakeExperimenter):
-        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
+    class Broken(FakeRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
             return Trained(math.nan, (), 0.0, diverged=True, message="the loss became NaN at step 3")
 
     directory = write_study(tmp_path / "s", SHORT)
@@ -494,7 +494,7 @@ def test_ctrl_c_in_the_confirmation_loses_no_finished_run(tmp_path: Path) -> Non
 def start(directory: Path, jobs: int = 1) -> BaseProcess:
     """Run a study in a process of its own, forked from a fresh one that has imported what a study needs."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.study"])
+    context.set_forkserver_preload(["pytest", "tests.kit.fake_runner", "workbench.study"])
     arguments = {"jobs": jobs, "make_experimenter": make_slow_fake}
     process = context.Process(target=tune, args=(directory,), kwargs=arguments)
     process.start()
@@ -580,10 +580,11 @@ def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:
 
 
 def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path) -> None:
-    class Slow(FakeExperimenter):
-        def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-            time.sleep(0.3)
-            return super().train(config, level, **options)
+    class Slow(FakeRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            if isinstance(job, TrainJob):
+                time.sleep(0.3)
+            return super().run(job, monitor)
 
     def longest(name: str, **options: float) -> float:
         seen: list[float] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, calls, make_fake, write_study
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study import (

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, make_fake, write_study
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, make_fake, write_study
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord, Verdict
 from workbench.methods.dim_reduce.pca_files import load_pca_matrix
@@ -24,7 +25,7 @@ from workbench.study import StudyError, export_study, tune
 from workbench.study.answer.confirming import Confirmation
 from workbench.study.answer.contenders import Contender
 from workbench.study.ask.study_file import StudyFile, parse_study
-from workbench.study.run.experimenter import SpeedMeasured, Trained
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, Trained, TrainJob
 from workbench.study.run.warm_up import WarmUpError, WarmUps, find_warm_up
 
 REDUCING = STUDY.replace(
@@ -72,7 +73,7 @@ def test_too_few_snapshots_matter_only_where_dim_reduce_may_be_in_effect() -> No
 
 
 def test_a_plan_without_dim_reduce_or_with_a_source_of_its_own_records_nothing(tmp_path: Path) -> None:
-    warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
+    warm_ups = WarmUps(FILE, tmp_path, FakeRunner(tmp_path))
     for values in ({"boost.dim_reduce": False}, {"dim_reduce.weight_load_dir": "elsewhere"}):
         plan = FILE.plans.resolve(REDUCED.with_values(values), "O1")
         assert warm_ups.before(plan, 0).snapshots is None
@@ -81,18 +82,18 @@ def test_a_plan_without_dim_reduce_or_with_a_source_of_its_own_records_nothing(t
 
 
 def test_each_seed_is_recorded_once(tmp_path: Path) -> None:
-    warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
+    warm_ups = WarmUps(FILE, tmp_path, FakeRunner(tmp_path))
     first = warm_ups.before(PLAN, 0)
     assert first.snapshots == tmp_path / "runs" / "warm_up_seed_0" / "snapshots"
     assert first.steps == 24
     assert warm_ups.before(PLAN, 0) == first
     assert warm_ups.before(PLAN, 1).snapshots != first.snapshots
-    assert WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path)).before(PLAN, 0) == first
+    assert WarmUps(FILE, tmp_path, FakeRunner(tmp_path)).before(PLAN, 0) == first
     assert warm_ups_trained(tmp_path) == ["warm_up_seed_0", "warm_up_seed_1"]
 
 
 def test_a_recording_somebody_deleted_from_is_recorded_again(tmp_path: Path) -> None:
-    warm_ups = WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path))
+    warm_ups = WarmUps(FILE, tmp_path, FakeRunner(tmp_path))
     first = warm_ups.before(PLAN, 0)
     assert first.snapshots is not None
     next(first.snapshots.iterdir()).unlink()
@@ -100,18 +101,18 @@ def test_a_recording_somebody_deleted_from_is_recorded_again(tmp_path: Path) -> 
     assert warm_ups.before(PLAN, 0).snapshots == tmp_path / "runs" / "warm_up_seed_0.2" / "snapshots"
 
 
-class Failing(FakeExperimenter):
+class Failing(FakeRunner):
     """O0 diverges in its warm-up with the seeds named."""
 
     def __init__(self, directory: Path, seeds: set[int]) -> None:
         super().__init__(directory)
         self.seeds = seeds
 
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        if config.snapshots.count and options["seed"] in self.seeds:
-            self.log(f"diverged {options['seed']}")
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.config.snapshots.count and job.seed in self.seeds:
+            self.log(f"diverged {job.seed}")
             return Trained(float("nan"), (), 1.0, diverged=True, message="step 3: the loss is NaN", path="runs/none")
-        return super().train(config, level, **options)
+        return super().run(job, monitor)
 
 
 def test_a_warm_up_that_diverges_is_one_sentence_and_not_tried_again(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_seed_of_the_confirmation_whose_warm_up_diverges_refutes_the_candidate
 
 
 def test_the_time_of_a_further_seed_includes_its_warm_up(tmp_path: Path) -> None:
-    experimenter, study = FakeExperimenter(tmp_path), optuna.create_study()
+    experimenter, study = FakeRunner(tmp_path), optuna.create_study()
     trial = TrialRecord(1, "complete", relative_step_time=1.5, relative_low=1.4, relative_high=1.6)
     contender = Contender(trial, "o1", PLAN.config, PLAN, 0.02)
     Confirmation(study, FILE, experimenter, WarmUps(FILE, tmp_path, experimenter)).judge({"o1": [contender]})
@@ -227,19 +228,18 @@ def test_a_matrix_given_in_the_baseline_is_exported_and_nothing_is_recorded(tmp_
     assert np.array_equal(np.load(tmp_path / "s" / "result" / "pca_mat.o1.npy"), np.arange(40.0).reshape(5, 8)[:k])
 
 
-class Given(FakeExperimenter):
+class Given(FakeRunner):
     """Computes no subspace, since it is given one."""
 
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        assert config.dim_reduce.pca_mat_path is not None
-        reduced = config.with_values({"boost.dim_reduce": False}) if config.boost.dim_reduce else config
-        return super().train(reduced, level, **options)
-
-    def speed(
-        self, baseline: tuple[BoostConfig, str], candidate: tuple[BoostConfig, str], **options: Any
-    ) -> SpeedMeasured:
-        reduced = candidate[0].with_values({"boost.dim_reduce": False, "boost.less_bn": True})
-        return super().speed(baseline, (reduced, "O1"), **options)
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob):
+            assert job.config.dim_reduce.pca_mat_path is not None
+            if job.config.boost.dim_reduce:
+                job = replace(job, config=job.config.with_values({"boost.dim_reduce": False}))
+        elif isinstance(job, SpeedJob):
+            reduced = job.candidate[0].with_values({"boost.dim_reduce": False, "boost.less_bn": True})
+            job = replace(job, candidate=(reduced, "O1"))
+        return super().run(job, monitor)
 
 
 def make_given(file: StudyFile, directory: Path) -> Given:
@@ -258,7 +258,7 @@ def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complet
     directory = write_study(tmp_path / "s", REDUCING)
     half = directory / "runs" / "warm_up_seed_0" / "snapshots"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "tests.tuning.fake_experimenter", "workbench.study"])
+    context.set_forkserver_preload(["pytest", "tests.kit.fake_runner", "workbench.study"])
     process = context.Process(target=tune, args=(directory,), kwargs={"make_experimenter": make_very_slow_fake})
     process.start()
     wait_until(lambda: half.is_dir() and any(half.iterdir()))
@@ -275,8 +275,8 @@ def test_kill_minus_nine_in_the_warm_up_leaves_nothing_that_is_taken_for_complet
     assert warm_ups_trained(directory).count("warm_up_seed_0") == 1
 
 
-def make_very_slow_fake(file: StudyFile, directory: Path) -> FakeExperimenter:
-    return FakeExperimenter(directory, seconds=0.05)
+def make_very_slow_fake(file: StudyFile, directory: Path) -> FakeRunner:
+    return FakeRunner(directory, seconds=0.05)
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_workers_that_need_the_same_warm_up_record_it_once(tmp_path: Path) -> No
 
     def need() -> Path | None:
         both.wait()
-        return WarmUps(FILE, tmp_path, FakeExperimenter(tmp_path, seconds=0.02)).before(PLAN, 0).snapshots
+        return WarmUps(FILE, tmp_path, FakeRunner(tmp_path, seconds=0.02)).before(PLAN, 0).snapshots
 
     with ThreadPoolExecutor(2) as pool:
         found = [future.result() for future in [pool.submit(need), pool.submit(need)]]

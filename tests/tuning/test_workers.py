@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, calls, write_study
-from workbench.config import BoostConfig
+from tests.kit.fake_runner import STUDY, FakeRunner, calls, write_study
 from workbench.study import (
     StudyError,
     join_study,
@@ -18,20 +17,20 @@ from workbench.study import (
     tune,
 )
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.experimenter import Trained
+from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
 from workbench.study.run.worker_place import core_share, take_place
 
 TEXT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("[confirm]", "[confirm]\nenabled = false")
 
 
-class Deadly(FakeExperimenter):
+class Deadly(FakeRunner):
     """A task that is killed, as by the system when memory is short, whenever it trains with LessBN."""
 
-    def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
-        if config.resolve(level).less_bn and self.kills():
-            self.log(f"killed {options.get('run_id')}")
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, TrainJob) and job.config.resolve(job.level).less_bn and self.kills():
+            self.log(f"killed {job.run_id}")
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().train(config, level, **options)
+        return super().run(job, monitor)
 
     def kills(self) -> bool:
         return True
@@ -44,7 +43,7 @@ class DeadlyOnce(Deadly):
         return not any(line.startswith("killed") for line in calls(self.directory))
 
 
-def make_deadly_once(file: StudyFile, directory: Path) -> FakeExperimenter:
+def make_deadly_once(file: StudyFile, directory: Path) -> FakeRunner:
     return DeadlyOnce(directory)
 
 
@@ -73,9 +72,9 @@ def test_a_worker_on_the_cpu_is_pinned_to_its_share(monkeypatch: pytest.MonkeyPa
 
 def test_workers_join_and_finish_a_study_that_nobody_began(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", TEXT)
-    first = join_study(directory, make_experimenter=lambda file, folder: FakeExperimenter(folder), trials=2)
+    first = join_study(directory, make_experimenter=lambda file, folder: FakeRunner(folder), trials=2)
     assert (first.finished, first.n_trials, first.complete) == (2, 2, True)
-    second = join_study(directory, make_experimenter=lambda file, folder: FakeExperimenter(folder))
+    second = join_study(directory, make_experimenter=lambda file, folder: FakeRunner(folder))
     assert (second.finished, second.complete) == (5, True)
     assert read_result(directory).trials[0].level == "O0"
     begun = [line for line in calls(directory) if line.startswith("train ")]

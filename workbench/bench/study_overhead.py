@@ -15,7 +15,7 @@ import math
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,9 @@ import optuna
 
 from workbench.bench.benchmark import Finding
 from workbench.bench.rounds import median_of
-from workbench.config import BoostConfig, NetworkFacts, describe_parameters
+from workbench.config import NetworkFacts, describe_parameters
 from workbench.study import tune
-from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.experimenter import (
-    PolicyOutcome,
-    RunStep,
-    SpeedMeasured,
-    Trained,
-)
+from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
 from workbench.study.run.progress import TuneProgress
 
 __all__ = ["measure_study_overhead"]
@@ -106,8 +100,7 @@ def _study(ranges: int, n_trials: int, evaluations: int, seed: int) -> list[_Tri
                 trials.append(_Trial(now[1] - last[1], now[2] - last[2]))
                 last = now
 
-        make: Any = _Effortless
-        tune(folder, on_progress=on_progress, make_experimenter=make)
+        tune(folder, on_progress=on_progress, make_experimenter=lambda *_: _Effortless())
     return trials[1:]
 
 
@@ -171,19 +164,11 @@ def _plain_optuna(ranges: int, n_trials: int, seed: int) -> list[float]:
 
 
 class _Effortless:
-    """Trains nothing, and calls back as training does.
-
-    Args:
-        file: The study's file.
-        directory: Folder of the study.
-    """
+    """Trains nothing, and calls back as training does."""
 
     metric_name = "accuracy"
     higher_is_better = True
     data_hash = ""
-
-    def __init__(self, file: StudyFile, directory: Path) -> None:
-        self._runs = directory / "runs"
 
     def environment(self) -> dict[str, Any]:
         """Return nothing; no machine is described by this."""
@@ -193,37 +178,20 @@ class _Effortless:
         """Return a network large enough for everything, so that plans are resolved as in a study that knows its own."""
         return NetworkFacts(50, 30, 50, 25, 30, 25)
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        **_: Any,
-    ) -> Trained:
-        """Return a curve that depends on the configuration alone."""
-        final = 0.8 + 0.1 * np.random.default_rng(zlib.crc32(f"{level} {config}".encode())).random()
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        """Return a ratio as if it had been measured, or a curve that depends on the configuration alone."""
+        if isinstance(job, SpeedJob):
+            return SpeedMeasured(0.9, 0.88, 0.92)
+        assert isinstance(job, TrainJob)  # no study here asks for more
+        final = 0.8 + 0.1 * np.random.default_rng(zlib.crc32(f"{job.level} {job.config}".encode())).random()
         curve: list[tuple[int, float]] = []
-        for step in range(1, steps + 1):
-            metric = final * (1.0 - math.exp(-6.0 * step / steps))
-            if on_step is not None:
-                on_step(RunStep(step, steps, metric))
-            if step % evaluate_every:
+        for step in range(1, job.steps + 1):
+            metric = final * (1.0 - math.exp(-6.0 * step / job.steps))
+            if monitor.on_step is not None:
+                monitor.on_step(RunStep(step, job.steps, metric))
+            if step % job.evaluate_every:
                 continue
             curve.append((step, metric))
-            if on_evaluation is not None and on_evaluation(step, metric) and step < steps:
+            if monitor.on_evaluation is not None and monitor.on_evaluation(step, metric) and step < job.steps:
                 return Trained(math.nan, tuple(curve), 0.0, message="ended early", steps=step)
-        return Trained(curve[-1][1], tuple(curve), 0.0, steps=steps)
-
-    def speed(self, *_: Any, **__: Any) -> SpeedMeasured:
-        """Return a ratio as if it had been measured."""
-        return SpeedMeasured(0.9, 0.88, 0.92)
-
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
-        """Predict nothing; no study here asks."""
-        return []
+        return Trained(curve[-1][1], tuple(curve), 0.0, steps=job.steps)

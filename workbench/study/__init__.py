@@ -16,10 +16,11 @@ from workbench.study.errors import (
     StudyFailedError,
     StudyStoppedError,
 )
-from workbench.study.run.experimenter import Experimenter, TaskExperimenter
+from workbench.study.run.experimenter import TaskExperimenter
 from workbench.study.run.joining import WorkerResult, join_study
 from workbench.study.run.progress import TuneProgress
 from workbench.study.run.ray_engine import RayEngine
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.search_and_confirm import tune
 from workbench.study.run.searching import search
 from workbench.study.store.stored_records import trials_of

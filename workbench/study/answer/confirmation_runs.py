@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import optuna
 
 from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
-from workbench.study.run.experimenter import SpeedMeasured, Trained
-from workbench.study.run.objective import plain, read_speed, read_trained
+from workbench.study.run.job import SpeedMeasured, Trained
 
 __all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds"]
 
@@ -70,20 +69,20 @@ class ConfirmationRuns:
     def run(self, key: str, seed: int) -> Trained | None:
         """Return a run of a plan; None when it has not ended."""
         stored = self._known.get(self._run_name(key, seed))
-        return None if stored is None else read_trained(stored)
+        return None if stored is None else Trained.from_json(stored)
 
     def keep_run(self, key: str, seed: int, trained: Trained) -> None:
         """Store a run."""
-        self._keep(self._run_name(key, seed), plain(asdict(trained)))
+        self._keep(self._run_name(key, seed), trained.to_json())
 
     def speed(self, key: str) -> SpeedMeasured | None:
         """Return how fast a plan's steps are by the confirmation's own timing; None before it."""
         stored = self._known.get(f"confirm_speed:{key}")
-        return None if stored is None else read_speed(stored)
+        return None if stored is None else SpeedMeasured.from_json(stored)
 
     def keep_speed(self, key: str, measured: SpeedMeasured) -> None:
         """Store a timing."""
-        self._keep(f"confirm_speed:{key}", plain(asdict(measured)))
+        self._keep(f"confirm_speed:{key}", measured.to_json())
 
     def pairs(self, key: str, first: int, n_pairs: int) -> list[tuple[Trained, Trained]]:
         """Return O0's and a plan's runs, seed by seed, up to the first pair that is missing."""

@@ -45,13 +45,9 @@ from workbench.study.ask.plans import explicit_config, needs_warm_up
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.experimenter import (
-    Experimenter,
-    RunStep,
-    SpeedMeasured,
-    Trained,
-)
-from workbench.study.run.objective import read_trained, steps_to_target
+from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob
+from workbench.study.run.objective import steps_to_target
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import WarmUpError, WarmUps
 from workbench.study.store.stored_records import trials_of
@@ -120,7 +116,7 @@ class Confirmation:
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
         self._resolution = smallest_gap(seen) or None
         self._searched_seconds = {
-            str(trial.user_attrs["plan_key"]): read_trained(trial.user_attrs["trained"]).seconds
+            str(trial.user_attrs["plan_key"]): Trained.from_json(trial.user_attrs["trained"]).seconds
             * self._steps
             / file.study.budget_steps
             for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -384,14 +380,14 @@ class Confirmation:
     def _train(self, plan: Plan, seed: int) -> None:
         try:
             warm_up = self._warm_ups.before(plan, seed)
-            trained = self._experimenter.train(
+            job = TrainJob(
                 explicit_config(plan, warm_up.snapshots),
                 plan.level,
                 seed=seed,
                 steps=self._steps,
                 evaluate_every=self._evaluate_every,
-                on_step=self._on_step,
             )
+            trained = self._experimenter.run(job, Monitor(on_step=self._on_step))
             # What one more seed would take, which needs a warm-up of its own.
             trained = replace(trained, seconds=trained.seconds + warm_up.seconds)
         except WarmUpError as error:
@@ -406,13 +402,14 @@ class Confirmation:
         try:
             warm_up = self._warm_ups.before(contender.plan, seed)
             end_if_over(self._deadline)
-            measured = self._experimenter.speed(
+            job = SpeedJob(
                 (self._baseline.config, "O0"),
                 (explicit_config(contender.plan, warm_up.snapshots), contender.plan.level),
                 seed=seed,
                 rounds=self._file.speed.rounds,
                 steps_per_block=self._file.speed.steps_per_block,
             )
+            measured = self._experimenter.run(job)
         except WarmUpError:  # the run with this seed will say so
             return
         except OutOfTimeError:

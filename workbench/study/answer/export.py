@@ -25,7 +25,7 @@ from workbench.methods.dim_reduce.pca_files import load_explained_variance, load
 from workbench.study.answer.selection import TARGETS
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
 from workbench.study.errors import StudyError
-from workbench.study.run.objective import plain
+from workbench.study.run.job import plain
 
 __all__ = ["EXPORT_SCHEMA_VERSION", "ExportContext", "candidates_table", "export_configs", "write_tables"]
 

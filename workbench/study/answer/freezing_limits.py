@@ -12,8 +12,8 @@ import optuna
 from workbench.config import BoostConfig
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.experimenter import Experimenter
-from workbench.study.run.objective import plain
+from workbench.study.run.job import FreezingLimitJob
+from workbench.study.run.runner import JobRunner
 from workbench.study.store.stored_records import trials_of
 
 __all__ = ["freezing_limits_of", "measure_freezing_limits"]
@@ -21,7 +21,7 @@ __all__ = ["freezing_limits_of", "measure_freezing_limits"]
 _PREFIX = "freezing_limit:"
 
 
-def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> list[dict[str, Any]]:
+def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: JobRunner) -> list[dict[str, Any]]:
     """Measure what is not measured yet.
 
     Args:
@@ -41,12 +41,13 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
         plan = file.plans.resolve(BoostConfig.from_dict(trial.config), trial.level)
         if not plan.grad_freeze:
             continue
-        measured = experimenter.freezing_limit(
+        job = FreezingLimitJob(
             (explicit_config(plan), plan.level),
             seed=file.study.seed,
             rounds=section.rounds,
             steps_per_block=section.steps_per_block,
         )
+        measured = experimenter.run(job)
         freezing = plan.config.grad_freeze
         row = {
             "trial": trial.number,
@@ -54,9 +55,9 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
             "freeze_p": freezing.freeze_p,
             "param_groups": freezing.param_groups,
             "frozen_share": freezing.frozen_share(),
-            **measured,
+            **measured.to_json(),
         }
-        study.set_user_attr(f"{_PREFIX}{trial.number}", plain(row))
+        study.set_user_attr(f"{_PREFIX}{trial.number}", row)
     return freezing_limits_of(study)
 
 

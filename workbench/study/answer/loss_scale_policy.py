@@ -18,8 +18,8 @@ import optuna
 from workbench.config import BoostConfig
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import LossScaleReplaySection, StudyFile
-from workbench.study.run.experimenter import Experimenter, PolicyOutcome, RunStep
-from workbench.study.run.objective import plain
+from workbench.study.run.job import Monitor, PolicyOutcome, ReplayJob, RunStep, TrainJob, plain
+from workbench.study.run.runner import JobRunner
 
 __all__ = ["choose_policy", "policies_of", "policy_sentence", "tune_loss_scale"]
 
@@ -57,7 +57,7 @@ def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float)
 def tune_loss_scale(
     study: optuna.Study,
     file: StudyFile,
-    experimenter: Experimenter,
+    experimenter: JobRunner,
     on_step: Callable[[RunStep], None] | None = None,
 ) -> dict[str, Any] | None:
     """Record, replay, choose and verify; each stage is stored when done and not done again.
@@ -86,14 +86,14 @@ def tune_loss_scale(
     if "failed" in recording:
         return dict(recording)
     try:
-        outcomes = experimenter.replay(recording["path"], policies_of(section))
+        outcomes = experimenter.run(ReplayJob(recording["path"], tuple(policies_of(section)))).policies
     except ValueError as error:
         failed = {"failed": f"the loss-scale policy was not chosen: {error}"}
         study.set_user_attr("loss_scale_policy", failed)
         return failed
     chosen = choose_policy(outcomes, section.max_underflow_share)
     checked = _check(study, file, section, experimenter, outcomes, on_step)
-    rerun = experimenter.train(
+    job = TrainJob(
         _config(file, section, chosen.init, chosen.factor, chosen.window),
         "O0",
         seed=file.study.seed,
@@ -101,8 +101,8 @@ def tune_loss_scale(
         evaluate_every=section.verify_steps or section.steps,
         run_id="loss_scale_rerun",
         exponents_every=section.exponents_every,
-        on_step=on_step,
     )
+    rerun = experimenter.run(job, Monitor(on_step=on_step))
     result: dict[str, Any] = {
         **asdict(chosen),
         "recording": recording["path"],
@@ -146,7 +146,7 @@ def _check(
     study: optuna.Study,
     file: StudyFile,
     section: LossScaleReplaySection,
-    experimenter: Experimenter,
+    experimenter: JobRunner,
     outcomes: Sequence[PolicyOutcome],
     on_step: Callable[[RunStep], None] | None,
 ) -> list[dict[str, Any]]:
@@ -159,15 +159,15 @@ def _check(
         name = f"{outcome.kind}_2p{math.log2(outcome.init):g}_{outcome.factor:g}_{outcome.window}"
         stored = study.user_attrs.get(f"loss_scale_check:{name}")
         if stored is None:
-            trained = experimenter.train(
+            job = TrainJob(
                 _config(file, section, outcome.init, outcome.factor, outcome.window, outcome.kind),
                 "O0",
                 seed=file.study.seed,
                 steps=section.steps,
                 evaluate_every=section.steps,
                 run_id=f"loss_scale_check_{name}",
-                on_step=on_step,
             )
+            trained = experimenter.run(job, Monitor(on_step=on_step))
             stored = plain({"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged})
             study.set_user_attr(f"loss_scale_check:{name}", stored)
         seen = {key: stored[key] for key in ("observed", "metric", "diverged")}
@@ -178,10 +178,10 @@ def _check(
 def _record(
     file: StudyFile,
     section: LossScaleReplaySection,
-    experimenter: Experimenter,
+    experimenter: JobRunner,
     on_step: Callable[[RunStep], None] | None,
 ) -> dict[str, Any]:
-    trained = experimenter.train(
+    job = TrainJob(
         _config(file, section, section.init, 2.0, section.window),
         "O0",
         seed=file.study.seed,
@@ -189,8 +189,8 @@ def _record(
         evaluate_every=section.steps,
         run_id="loss_scale_recording",
         exponents_every=section.exponents_every,
-        on_step=on_step,
     )
+    trained = experimenter.run(job, Monitor(on_step=on_step))
     if trained.diverged or not trained.path:
         why = trained.message or "nothing was recorded"
         return {"failed": f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"}

@@ -1,20 +1,35 @@
-"""The few things a study asks of an experiment, and their default answers.
+"""Run a study's jobs in this process, on a task of ``workbench.tasks``.
 
-The search knows trials, plans and verdicts; how a network is trained it leaves to an `Experimenter`. The default one
-calls ``workbench.experiments``, which is imported when the first run begins, so that reading a study's state needs no
-torch. Tests put a deterministic fake in its place.
+``workbench.training`` is imported when the first job begins, so that reading a study's state needs no torch. Tests put
+a deterministic fake in place of `TaskExperimenter`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from workbench.config import BoostConfig, NetworkFacts
+from workbench.config import NetworkFacts
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import (
+    UNMONITORED,
+    FreezingLimitJob,
+    FreezingLimitMeasured,
+    Job,
+    Monitor,
+    OutcomeT,
+    PolicyOutcome,
+    Replayed,
+    ReplayJob,
+    RunStep,
+    SpeedJob,
+    SpeedMeasured,
+    Trained,
+    TrainJob,
+)
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_asked
 
 if TYPE_CHECKING:
@@ -22,6 +37,7 @@ if TYPE_CHECKING:
 
     from workbench.tasks import Task
 
+# Outcomes and `Experimenter` as well: version 0.6 had them here.
 __all__ = [
     "Experimenter",
     "MakeExperimenter",
@@ -32,153 +48,6 @@ __all__ = [
     "Trained",
     "experimenter_for",
 ]
-
-Side = tuple[BoostConfig, str]
-"""A configuration and its boost level."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    """Where a run stands, for progress displays: micro-batches done and planned, last metric (NaN before the first)."""
-
-    step: int
-    steps: int
-    metric: float
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What one training run gave.
-
-    Args:
-        metric: Final metric in the task's unit; NaN when the run ended early.
-        curve: Pairs (micro-batches, metric).
-        seconds: Wall-clock time.
-        diverged: Whether the loss became NaN or inf, or the loss scale collapsed.
-        message: One sentence when it did not end as planned.
-        path: Run directory, relative to the study; empty when nothing was recorded.
-        overflows: Updates whose gradients overflowed.
-        steps: Micro-batches trained.
-    """
-
-    metric: float
-    curve: tuple[tuple[int, float], ...]
-    seconds: float
-    diverged: bool = False
-    message: str = ""
-    path: str = ""
-    overflows: int = 0
-    steps: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedMeasured:
-    """Step time relative to O0 with its 95 % interval; smaller is faster."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyOutcome:
-    """What replay predicts for one loss-scale policy.
-
-    Args:
-        init: Initial scale.
-        factor: Growth and back-off factor.
-        window: Finite steps before the scale grows.
-        overflows: Predicted overflows.
-        overflows_low: Lower end of their error bar; NaN when there is none.
-        overflows_high: Upper end of their error bar; NaN when there is none.
-        wasted_share: Share of updates that are skipped, in [0, 1].
-        underflow_share: Mean share of gradient elements that underflow, in [0, 1]; NaN when not recorded.
-        final_scale: Scale at the end.
-        kind: ``"dynamic"`` or ``"fixed"``.
-    """
-
-    init: float
-    factor: float
-    window: int
-    overflows: float
-    overflows_low: float
-    overflows_high: float
-    wasted_share: float
-    underflow_share: float
-    final_scale: float
-    kind: str = "dynamic"
-
-
-class Experimenter(Protocol):
-    """What the search needs from whoever trains."""
-
-    @property
-    def metric_name(self) -> str:
-        """Name of the task's metric."""
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Direction of the metric."""
-
-    @property
-    def data_hash(self) -> str:
-        """Hash of the training data; empty when unknown."""
-
-    def environment(self) -> dict[str, Any]:
-        """Return versions, hardware and data as plain values."""
-
-    def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods; None where nobody knows."""
-
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        exponents_every: int = 0,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Trained:
-        """Train; ``on_evaluation(step, metric)`` and ``stop()``, asked at each step, end the run by returning True.
-
-        Without a ``run_id`` nothing is recorded.
-        """
-
-    def speed(
-        self,
-        baseline: Side,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> SpeedMeasured:
-        """Measure the step time relative to the baseline's by interleaved blocks; ``stop`` cuts it short."""
-
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
-        """Predict what loss-scale policies (``init``, ``factor``, ``window``) would have done to a recorded run."""
-
-    def freezing_limit(
-        self,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float]:
-        """Time a freezing schedule beside layers that rest for good; ``stop`` cuts it short.
-
-        Returns:
-            ``realised``, ``limit`` and ``reached``, each with ``_low`` and ``_high``.
-        """
-
 
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 """Makes who trains, from a study's file and folder."""
@@ -205,7 +74,7 @@ def experimenter_for(
 
 
 class TaskExperimenter:
-    """Train a task of ``workbench.tasks`` with ``workbench.experiments``.
+    """Run jobs on a task of ``workbench.tasks`` in this process.
 
     Args:
         task: A task, or its name on the command line.
@@ -258,45 +127,49 @@ class TaskExperimenter:
 
         return network_facts(self._task)
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        exponents_every: int = 0,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Trained:
-        """Train one run, recorded under ``runs/<run_id>``; over several ranks by rank 0 alone."""
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job in this process; a run is recorded under ``runs/<run_id>``, over several ranks by rank 0 alone."""
+        outcome: Any
+        match job:
+            case TrainJob():
+                outcome = self._train(job, monitor)
+            case SpeedJob():
+                outcome = self._speed(job, monitor.stop)
+            case ReplayJob():
+                outcome = self._replay(job)
+            case FreezingLimitJob():
+                outcome = self._freezing_limit(job, monitor.stop)
+            case _:
+                raise TypeError(f"`job` must be a job that trains, times or replays, got {type(job).__name__}")
+        result: OutcomeT = outcome
+        return result
+
+    def _train(self, job: TrainJob, monitor: Monitor) -> Trained:
         from workbench.core import distributed as ranks
         from workbench.training.run import RunProgress, run_task
 
         def tell(progress: RunProgress) -> None:
-            if on_step is not None:
-                on_step(RunStep(progress.step, progress.steps, progress.metric))
+            if monitor.on_step is not None:
+                monitor.on_step(RunStep(progress.step, progress.steps, progress.metric))
 
+        run_id = job.run_id
         if run_id and ranks.rank() == 0:
             self._runs.mkdir(parents=True, exist_ok=True)
             run_id = self._free_name(run_id)
         result = run_task(
             self._task,
-            config,
-            level=level,
-            steps=steps,
-            seed=seed,
+            job.config,
+            level=job.level,
+            steps=job.steps,
+            seed=job.seed,
             device=self._device,
             out=self._runs if run_id else None,
             run_id=run_id or None,
-            evaluate_every=evaluate_every,
-            exponents_every=exponents_every,
+            evaluate_every=job.evaluate_every,
+            exponents_every=job.exponents_every,
             on_progress=tell,
-            on_evaluation=on_evaluation,
-            stop=stop,
+            on_evaluation=monitor.on_evaluation,
+            stop=monitor.stop,
         )
         return Trained(
             metric=float(result.metric),
@@ -309,36 +182,25 @@ class TaskExperimenter:
             steps=int(result.steps),
         )
 
-    def speed(
-        self,
-        baseline: Side,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> SpeedMeasured:
-        """Measure by interleaved blocks in this process."""
+    def _speed(self, job: SpeedJob, stop: Callable[[], bool] | None) -> SpeedMeasured:
         from workbench.core import distributed as ranks
         from workbench.training.speed import measure_speed_ratio
 
         measured = measure_speed_ratio(
             self._task,
-            baseline,
-            candidate,
+            job.baseline,
+            job.candidate,
             device=self._device,
-            seed=seed,
-            rounds=rounds,
-            steps_per_block=steps_per_block,
+            seed=job.seed,
+            rounds=job.rounds,
+            steps_per_block=job.steps_per_block,
             stop=stop,
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
         return SpeedMeasured(float(measured.ratio), float(measured.low), float(measured.high))
 
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
-        """Replay a recorded run."""
+    def _replay(self, job: ReplayJob) -> Replayed:
         from workbench.loss_scale import ScalePolicy
         from workbench.runs import read_run
         from workbench.runs.replay import replay
@@ -350,51 +212,40 @@ class TaskExperimenter:
                 window=int(policy["window"]),
                 kind="fixed" if policy.get("kind") == "fixed" else "dynamic",
             )
-            for policy in policies
+            for policy in job.policies
         ]
-        table = replay(read_run(self._runs.parent / run_path), asked).table
-        return [
-            PolicyOutcome(
-                init=float(row["init"]),
-                factor=float(row["factor"]),
-                window=int(row["window"]),
-                overflows=float(row["overflows"]),
-                overflows_low=float(row.get("overflows_low", math.nan)),
-                overflows_high=float(row.get("overflows_high", math.nan)),
-                wasted_share=float(row["wasted_share"]),
-                underflow_share=float(row["underflow_share"]),
-                final_scale=float(row["final_scale"]),
-                kind=str(row["kind"]),
+        table = replay(read_run(self._runs.parent / job.run_path), asked).table
+        return Replayed(
+            tuple(
+                PolicyOutcome(
+                    init=float(row["init"]),
+                    factor=float(row["factor"]),
+                    window=int(row["window"]),
+                    overflows=float(row["overflows"]),
+                    overflows_low=float(row.get("overflows_low", math.nan)),
+                    overflows_high=float(row.get("overflows_high", math.nan)),
+                    wasted_share=float(row["wasted_share"]),
+                    underflow_share=float(row["underflow_share"]),
+                    final_scale=float(row["final_scale"]),
+                    kind=str(row["kind"]),
+                )
+                for row in table.to_dict("records")
             )
-            for row in table.to_dict("records")
-        ]
+        )
 
-    def freezing_limit(
-        self,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float]:
-        """Time a freezing schedule beside layers that rest for good."""
+    def _freezing_limit(self, job: FreezingLimitJob, stop: Callable[[], bool] | None) -> FreezingLimitMeasured:
         from workbench.training.freezing_limit import measure_freezing_limit
 
         measured = measure_freezing_limit(
             self._task,
-            candidate,
+            job.candidate,
             device=self._device,
-            seed=seed,
-            rounds=rounds,
-            steps_per_block=steps_per_block,
+            seed=job.seed,
+            rounds=job.rounds,
+            steps_per_block=job.steps_per_block,
             before_window=lambda: end_if_asked(stop),
         )
-        return {
-            f"{name}{end}": value
-            for name in ("realised", "limit", "reached")
-            for end, value in zip(("", "_low", "_high"), getattr(measured, name), strict=True)
-        }
+        return FreezingLimitMeasured(*measured.realised, *measured.limit, *measured.reached)
 
     def _free_name(self, run_id: str) -> str:
         """Return a name that no run has; what an interrupted run left behind stays to be looked at."""

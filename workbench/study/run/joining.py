@@ -17,8 +17,9 @@ import optuna
 
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import OutOfTimeError, StudyError
-from workbench.study.run.experimenter import Experimenter, MakeExperimenter, experimenter_for
+from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter
 from workbench.study.run.warm_up import WarmUps

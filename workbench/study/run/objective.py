@@ -12,7 +12,7 @@ step is the step number times the relative step time, in O0 steps, after a *warm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,12 +24,8 @@ from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import Suggestion, all_off, suggest
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyFailedError
-from workbench.study.run.experimenter import (
-    Experimenter,
-    RunStep,
-    SpeedMeasured,
-    Trained,
-)
+from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob, plain
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import (
     NO_WARM_UP,
@@ -242,28 +238,6 @@ def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
     return next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
 
 
-def read_trained(stored: dict[str, Any]) -> Trained:
-    """Rebuild a run from what a trial stores."""
-    curve = tuple((int(step), _number(metric)) for step, metric in stored["curve"])
-    return Trained(**{**stored, "metric": _number(stored["metric"]), "curve": curve})
-
-
-def read_speed(stored: dict[str, Any]) -> SpeedMeasured:
-    """Rebuild a speed measurement from what a trial stores."""
-    return SpeedMeasured(**{name: _number(value) for name, value in stored.items()})
-
-
-def plain(value: Any) -> Any:
-    """Return a value as strict JSON: NaN and infinities become None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
 class Objective:
     """Run one trial.
 
@@ -358,12 +332,12 @@ class Objective:
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         trained = self._train(trial, plan, NO_WARM_UP, None)
-        trial.set_user_attr("trained", plain(asdict(trained)))
+        trial.set_user_attr("trained", trained.to_json())
         if trained.diverged or math.isnan(trained.metric):
             why = trained.message or f"its {self._experimenter.metric_name} is NaN"
             raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
         speed = SpeedMeasured(1.0, 1.0, 1.0)
-        trial.set_user_attr("speed", asdict(speed))
+        trial.set_user_attr("speed", speed.to_json())
         if self._file.study.objective != "pareto":
             for step, _ in trained.curve:
                 self._report(trial, step, 0.0)
@@ -372,17 +346,18 @@ class Objective:
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
         baseline = self._stored_baseline()
         if "speed" in trial.user_attrs:  # measured before the trial was interrupted
-            speed = read_speed(trial.user_attrs["speed"])
+            speed = SpeedMeasured.from_json(trial.user_attrs["speed"])
         else:
             file = self._file
-            speed = self._experimenter.speed(
+            job = SpeedJob(
                 (all_off(self._base), "O0"),
                 (explicit_config(plan, warm_up.snapshots), plan.level),
                 seed=file.study.seed,
                 rounds=file.speed.rounds,
                 steps_per_block=file.speed.steps_per_block,
             )
-            trial.set_user_attr("speed", plain(asdict(speed)))
+            speed = self._experimenter.run(job)
+            trial.set_user_attr("speed", speed.to_json())
             self._hand.write()  # an interrupted trial finds it here
         end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
         objective = self._file.study.objective
@@ -409,7 +384,7 @@ class Objective:
         file_budget = self._file.study.budget_steps
         prunes = objective != "pareto"
         trained = self._train(trial, plan, warm_up, on_evaluation if prunes else None)
-        trial.set_user_attr("trained", plain(asdict(trained)))
+        trial.set_user_attr("trained", trained.to_json())
         if pruned:
             last = trained.curve[-1]
             self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up.steps))
@@ -419,7 +394,7 @@ class Objective:
 
     def _repeat(self, trial: optuna.Trial, twin: FrozenTrial) -> tuple[float, ...]:
         """Score an equal plan from what is stored, for the sampler to learn from; nobody else counts it as a trial."""
-        trained, speed = read_trained(twin.user_attrs["trained"]), read_speed(twin.user_attrs["speed"])
+        trained, speed = _measured(twin.user_attrs)
         trial.set_user_attr("trained", twin.user_attrs["trained"])
         trial.set_user_attr("speed", twin.user_attrs["speed"])
         trial.set_user_attr("repeats", twin.number)
@@ -464,21 +439,20 @@ class Objective:
     def _train(
         self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, on_evaluation: Callable[[int, float], bool] | None
     ) -> Trained:
-        return self._experimenter.train(
+        job = TrainJob(
             explicit_config(plan, warm_up.snapshots),
             plan.level,
             seed=self._file.study.seed,
             steps=self._file.study.budget_steps,
             evaluate_every=self._file.evaluate_every,
             run_id=f"trial_{trial.number:04d}",
-            on_evaluation=on_evaluation,
-            on_step=self._on_step,
         )
+        return self._experimenter.run(job, Monitor(on_evaluation, self._on_step))
 
     def _baseline_seconds(self) -> float:
         """Return how long O0 trained."""
         stored = baseline_trial(self._study)
-        return math.nan if stored is None else read_trained(stored.user_attrs["trained"]).seconds
+        return math.nan if stored is None else Trained.from_json(stored.user_attrs["trained"]).seconds
 
     def _limits(self, baseline: Baseline) -> dict[float, float]:
         """Return allowed drop -> the value that a trial has to stay below to be of use, as far as is known now.
@@ -494,7 +468,7 @@ class Objective:
             attributes = trial.user_attrs
             if "trained" not in attributes or "repeats" in attributes:
                 continue
-            measured = read_trained(attributes["trained"]), read_speed(attributes["speed"])
+            measured = _measured(attributes)
             for drop in values:
                 scored = score(*measured, baseline, drop, objective, int(attributes.get("warm_up_steps", 0)))
                 if attributes.get("baseline"):
@@ -526,7 +500,7 @@ class Objective:
         trial = baseline_trial(self._study)
         if trial is None:
             raise StudyFailedError("the study has no finished O0 trial to compare with")
-        return self._baseline_of(read_trained(trial.user_attrs["trained"]))
+        return self._baseline_of(Trained.from_json(trial.user_attrs["trained"]))
 
     def _baseline_of(self, trained: Trained) -> Baseline:
         higher = self._experimenter.higher_is_better
@@ -544,5 +518,6 @@ class Objective:
         return twins[0] if twins else None
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
+def _measured(attributes: Mapping[str, Any]) -> tuple[Trained, SpeedMeasured]:
+    """Return what a finished trial has measured, from its user attributes."""
+    return Trained.from_json(attributes["trained"]), SpeedMeasured.from_json(attributes["speed"])

@@ -15,7 +15,7 @@ from workbench.core.records import TrialRecord
 from workbench.study.answer.notes import Notes
 from workbench.study.answer.selection import TARGETS, competing_trials
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.experimenter import RunStep
+from workbench.study.run.job import RunStep
 from workbench.study.store.stored_records import records_of, trials_of
 
 __all__ = ["StudyWatch", "TuneProgress"]

@@ -1,38 +1,20 @@
 """A study whose trials train over several ranks: rank 0 searches, the others do what it does.
 
-Rank 0 has the study, its storage and the sampler. Before it trains or measures, it tells the other ranks what; they
-call the same method of an experimenter of their own, whose training meets rank 0's in every collective. What is told
-are configurations and numbers; callbacks stay with rank 0.
+Rank 0 has the study, its storage and the sampler. Before it runs a job that trains, it sends the job to the other
+ranks; each runs it with an experimenter of its own, whose training meets rank 0's in every collective. Callbacks stay
+with rank 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.config import BoostConfig
 from workbench.study.errors import StudyError
-from workbench.study.run.around_experimenter import AroundExperimenter
-from workbench.study.run.experimenter import (
-    Experimenter,
-    PolicyOutcome,
-    RunStep,
-    Side,
-    SpeedMeasured,
-    Trained,
-)
+from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT
+from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
 __all__ = ["LeadingExperimenter", "follow"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One call that all ranks make together."""
-
-    method: str
-    arguments: tuple[Any, ...]
-    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,76 +44,35 @@ def follow(experimenter: Experimenter) -> Any:
         if isinstance(told, _End):
             return told.result
         try:
-            _do(experimenter, told, {})
+            _run_together(experimenter, told, UNMONITORED)
         except OSError:  # a lost rank, a full disk: the study ends on every rank, as it would on one
             raise
         except Exception:  # it failed alike on every rank, and rank 0 decides what that means
             continue
 
 
-class LeadingExperimenter(AroundExperimenter):
-    """Rank 0's experimenter: has the other ranks make each call together with its own.
+class LeadingExperimenter(ExperimenterWrapper):
+    """Rank 0's experimenter: has the other ranks run each job together with its own.
 
     Args:
         inner: Who trains on this rank.
     """
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        exponents_every: int = 0,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Trained:
-        """Train over all ranks."""
-        options = {
-            "seed": seed,
-            "steps": steps,
-            "evaluate_every": evaluate_every,
-            "run_id": run_id,
-            "exponents_every": exponents_every,
-        }
-        work = _Work("train", (config, level), options)
-        trained: Trained = self._together(work, {"on_evaluation": on_evaluation, "on_step": on_step, "stop": stop})
-        return trained
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job over all ranks; measured is by this rank's clock.
 
-    def speed(
-        self,
-        baseline: Side,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> SpeedMeasured:
-        """Measure over all ranks, by this rank's clock."""
-        options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        measured: SpeedMeasured = self._together(_Work("speed", (baseline, candidate), options), {"stop": stop})
-        return measured
+        Raises:
+            StudyError: For the limit of freezing, which is measured in one process; ``study.toml`` is checked for it.
+            RankFailure: When only some ranks failed, or one has died.
+        """
+        from workbench.core import distributed as ranks
 
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
-        """Replay a recorded run, which is arithmetic and needs no other rank."""
-        return self._inner.replay(run_path, policies)
-
-    def freezing_limit(
-        self,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float]:
-        """Refuse: it is measured in one process, which ``study.toml`` is checked for."""
-        raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
+        if isinstance(job, FreezingLimitJob):
+            raise StudyError("[freezing_limit] is measured in one process; set `study.ranks` to 1")
+        if not job.trains:
+            return self._inner.run(job, monitor)
+        ranks.broadcast_object(job)
+        return _run_together(self._inner, job, monitor)
 
     def end(self, result: Any) -> None:
         """Let the other ranks go, with the study's result."""
@@ -139,19 +80,13 @@ class LeadingExperimenter(AroundExperimenter):
 
         ranks.broadcast_object(_End(result))
 
-    def _together(self, work: _Work, callbacks: Mapping[str, Any]) -> Any:
-        from workbench.core import distributed as ranks
 
-        ranks.broadcast_object(work)
-        return _do(self._inner, work, callbacks)
-
-
-def _do(experimenter: Experimenter, work: _Work, callbacks: Mapping[str, Any]) -> Any:
-    """Make a call that every rank makes; raises what it raised, or RankFailure when only some ranks failed."""
+def _run_together(experimenter: Experimenter, job: Job[OutcomeT], monitor: Monitor) -> OutcomeT:
+    """Run a job that every rank runs; raises what it raised, or RankFailure when only some ranks failed."""
     from workbench.core import distributed as ranks
 
     try:
-        result = getattr(experimenter, work.method)(*work.arguments, **work.options, **callbacks)
+        outcome = experimenter.run(job, monitor)
     except Exception as raised:
         error = ranks.explained(raised)
         if isinstance(error, ranks.RankFailure):
@@ -160,4 +95,4 @@ def _do(experimenter: Experimenter, work: _Work, callbacks: Mapping[str, Any]) -
             ranks.together(raised)
         raise
     ranks.together(None)
-    return result
+    return outcome

@@ -1,26 +1,20 @@
 """An experimenter that trains somewhere in a Ray cluster: the driver keeps the study, a `Place` does the work.
 
 What the search knows of pruning and progress stays with it: evaluations and steps come back as messages, answers and
-the wish to end go there. A worker or node that dies costs the call under way; it is made again, and evaluations that
+the wish to end go there. A worker or node that dies costs the job under way; it is run again, and evaluations that
 were answered before are answered the same without asking anybody, since the same seed gives the same curve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.config import BoostConfig, NetworkFacts
+from workbench.config import NetworkFacts
 from workbench.study.run import ray_folders
-from workbench.study.run.experimenter import (
-    PolicyOutcome,
-    RunStep,
-    Side,
-    SpeedMeasured,
-    Trained,
-)
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob, RunStep, Trained
 from workbench.study.run.ray_place import LostWorkerError, Place
 from workbench.study.run.ray_worker import Evaluated, TaskFacts
 from workbench.study.run.stopping import end_if_asked
@@ -28,11 +22,11 @@ from workbench.study.run.stopping import end_if_asked
 __all__ = ["LostTrialError", "RayExperimenter"]
 
 MOST_LOSSES = 3
-"""So often a call may lose its worker before its trial counts as the reason."""
+"""So often a job may lose its worker before its trial counts as the reason."""
 
 
 class LostTrialError(RuntimeError):
-    """Worker after worker died under the same call; the message is one sentence."""
+    """Worker after worker died under the same job; the message is one sentence."""
 
 
 class RayExperimenter:
@@ -74,108 +68,44 @@ class RayExperimenter:
         """Return what the first worker found of the task's network."""
         return self._facts.network
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        exponents_every: int = 0,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Trained:
-        """Train there; a run directory that is not shared is brought back."""
-        options = {
-            "seed": seed,
-            "steps": steps,
-            "evaluate_every": evaluate_every,
-            "run_id": run_id,
-            "exponents_every": exponents_every,
-        }
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job there; a run directory that is not shared is sent along, or brought back.
+
+        Raises:
+            LostTrialError: When worker after worker died.
+            StudyStoppedError: When the study is to end.
+        """
         answered: dict[int, bool] = {}
 
         def tell(message: Any) -> bool | None:
             if isinstance(message, RunStep):
-                if on_step is not None:
-                    on_step(message)
+                if monitor.on_step is not None:
+                    monitor.on_step(message)
                 return None
-            if not isinstance(message, Evaluated) or on_evaluation is None:
+            if not isinstance(message, Evaluated) or monitor.on_evaluation is None:
                 return None
             if message.step not in answered:
-                answered[message.step] = on_evaluation(message.step, message.metric)
+                answered[message.step] = monitor.on_evaluation(message.step, message.metric)
             return answered[message.step]
 
-        trained, run = self._work(
-            "train", (config, level), options, tell=tell, stop=stop, evaluates=on_evaluation is not None
+        def end() -> bool:
+            stops = (monitor.stop if job.trains else None, self._stop)
+            return any(asks() for asks in stops if asks is not None)
+
+        packed = b""
+        if isinstance(job, ReplayJob) and not self._retried(job.kind, self._place.sees_folder):
+            packed = ray_folders.pack_run(self._directory, job.run_path) or b""
+        evaluates = monitor.on_evaluation is not None
+        outcome, run = self._retried(
+            job.kind, lambda: self._place.work(job, tell=tell, end=end, evaluates=evaluates, packed=packed)
         )
-        if run:
-            trained = replace(trained, path=ray_folders.unpack_run(self._directory, trained.path, run))
-        result: Trained = trained
+        if run and isinstance(outcome, Trained):
+            outcome = replace(outcome, path=ray_folders.unpack_run(self._directory, outcome.path, run))
+        result: OutcomeT = outcome
         return result
 
-    def speed(
-        self,
-        baseline: Side,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> SpeedMeasured:
-        """Measure there, both sides in one process."""
-        options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        measured: SpeedMeasured = self._work("speed", (baseline, candidate), options, stop=stop)[0]
-        return measured
-
-    def freezing_limit(
-        self,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float]:
-        """Measure there what freezing could save at best."""
-        options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        measured: dict[str, float] = self._work("freezing_limit", (candidate,), options, stop=stop)[0]
-        return measured
-
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, float]]) -> list[PolicyOutcome]:
-        """Replay a recorded run there; it is sent along when the folder is not shared."""
-        packed = b""
-        if not self._retried("replay", self._place.sees_folder):
-            packed = ray_folders.pack_run(self._directory, run_path) or b""
-        outcomes: list[PolicyOutcome] = self._work("replay", (run_path, list(policies)), {}, packed=packed)[0]
-        return outcomes
-
-    def _work(
-        self,
-        method: str,
-        arguments: tuple[Any, ...],
-        options: Mapping[str, Any],
-        *,
-        tell: Callable[[Any], bool | None] = lambda message: None,
-        stop: Callable[[], bool] | None = None,
-        evaluates: bool = False,
-        packed: bytes = b"",
-    ) -> tuple[Any, bytes]:
-        def end() -> bool:
-            return any(ask() for ask in (stop, self._stop) if ask is not None)
-
-        def ask() -> tuple[Any, bytes]:
-            return self._place.work(method, arguments, options, tell=tell, end=end, evaluates=evaluates, packed=packed)
-
-        answer: tuple[Any, bytes] = self._retried(method, ask)
-        return answer
-
     def _retried(self, what: str, ask: Callable[[], Any]) -> Any:
-        """Make a call again when its worker dies, a few times."""
+        """Ask again when the worker dies, a few times."""
         losses = 0
         while True:
             end_if_asked(self._stop)

@@ -14,7 +14,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
@@ -73,11 +72,11 @@ def study_folder_here(directory: Path, token: str, code: Mapping[str, bytes]) ->
     return own, False
 
 
-def check_snapshots(arguments: Sequence[Any], shared: bool) -> None:
+def check_snapshots(configs: Sequence[BoostConfig], shared: bool) -> None:
     """Refuse a configuration whose weight snapshots lie in a folder this machine does not have.
 
     Args:
-        arguments: Arguments of an experimenter's call, configurations among them.
+        configs: What a job trains.
         shared: Whether the study's folder is shared.
 
     Raises:
@@ -85,8 +84,7 @@ def check_snapshots(arguments: Sequence[Any], shared: bool) -> None:
     """
     if shared:
         return
-    sides = [one[0] if isinstance(one, tuple) and one else one for one in arguments]
-    for config in (one for one in sides if isinstance(one, BoostConfig)):
+    for config in configs:
         folder = config.dim_reduce.weight_load_dir
         if config.snapshots.count or (folder and not Path(folder).exists()):
             raise ValueError(

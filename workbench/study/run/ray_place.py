@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from workbench.study.run.job import Job
 from workbench.study.run.ray_resources import TrialResources
 from workbench.study.run.ray_worker import (
     CONCURRENCY_GROUPS,
@@ -73,28 +74,24 @@ class Place:
 
     def work(
         self,
-        method: str,
-        arguments: tuple[Any, ...],
-        options: Mapping[str, Any],
+        job: Job[Any],
         *,
         tell: Callable[[Any], bool | None],
         end: Callable[[], bool],
         evaluates: bool = False,
         packed: bytes = b"",
     ) -> tuple[Any, bytes]:
-        """Let the workers make one call, and listen to it.
+        """Let the workers run one job, and listen to it.
 
         Args:
-            method: Method of the experimenter.
-            arguments: Its positional arguments.
-            options: Its plain keyword arguments.
+            job: What to do.
             tell: Takes each message; answers an evaluation with whether the run is to end.
-            end: Asked several times a second; True ends the call at its next step.
+            end: Asked several times a second; True ends the job at its next step.
             evaluates: Whether evaluations wait for an answer.
-            packed: The run that the first argument names, for a worker that does not see it.
+            packed: The run that a `ReplayJob` names, for a worker that does not see it.
 
         Returns:
-            What the call returned, and the run directory it sent.
+            The outcome, and the run directory that was sent with it.
 
         Raises:
             LostWorkerError: When a worker or its node died; the place is ready for another try.
@@ -103,11 +100,8 @@ class Place:
         def listen() -> tuple[Any, bytes]:
             workers = self._together()
             first, number = workers[0], next(self._numbers)
-            asked_of = workers[:1] if method == "replay" else workers
-            calls = [
-                one.work.remote(number, method, arguments, dict(options), evaluates=evaluates, packed=packed)
-                for one in asked_of
-            ]
+            asked_of = workers if job.trains else workers[:1]
+            calls = [one.work.remote(number, job, evaluates=evaluates, packed=packed) for one in asked_of]
             asked = False
             left = list(calls)
             while left:

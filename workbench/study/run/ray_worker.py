@@ -4,7 +4,7 @@ A `RayWorker` is the class of a Ray actor. It trains in one thread, the only one
 more groups with a thread each let the driver listen and answer meanwhile:
 
     driver                                      worker
-      work("train", config, ...)  ------------>   experimenter.train(config, ...)
+      work(job)  ----------------------------->   experimenter.run(job, monitor)
       messages()  <----------------------------     on_step, on_evaluation: a message
       answer(True)  -------------------------->     ... which waits for its answer: go on, or end here
       end_call()  ---------------------------->     stop() is True at the next step
@@ -29,13 +29,9 @@ from typing import Any
 from workbench.config import NetworkFacts
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run import ray_folders
-from workbench.study.run.experimenter import (
-    Experimenter,
-    MakeExperimenter,
-    RunStep,
-    Trained,
-    experimenter_for,
-)
+from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
+from workbench.study.run.job import UNMONITORED, Job, Monitor, ReplayJob, RunStep, Trained
+from workbench.study.run.runner import Experimenter
 
 __all__ = ["CONCURRENCY_GROUPS", "Evaluated", "RayWorker", "TaskFacts"]
 
@@ -126,41 +122,27 @@ class RayWorker:
         """Return whether the study's folder here is the driver's."""
         return self._shared
 
-    def work(
-        self,
-        number: int,
-        method: str,
-        arguments: tuple[Any, ...],
-        options: Mapping[str, Any],
-        *,
-        evaluates: bool = False,
-        packed: bytes = b"",
-    ) -> tuple[Any, bytes]:
-        """Make one call of the experimenter.
+    def work(self, number: int, job: Job[Any], *, evaluates: bool = False, packed: bytes = b"") -> tuple[Any, bytes]:
+        """Run one job.
 
         Args:
             number: Of the call; larger than any before.
-            method: ``"train"``, ``"speed"``, ``"freezing_limit"`` or ``"replay"``.
-            arguments: Its positional arguments.
-            options: Its plain keyword arguments.
+            job: What to do.
             evaluates: Whether evaluations are told and wait for an answer.
-            packed: The run that the first argument names, for a worker that does not see it.
+            packed: The run that a `ReplayJob` names, for a worker that does not see it.
 
         Returns:
-            What it returned, and the packed run directory when the driver cannot see the folder; else empty.
+            The outcome, and the packed run directory when the driver cannot see the folder; else empty.
         """
         self._number = number
-        ray_folders.check_snapshots(arguments, self._shared)
-        if packed:
-            arguments = (ray_folders.unpack_run(self._folder, str(arguments[0]), packed), *arguments[1:])
-        callbacks: dict[str, Any] = {}
-        if self._is_first() and method in {"train", "speed", "freezing_limit"}:
-            callbacks["stop"] = self._is_ended
-        if self._is_first() and method == "train":
-            callbacks["on_step"] = _Throttled(self._messages)
-            if evaluates:
-                callbacks["on_evaluation"] = self._evaluated
-        result = self._do(method, arguments, {**options, **callbacks})
+        ray_folders.check_snapshots(job.configs, self._shared)
+        if packed and isinstance(job, ReplayJob):
+            job = replace(job, run_path=ray_folders.unpack_run(self._folder, job.run_path, packed))
+        monitor = UNMONITORED
+        if self._is_first():
+            on_evaluation = self._evaluated if evaluates else None
+            monitor = Monitor(on_evaluation, on_step=_Throttled(self._messages), stop=self._is_ended)
+        result = self._run(job, monitor)
         if self._shared or not self._is_first() or not isinstance(result, Trained) or not result.path:
             return result, b""
         run = ray_folders.pack_run(self._folder, result.path)
@@ -189,15 +171,15 @@ class RayWorker:
         self._ended = number
         self._answers.put(True)
 
-    def _do(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """Call the experimenter; over ranks they end together, whether by a result or by the same error."""
+    def _run(self, job: Job[Any], monitor: Monitor) -> Any:
+        """Run a job; over ranks they end together, whether by a result or by the same error."""
         own = self._own()
-        if self._joined is None or method == "replay":
-            return getattr(own, method)(*arguments, **options)
+        if self._joined is None or not job.trains:
+            return own.run(job, monitor)
         from workbench.core import distributed as ranks
 
         try:
-            result = getattr(own, method)(*arguments, **options)
+            result = own.run(job, monitor)
         except Exception as raised:
             error = ranks.explained(raised)
             if isinstance(error, ranks.RankFailure):

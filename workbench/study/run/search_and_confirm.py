@@ -36,10 +36,11 @@ from workbench.study.answer.result import StudyResult, write_answer
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
-from workbench.study.run.experimenter import Experimenter, MakeExperimenter, experimenter_for
+from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayEngine
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps

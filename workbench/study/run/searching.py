@@ -19,14 +19,11 @@ from workbench.core.credentials import hide_passwords
 from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import OutOfTimeError, StudyFailedError, StudyStoppedError
 from workbench.study.run.ending import SearchEnd
-from workbench.study.run.experimenter import (
-    Experimenter,
-    MakeExperimenter,
-    RunStep,
-    experimenter_for,
-)
+from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
+from workbench.study.run.job import RunStep
 from workbench.study.run.objective import Objective
 from workbench.study.run.progress import StudyWatch
+from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked, end_if_over
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler

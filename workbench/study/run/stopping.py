@@ -9,28 +9,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from dataclasses import replace
 
-from workbench.config import BoostConfig
 from workbench.study.errors import OutOfTimeError, StudyStoppedError
-from workbench.study.run.around_experimenter import AroundExperimenter
-
-if TYPE_CHECKING:  # those who train ask here, too
-    from workbench.study.run.experimenter import (
-        Experimenter,
-        PolicyOutcome,
-        RunStep,
-        Side,
-        SpeedMeasured,
-        Trained,
-    )
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, Trained, TrainJob
+from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
 __all__ = ["StoppableExperimenter", "end_if_asked", "end_if_over"]
 
 _ON_REQUEST = "stopped on request; everything finished is saved, and the same study can go on"
-
-_Measured = TypeVar("_Measured")
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
@@ -63,8 +51,8 @@ def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> Non
         raise OutOfTimeError("the time limit ended it; everything finished is saved", needed_seconds)
 
 
-class StoppableExperimenter(AroundExperimenter):
-    """An experimenter that ends the study when asked or when its time is over: between two calls and within one step.
+class StoppableExperimenter(ExperimenterWrapper):
+    """An experimenter that ends the study when asked or when its time is over: between two jobs and within one step.
 
     Args:
         inner: Who trains.
@@ -72,7 +60,7 @@ class StoppableExperimenter(AroundExperimenter):
         deadline: ``time.monotonic()`` at which the time is over; None for never.
 
     Attributes:
-        deadline: May be set anew between two calls, since the parts of a study end at different times.
+        deadline: May be set anew between two jobs, since the parts of a study end at different times.
     """
 
     def __init__(
@@ -82,87 +70,25 @@ class StoppableExperimenter(AroundExperimenter):
         self._stop = stop
         self.deadline = deadline
 
-    def train(
-        self,
-        config: BoostConfig,
-        level: str,
-        *,
-        seed: int,
-        steps: int,
-        evaluate_every: int,
-        run_id: str = "",
-        exponents_every: int = 0,
-        on_evaluation: Callable[[int, float], bool] | None = None,
-        on_step: Callable[[RunStep], None] | None = None,
-        stop: Callable[[], bool] | None = None,
-    ) -> Trained:
-        """Train, unless the study is to end; what was cut short is no result."""
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job, unless the study is to end; what was cut short is no result.
+
+        Raises:
+            StudyStoppedError: When the study is to end.
+            OutOfTimeError: When its time is over; says of a training run how long it would have taken.
+        """
         self._end_if_over()
         began = time.monotonic()
-        asked = _Asked(self._is_over, stop)
-        trained = self._inner.train(
-            config,
-            level,
-            seed=seed,
-            steps=steps,
-            evaluate_every=evaluate_every,
-            run_id=run_id,
-            exponents_every=exponents_every,
-            on_evaluation=on_evaluation,
-            on_step=on_step,
-            stop=asked,
-        )
-        if asked.is_cut:
-            share = trained.steps / steps
-            self._end((time.monotonic() - began) / share if share > 0.0 else math.nan)
-        return trained
-
-    def speed(
-        self,
-        baseline: Side,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> SpeedMeasured:
-        """Measure, unless the study is to end."""
-        self._end_if_over()
-        options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        asked = _Asked(self._is_over, stop)
-        return self._measured(asked, lambda: self._inner.speed(baseline, candidate, stop=asked, **options))
-
-    def replay(self, run_path: str, policies: Sequence[Mapping[str, Any]]) -> list[PolicyOutcome]:
-        """Replay, unless the study is to end."""
-        self._end_if_over()
-        return self._inner.replay(run_path, policies)
-
-    def freezing_limit(
-        self,
-        candidate: Side,
-        *,
-        seed: int,
-        rounds: int,
-        steps_per_block: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> dict[str, float]:
-        """Measure, unless the study is to end."""
-        self._end_if_over()
-        options = {"seed": seed, "rounds": rounds, "steps_per_block": steps_per_block}
-        asked = _Asked(self._is_over, stop)
-        return self._measured(asked, lambda: self._inner.freezing_limit(candidate, stop=asked, **options))
-
-    def _measured(self, asked: _Asked, measure: Callable[[], _Measured]) -> _Measured:
-        """Measure; fewer rounds than were asked for are no result."""
+        asked = _Asked(self._is_over, monitor.stop)
         try:
-            measured = measure()
+            outcome = self._inner.run(job, replace(monitor, stop=asked))
         except StudyStoppedError:  # raised between two steps, in words that do not know why
             self._end_if_over()
             raise
         if asked.is_cut:
-            self._end()
-        return measured
+            share = outcome.steps / job.steps if isinstance(job, TrainJob) and isinstance(outcome, Trained) else 0.0
+            self._end((time.monotonic() - began) / share if share > 0.0 else math.nan)
+        return outcome
 
     def _is_over(self) -> bool:
         late = self.deadline is not None and time.monotonic() >= self.deadline
@@ -172,13 +98,13 @@ class StoppableExperimenter(AroundExperimenter):
         end_if_asked(self._stop)
         end_if_over(self.deadline, needed_seconds)
 
-    def _end(self, needed_seconds: float = math.nan) -> None:
+    def _end(self, needed_seconds: float) -> None:
         self._end_if_over(needed_seconds)
         raise StudyStoppedError(_ON_REQUEST)  # asked for a moment ago, and no longer
 
 
 class _Asked:
-    """Whether to end a call, for one of two reasons.
+    """Whether to end a job, for one of two reasons.
 
     Attributes:
         is_cut: Whether the study ended it.

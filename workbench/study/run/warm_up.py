@@ -22,7 +22,8 @@ from workbench.core.files import write_text_atomically
 from workbench.study.ask.plans import explicit_config, needs_warm_up
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run.experimenter import Experimenter, RunStep
+from workbench.study.run.job import Monitor, RunStep, TrainJob
+from workbench.study.run.runner import JobRunner
 
 __all__ = ["NO_WARM_UP", "WarmUp", "WarmUpError", "WarmUps", "find_warm_up"]
 
@@ -92,7 +93,7 @@ class WarmUps:
         self,
         file: StudyFile,
         directory: Path,
-        experimenter: Experimenter,
+        experimenter: JobRunner,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self._file = file
@@ -124,15 +125,15 @@ class WarmUps:
     def _record(self, seed: int) -> None:
         file, asked = self._file, self._file.warm_up
         plan = file.plans.resolve(all_off(file.base_config()), "O0")
-        trained = self._experimenter.train(
+        job = TrainJob(
             explicit_config(plan).with_values({f"snapshots.{name}": value for name, value in asked}),
             "O0",
             seed=seed,
             steps=file.warm_up_steps,
             evaluate_every=file.warm_up_steps,
             run_id=f"warm_up_seed_{seed}",
-            on_step=self._share,
         )
+        trained = self._experimenter.run(job, Monitor(on_step=self._share))
         snapshots = self._directory / trained.path / "snapshots"
         failed = ""
         if trained.diverged or math.isnan(trained.metric) or _count(snapshots) != asked.count:

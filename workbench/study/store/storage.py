@@ -38,9 +38,9 @@ from workbench.study.errors import (
     StudyError,
     StudyFailedError,
 )
-from workbench.study.run.experimenter import Experimenter
-from workbench.study.run.objective import plain
+from workbench.study.run.job import plain
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, reason_of
+from workbench.study.run.runner import Experimenter
 from workbench.study.store.stale_trials import HEARTBEATS_PER_GRACE, StaleTrials
 from workbench.study.store.study_storage import StudyStorage, TrialTakenError, was_given_up
 

@@ -16,13 +16,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.errors import StudyChangedError, StudyFailedError
+from workbench.study.run.job import SpeedMeasured, Trained, plain
 from workbench.study.run.objective import (
     Baseline,
     baseline_trial,
     metric_deficit,
-    plain,
-    read_speed,
-    read_trained,
     score,
 )
 
@@ -122,7 +120,7 @@ def records_of(
     baseline = None
     section = attributes.get("study_file", {}).get("study", {})
     if reference is not None:
-        trained = read_trained(reference.user_attrs["trained"])
+        trained = Trained.from_json(reference.user_attrs["trained"])
         higher = bool(attributes.get("higher_is_better", True))
         budget = section.get("budget_steps", trained.curve[-1][0] if trained.curve else 0)
         baseline = Baseline(trained.metric, trained.curve, higher, budget)
@@ -187,8 +185,8 @@ def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
 
 def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, objective: str) -> TrialRecord:
     attributes = trial.user_attrs
-    trained = read_trained(attributes["trained"]) if "trained" in attributes else None
-    speed = read_speed(attributes["speed"]) if "speed" in attributes else None
+    trained = Trained.from_json(attributes["trained"]) if "trained" in attributes else None
+    speed = SpeedMeasured.from_json(attributes["speed"]) if "speed" in attributes else None
     warm_up_steps = int(attributes.get("warm_up_steps", 0))
     complete = trial.state == TrialState.COMPLETE
     scored = None
