@@ -19,7 +19,6 @@ from workbench.methods.loss_scale_group.method import (
     GroupLossScaleManager,
     GroupMember,
     arising_overflow,
-    next_group_scales,
     resolve_groups,
     scale_gradient,
 )
@@ -190,12 +189,22 @@ def test_with_factor_and_window_every_group_follows_the_rule_of_the_single_scale
 
 
 def test_a_group_that_only_received_an_overflow_holds_still() -> None:
-    scales, steps = torch.tensor([8.0, 8.0, 8.0]), torch.tensor([1, 1, 1])
+    manager = GroupLossScaleManager(
+        8.0, groups_of(3), reduce_ratio=0.5, growth_ratio=2.0, growth_window=2, minimum=1.0, maximum=64.0
+    )
+    manager.finite_steps.fill_(1)
     overflowed, held = torch.tensor([True, False, False]), torch.tensor([True, True, False])
-    rule: dict[str, Any] = {"reduce_ratio": 0.5, "growth_ratio": 2.0, "window": 2}
-    low, high = torch.full((3,), 1.0), torch.full((3,), 64.0)
-    scales, steps = next_group_scales(scales, steps, overflowed, held, minimum=low, maximum=high, **rule)
+    scales, steps = manager.next_scales(overflowed, held)
+    assert (manager.group_scales.tolist(), manager.finite_steps.tolist()) == ([8.0] * 3, [1] * 3)
     assert (scales.tolist(), steps.tolist()) == ([4.0, 8.0, 16.0], [0, 1, 0])
+
+
+def test_a_scale_set_below_its_floor_by_hand_stays_there_until_it_grows() -> None:
+    manager = GroupLossScaleManager(8.0, groups_of(1), growth_ratio=2.0, minimum=4.0)
+    manager.group_scales.fill_(1.0)
+    calm = torch.tensor([False])
+    assert manager.next_scales(torch.tensor([True]), calm)[0].tolist() == [1.0]
+    assert manager.next_scales(calm, calm)[0].tolist() == [2.0]
 
 
 def test_update_never_reads_the_device() -> None:

@@ -1,4 +1,4 @@
-"""Replay against the naive loop over steps, for random thresholds and policies, by both of its ways."""
+"""Replay against the naive loop over steps, for random thresholds and policies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workbench.loss_scale import (
-    ScalePolicy,
-    ScaleState,
-    next_scale,
-    replay,
-    simulate,
-)
+from tests.scaling.plain_rule import plain_next
+from workbench.loss_scale import ScalePolicy, replay, simulate
 from workbench.loss_scale.rule import FLOAT32_MAX
 
 
@@ -42,15 +37,15 @@ limits = st.lists(st.sampled_from([0.0, 0.5, 2.0, 3.0, 16.0, 2.0**18, 2.0**22, 2
 
 def naive(threshold: NDArray[np.float64], policy: ScalePolicy) -> tuple[NDArray[np.float64], list[int], float]:
     """Return the scale of every step, the overflow steps and the final scale, one step after the other."""
-    state, used, overflows = ScaleState(policy.init), [], []
-    for step, limit in enumerate(threshold):
-        used.append(state.scale)
-        overflowed = bool(state.scale > limit)
+    scale, finite_steps, used, overflows = policy.init, 0, [], []
+    for step, limit in enumerate(threshold.tolist()):
+        used.append(scale)
+        overflowed = scale > limit
         if overflowed:
             overflows.append(step)
         if policy.kind == "dynamic":
-            state = next_scale(state, overflowed, policy)
-    return np.array(used), overflows, state.scale
+            scale, finite_steps = plain_next(scale, finite_steps, overflowed, policy)
+    return np.array(used), overflows, scale
 
 
 def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
@@ -72,40 +67,19 @@ def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
             assert result.floor_share[index] == pytest.approx(np.mean(used <= policy.minimum), rel=1e-12)
 
 
-def cut_into_parts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    monkeypatch.setattr(replay, "_number_of_parts", lambda n_steps, n_policies, window: max(1, min(parts, n_steps)))
+@settings(deadline=None)
+@given(limits, st.lists(policies(), min_size=1, max_size=4))
+def test_replay_equals_the_naive_loop(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
+    check(threshold, chosen)
 
 
-@pytest.mark.parametrize("way", ["walking", "marching", "marching in parts", "chosen by cost"])
-def test_replay_equals_the_naive_loop(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way.startswith("marching"):
-        # Every event is over budget, so all dynamic policies march; short blocks test the seams between them.
-        monkeypatch.setattr(replay, "_event_budget", lambda policy, n: math.inf if policy.kind == "fixed" else 0.0)
-        monkeypatch.setattr(replay, "_ROWS_PER_BLOCK", 8)
-        cut_into_parts(monkeypatch, 5 if way == "marching in parts" else 1)
-    elif way == "walking":
-        monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set())
-        monkeypatch.setattr(replay, "_event_budget", lambda policy, n: math.inf)
-
-    @settings(deadline=None)
-    @given(limits, st.lists(policies(), min_size=1, max_size=4))
-    def law(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
-        check(threshold, chosen)
-
-    law()
-
-
-def test_both_ways_are_taken_by_cost_and_agree_on_a_longer_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "_ROW_COST", 1.0)  # else it takes hundreds of policies, and the naive loop is slow
+def test_short_and_long_windows_side_by_side_go_their_own_ways_on_a_longer_run() -> None:
     rng = np.random.default_rng(3)
     threshold = 2.0 ** np.round(rng.normal(12.0, 2.0, 3000))
     threshold[1000:1400] = 0.0  # a long run on the floor
     threshold[2000:2300] = math.inf
     chosen = [ScalePolicy(init=2.0**16, window=window, factor=1.5) for window in (1, 2, 3, 5) * 3]
     chosen += [ScalePolicy(init=2.0**16, window=900, maximum=2.0**17)]
-    short = replay._short_windows(chosen, len(threshold))
-    assert short
-    assert 12 not in short
     check(threshold, chosen)
 
 
@@ -119,63 +93,29 @@ def noisy(n: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("factor", [2.0, 1.5, 1.1])
-@pytest.mark.parametrize("parts", [2, 7, 60])
-def test_a_run_cut_into_parts_gives_the_same_to_the_last_bit(
-    factor: float, parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut_into_parts(monkeypatch, parts)
-    monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set(range(len(policies))))
-    chosen = [ScalePolicy(init=2.0**16, factor=factor, window=window) for window in (1, 2, 3, 8, 30, 10**12)]
-    chosen += [ScalePolicy(init=3.0, factor=factor, window=1, maximum=2.0**13, minimum=2.5)]
-    check(noisy(3001), chosen)
-
-
-@pytest.mark.parametrize("factor", [2.0, 1.5])
-def test_scales_that_are_asked_often_are_looked_up_and_give_the_same(
-    factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_up: list[int] = []
-
-    def next_steps(overflows: NDArray[np.bool_]) -> memoryview:
-        looked_up.append(len(overflows))
-        return original(overflows)
-
-    original = replay._next_steps
-    monkeypatch.setattr(replay, "_next_steps", next_steps)
-    monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: set())
-    chosen = [ScalePolicy(init=2.0**16, factor=factor, window=window) for window in (1, 2, 7, 40, 10**12)]
-    chosen += [ScalePolicy(init=3.0, factor=factor, window=3, maximum=2.0**13, minimum=2.5)]
+def test_scales_are_the_same_to_the_last_bit(factor: float) -> None:
+    chosen = [ScalePolicy(init=2.0**16, factor=factor, window=window) for window in (1, 2, 3, 7, 8, 30, 40, 10**12)]
+    chosen += [ScalePolicy(init=3.0, factor=factor, window=w, maximum=2.0**13, minimum=2.5) for w in (1, 3)]
     check(noisy(4001), chosen)
-    assert looked_up
-    found = simulate(noisy(4001), chosen)
-    n_tables = len(looked_up)
-    monkeypatch.setattr(replay, "_SEARCHES_PER_TABLE", 10**12)
-    searched = simulate(noisy(4001), chosen)
-    assert len(looked_up) == n_tables  # none was made
-    np.testing.assert_array_equal(searched.mean_log2_scale, found.mean_log2_scale)
 
 
-@pytest.mark.parametrize("window", [1, 2, 9])
-def test_parts_that_meet_are_marched_once_and_half(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut_into_parts(monkeypatch, 20)
-    marched = []
+def test_steps_on_which_no_scale_can_move_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
 
-    def advance(limits: NDArray[np.float64], part: NDArray[np.intp], *rest: Any) -> NDArray[np.float64]:
-        marched.append(len(limits) * len(part))
-        return original(limits, part, *rest)
+    def counted(*arguments: Any, **rule: Any) -> Any:
+        calls.append(arguments)
+        return original(*arguments, **rule)
 
-    original = replay._advance
-    monkeypatch.setattr(replay, "_advance", advance)
-    threshold = np.exp2(np.random.default_rng(2).normal(12.0, 1.5, 20_000))
-    result = simulate(threshold, [ScalePolicy(init=2.0**15, window=window)])
-    assert sum(marched) <= 1.5 * len(threshold)
-    assert result.final_scale[0] == naive(threshold, result.policies[0])[2]
+    original = replay.next_scales
+    monkeypatch.setattr(replay, "next_scales", counted)
+    result = simulate(np.full(100_000, math.inf), [ScalePolicy(init=1.0, window=window) for window in (1000, 1500)])
+    assert len(calls) == 100 + 66 - 33  # growths of either, less those of both at once
+    assert result.final_scale.tolist() == [2.0**100, 2.0**66]
 
 
-def test_logarithms_of_tiny_scales_do_not_underflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logarithms_of_tiny_scales_do_not_underflow() -> None:
     threshold = np.zeros(6000)
     policy = ScalePolicy(init=1.0, factor=4.0, window=1, minimum=2.0**-600)
-    monkeypatch.setattr(replay, "_short_windows", lambda policies, n_steps: {0})
     result = simulate(threshold, [policy])
     assert result.mean_log2_scale[0] == pytest.approx(np.log2(naive(threshold, policy)[0]).mean())
 
@@ -186,10 +126,9 @@ def test_steps_outside_the_run_are_refused(at: Any) -> None:
         simulate(np.ones(4), [ScalePolicy()], at=at)
 
 
-def test_unexpectedly_many_overflows_change_the_way_and_not_the_result() -> None:
+def test_an_overflow_on_every_other_step_is_counted() -> None:
     threshold = np.where(np.arange(6000) % 2 == 0, 0.0, math.inf)
     policy = ScalePolicy(init=4.0, window=500)
-    assert replay._walk(threshold, policy, replay._event_budget(policy, len(threshold))) is None
     check(threshold, [policy])
 
 

@@ -1,4 +1,4 @@
-"""The rule on plain numbers: laws, and the recorded sequences of the reference's functional scaler."""
+"""The rule in its two forms: laws, agreement, and the recorded sequences of the reference's functional scaler."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.golden_files import golden_paths, load_json
+from tests.scaling.host_reads import forbid_host_reads
+from tests.scaling.plain_rule import plain_next
 from workbench.loss_scale import ScalePolicy, ScaleState, next_scale
 from workbench.loss_scale.rule import (
     FLOAT32_MAX,
@@ -20,6 +23,8 @@ from workbench.loss_scale.rule import (
     checked_growth_ceiling,
     checked_init,
     checked_window,
+    next_scales,
+    next_scales_on_device,
 )
 
 TRACES = [load_json(path) for path in golden_paths("loss_scale_traces*.json")]
@@ -129,6 +134,93 @@ def test_growth_comes_after_window_finite_steps_and_not_before(window: int) -> N
 def test_scale_set_above_its_maximum_by_hand_does_not_fall_without_an_overflow() -> None:
     policy = ScalePolicy(init=4.0, window=1, maximum=8.0)
     assert next_scale(ScaleState(32.0), False, policy).scale == 32.0
+
+
+groups = st.lists(
+    st.tuples(
+        st.floats(2.0**-20, FLOAT32_MAX, width=32) | st.sampled_from([1.0, 2.0**24, math.inf]),
+        st.integers(1, 8),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+ceilings: Any = st.sampled_from(["finite", "none"])
+
+
+@settings(deadline=None)
+@given(
+    groups=groups,
+    factor=st.floats(1.0009765625, 2.0**120, width=32),
+    window=st.integers(1, 6),
+    minimum=st.floats(2.0**-30, 2.0**20, width=32),
+    maximum=st.none() | st.floats(2.0**-10, FLOAT32_MAX, width=32),
+    ceiling=ceilings,
+)
+def test_both_forms_agree_bit_for_bit_on_a_vector_of_scales(
+    groups: list[tuple[float, int, bool]],
+    factor: float,
+    window: int,
+    minimum: float,
+    maximum: float | None,
+    ceiling: Any,
+) -> None:
+    scales, steps = (np.array([row[i] for row in groups], dtype=kind) for i, kind in ((0, np.float32), (1, np.int64)))
+    overflowed = np.array([row[2] for row in groups], dtype=bool)
+    bounds = [None if bound is None else np.float32(bound) for bound in (minimum, maximum)]
+    on_host, restarted = next_scales(
+        scales,
+        steps,
+        overflowed,
+        factor=np.float32(factor),
+        window=window,
+        minimum=bounds[0],
+        maximum=bounds[1],
+        growth_ceiling=ceiling,
+    )
+    assert on_host.dtype == np.float32
+    numbers: dict[str, Any] = {"minimum": minimum, "maximum": maximum}
+    vectors = {name: None if n is None else torch.full((len(scales),), n) for name, n in numbers.items()}
+    for given_bounds in (numbers, vectors):
+        with forbid_host_reads():
+            on_device, anew = next_scales_on_device(
+                *map(torch.tensor, (scales, steps, overflowed)),
+                factor=factor,
+                window=window,
+                growth_ceiling=ceiling,
+                **given_bounds,
+            )
+        assert on_device.numpy().tobytes() == on_host.tobytes()
+        assert anew.tolist() == restarted.tolist()
+
+
+@settings(deadline=None)
+@given(policies, groups, ceilings)
+def test_every_scale_of_a_vector_follows_the_rule_of_a_single_one(
+    policy: ScalePolicy, groups: list[tuple[float, int, bool]], ceiling: Any
+) -> None:
+    rule: dict[str, Any] = {name: getattr(policy, name) for name in ("factor", "window", "minimum", "maximum")}
+    columns = [np.array(column) for column in zip(*groups, strict=True)] or [np.zeros(0)] * 2 + [np.zeros(0, bool)]
+    moved, restarted = next_scales(*columns, **rule, growth_ceiling=ceiling)
+    for (scale, counted, overflowed), after, anew in zip(groups, moved, restarted, strict=True):
+        expected = plain_next(scale, counted - 1, overflowed, policy, ceiling)
+        assert (after, 0 if anew else counted) == expected
+        state = next_scale(ScaleState(scale, counted - 1), overflowed, policy, growth_ceiling=ceiling)
+        assert (state.scale, state.finite_steps) == expected
+
+
+@settings(deadline=None)
+@given(st.floats(1.0, 2.0**100, width=32), st.floats(0.5, 0.984375, width=32))
+def test_a_ratio_of_its_own_for_the_fall_is_multiplied_in_float32(scale: float, ratio: float) -> None:
+    moved, _ = next_scales_on_device(
+        torch.tensor([scale]),
+        torch.tensor([1]),
+        torch.tensor([True]),
+        factor=2.0,
+        window=1,
+        minimum=0.0,
+        reduce_ratio=ratio,
+    )
+    assert moved.item() == np.float32(scale) * np.float32(ratio)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
-"""The rule of the dynamic loss scale, on plain numbers: back off on overflow, grow after a streak of finite steps.
+"""The rule of the dynamic loss scale: back off on overflow, grow after a streak of finite steps.
 
 Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740, section 3.2; the sequence of scales is
 the one of MindSpore 2.7's ``DynamicLossScaleUpdateCell`` (``mindspore/nn/wrap/loss_scale.py``) with two deliberate
 differences: growth stops where the product would leave float32 instead of reaching inf, and the scale may have an
-upper bound of its own. Device, host and replay all follow this one rule.
+upper bound of its own.
+
+The rule stands here in two forms that agree bit for bit: `next_scales` for numbers and arrays on the host, and
+`next_scales_on_device` for tensors, which never waits for their values. Both move a vector of scales, each by its own
+overflows; a single scale is the plain case. Everything else calls one of the two.
 """
 
 from __future__ import annotations
@@ -11,7 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 __all__ = [
     "FLOAT32_MAX",
@@ -24,6 +33,8 @@ __all__ = [
     "checked_init",
     "checked_window",
     "next_scale",
+    "next_scales",
+    "next_scales_on_device",
 ]
 
 FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
@@ -70,13 +81,96 @@ class ScaleState:
     finite_steps: int = 0
 
 
-def next_scale(
-    state: ScaleState, overflowed: bool, rule: LossScaleRule, *, growth_ceiling: GrowthCeiling = "finite"
-) -> ScaleState:
-    """Return the scale state that follows one step.
+def next_scales(
+    scales: Any,
+    finite_steps: Any,
+    overflowed: Any,
+    *,
+    factor: Any,
+    window: Any,
+    minimum: Any,
+    maximum: Any = None,
+    growth_ceiling: GrowthCeiling = "finite",
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the scales that follow one step.
 
     ``s' = max(s / factor, minimum)`` on overflow; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step
     in a row; ``s' = s`` otherwise. A scale that may not grow keeps its value and starts a new streak.
+
+    Every argument is a number or an array of shape ``[n]``. Floats are of one type, float32 or float64, and so is the
+    arithmetic.
+
+    Args:
+        scales: Scales that the step used.
+        finite_steps: Finite steps since each scale last overflowed or was due to grow, this one included.
+        overflowed: Whether any gradient of this step was inf or NaN.
+        factor: Divisor on overflow and multiplier on growth, > 1.
+        window: Finite steps in a row before a scale grows, >= 1.
+        minimum: Lower bounds, > 0.
+        maximum: Upper bounds; None for float32's own. A scale above its bound stays where it is.
+        growth_ceiling: What happens where the product leaves float32.
+
+    Returns:
+        The scales of the next step, and whether each streak starts anew, both of shape ``[n]``.
+    """
+    due = finite_steps >= window
+    lowered = np.maximum(scales / factor, minimum)
+    with np.errstate(over="ignore"):
+        grown = scales * factor
+    if maximum is not None:
+        # A scale set above the bound by hand stays where it is: nothing but an overflow may lower it.
+        grown = np.minimum(grown, np.maximum(maximum, scales))
+    grows = due if growth_ceiling == "none" else due & (grown <= FLOAT32_MAX)
+    # A scale that overflows on the very step on which it was due has earned no growth.
+    return np.where(overflowed, lowered, np.where(grows, grown, scales)), overflowed | due
+
+
+def next_scales_on_device(
+    scales: Tensor,
+    finite_steps: Tensor,
+    overflowed: Tensor,
+    *,
+    factor: float,
+    window: int,
+    minimum: float | Tensor,
+    maximum: float | Tensor | None = None,
+    growth_ceiling: GrowthCeiling = "finite",
+    reduce_ratio: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the scales that follow one step, as `next_scales` does, without waiting for the device.
+
+    Args:
+        scales: Scales that the step used, float32, shape ``[]`` or ``[n]``.
+        finite_steps: As for `next_scales`, int64, of the same shape.
+        overflowed: Bool, of the same shape.
+        factor: As for `next_scales`.
+        window: As for `next_scales`.
+        minimum: A number, or float32 of the same shape.
+        maximum: A number, or float32 of the same shape; None for float32's own.
+        growth_ceiling: As for `next_scales`.
+        reduce_ratio: What a scale is multiplied by on overflow, in (0, 1); None divides it by ``factor``.
+
+    Returns:
+        The scales of the next step, and whether each streak starts anew; new tensors of the same shape.
+    """
+    due = finite_steps >= window
+    lowered = scales / factor if reduce_ratio is None else scales * reduce_ratio
+    grown = scales * factor
+    if maximum is not None:
+        grown = torch.minimum(grown, _at_least(scales, maximum))
+    if growth_ceiling == "finite":
+        grown = torch.where(torch.isfinite(grown), grown, scales)
+    return torch.where(overflowed, _at_least(lowered, minimum), torch.where(due, grown, scales)), overflowed | due
+
+
+def _at_least(values: Tensor, bound: float | Tensor) -> Tensor:
+    return torch.maximum(values, bound) if isinstance(bound, Tensor) else values.clamp(min=bound)
+
+
+def next_scale(
+    state: ScaleState, overflowed: bool, rule: LossScaleRule, *, growth_ceiling: GrowthCeiling = "finite"
+) -> ScaleState:
+    """Return the scale state that follows one step: `next_scales` for a single scale in float64.
 
     Args:
         state: Scale and finite steps so far.
@@ -95,17 +189,20 @@ def next_scale(
         >>> next_scale(ScaleState(1024.0, finite_steps=1), True, rule)
         ScaleState(scale=512.0, finite_steps=0)
     """
-    if overflowed:  # forget the streak too: a scale that just failed has earned no growth
-        return ScaleState(max(state.scale / rule.factor, rule.minimum))
-    if state.finite_steps + 1 < rule.window:
-        return ScaleState(state.scale, state.finite_steps + 1)
-    grown = state.scale * rule.factor
-    if rule.maximum is not None:
-        # A scale set above the bound by hand stays where it is: nothing but an overflow may lower it.
-        grown = min(grown, max(rule.maximum, state.scale))
-    if growth_ceiling == "finite" and grown > FLOAT32_MAX:
-        grown = state.scale
-    return ScaleState(grown)
+    counted = state.finite_steps + 1
+    if not overflowed and counted < rule.window:  # as on most steps, and ten times as fast as asking
+        return ScaleState(state.scale, counted)
+    scales, _ = next_scales(
+        state.scale,
+        counted,
+        overflowed,
+        factor=rule.factor,
+        window=rule.window,
+        minimum=rule.minimum,
+        maximum=rule.maximum,
+        growth_ceiling=growth_ceiling,
+    )
+    return ScaleState(float(scales))
 
 
 def checked_init(name: str, value: object) -> float:

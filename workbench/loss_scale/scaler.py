@@ -39,7 +39,7 @@ class LossScaling:
         collapse_after: int | None = None,
         minimum: float = 1.0,
     ) -> None:
-        self.scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
+        self._scale = torch.as_tensor(scale, dtype=torch.float32, device=device).detach().clone()
         self.update_cell = update_cell.to(device) if update_cell is not None and device is not None else update_cell
         self.drop_overflow_update = drop_overflow_update
         self.collapse_after = collapse_after
@@ -92,6 +92,11 @@ class LossScaling:
         return scaling
 
     @property
+    def scale(self) -> Tensor:
+        """The live scale, float32, of one element."""
+        return self._scale
+
+    @property
     def checks_overflow(self) -> bool:
         """Whether an update waits for the test of its gradients for inf and NaN."""
         return self.drop_overflow_update
@@ -139,7 +144,7 @@ class LossScaling:
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale from a tensor with one element."""
         # A new tensor: outcomes of earlier steps may still hold the old one.
-        self.scale = scale.detach().to(self.scale, copy=True).reshape(self.scale.shape)
+        self._scale = scale.detach().to(self._scale, copy=True).reshape(self._scale.shape)
 
     def after_window(self, overflow: Tensor) -> None:
         """Apply the rule after a window.

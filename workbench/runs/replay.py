@@ -205,7 +205,7 @@ def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], c
     """Return overflows under thresholds as uncertain as ours, shape ``[repetitions, n_policies]``."""
     shift, n = 2.0**thresholds.error_log2, len(thresholds.scale)
     rng = np.random.default_rng(0)  # the same run gives the same range
-    # One factor at a time: a hundred policies fill the processor, so nothing is gained by taking them side by side.
+    # One factor at a time: side by side some scale would move on nearly every step, and none could be passed over.
     factors: list[float | np.ndarray] = [1 / shift, shift] if shift != 1.0 else []
     if n <= _LONG_RUN:
         factors += [np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]

@@ -63,7 +63,7 @@ class ReplayedRun:
         """Say what policies would have done, without a range.
 
         Args:
-            policies: Policies; each costs milliseconds, more with windows below a thousand in runs of a million steps.
+            policies: Policies; each costs milliseconds, in a run of a million steps a window below a thousand seconds.
 
         Returns:
             One row per policy: ``kind``, ``init``, ``factor``, ``window``, ``overflows``, ``wasted_share``,

@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
-from workbench.loss_scale.rule import FLOAT32_MAX, checked_window
+from workbench.loss_scale.rule import FLOAT32_MAX, checked_window, next_scales_on_device
 
 __all__ = [
     "GROWTH_RATIO",
@@ -36,7 +36,6 @@ __all__ = [
     "GroupMember",
     "ParameterGroup",
     "arising_overflow",
-    "next_group_scales",
     "resolve_groups",
     "scale_gradient",
 ]
@@ -52,53 +51,6 @@ GroupMember = Tensor | nn.Module | str | tuple[str, Tensor]
 
 Unscaling = Literal["used", "updated"]
 """``"used"``: divide by the scale the backward pass multiplied by; ``"updated"``: by the next one, as the reference."""
-
-
-def next_group_scales(
-    scales: Tensor,
-    finite_steps: Tensor,
-    overflowed: Tensor,
-    held: Tensor,
-    *,
-    reduce_ratio: float,
-    growth_ratio: float,
-    window: int,
-    minimum: Tensor,
-    maximum: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the scales that follow one step.
-
-    ``s' = max(s * reduce_ratio, minimum)`` on overflow; ``s' = min(s * growth_ratio, maximum)`` on the ``window``-th
-    finite step in a row; ``s' = s`` otherwise. Every entry goes its own way.
-
-    Args:
-        scales: Float32, shape ``[n]``.
-        finite_steps: Finite steps since each scale last changed or was due to grow, int64, shape ``[n]``.
-        overflowed: Whether an overflow arose in the group, bool, shape ``[n]``.
-        held: Whether the group's gradients could not be judged, because they came in broken; bool, shape ``[n]``. Such
-            a group neither falls nor counts the step.
-        reduce_ratio: In (0, 1).
-        growth_ratio: At least 1.
-        window: Finite steps in a row before a scale grows, >= 1.
-        minimum: Floors, float32, shape ``[n]``.
-        maximum: Ceilings, float32, shape ``[n]``; a scale above its ceiling stays where it is.
-
-    Returns:
-        Scales and finite steps of the next step, new tensors of shape ``[n]``.
-    """
-    counted = finite_steps + 1
-    due = counted >= window
-    # Ratios in float32, as the scales: the recorded sequences multiply so, and a product of Python's is wider.
-    lowered = torch.maximum(
-        scales * torch.tensor(reduce_ratio, dtype=scales.dtype, device="cpu"), torch.minimum(minimum, scales)
-    )
-    grown = torch.minimum(
-        scales * torch.tensor(growth_ratio, dtype=scales.dtype, device="cpu"), torch.maximum(maximum, scales)
-    )
-    judged_scales = torch.where(overflowed, lowered, torch.where(due, grown, scales))
-    judged_steps = torch.where(overflowed | due, torch.zeros_like(counted), counted)
-    still = held & ~overflowed
-    return torch.where(still, scales, judged_scales), torch.where(still, finite_steps, judged_steps)
 
 
 def arising_overflow(received: Tensor, left: Tensor, nonfinite: Tensor) -> Tensor:
@@ -454,23 +406,33 @@ class GroupLossScaleManager(nn.Module):
             self.ceilings.copy_((found.double() * (self.maximum / reference)).clamp(max=FLOAT32_MAX))
 
     def next_scales(self, overflowed: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scales and streaks that would follow a step; nothing changes. See `next_group_scales`.
+        """Return the scales and streaks that would follow a step; nothing changes.
+
+        A group that could not be judged, because its gradients came in broken, neither falls nor counts the step.
 
         Args:
             overflowed: Whether an overflow arose in each group, bool, shape ``[n]``.
             held: Whether a group could not be judged, bool, shape ``[n]``.
+
+        Returns:
+            Scales and finite steps of the next step, new tensors of shape ``[n]``.
         """
-        return next_group_scales(
-            self.group_scales,
-            self.finite_steps,
+        scales, counted = self.group_scales, self.finite_steps + 1
+        moved, restarted = next_scales_on_device(
+            scales,
+            counted,
             overflowed,
-            held,
-            reduce_ratio=self.reduce_ratio,
-            growth_ratio=self.growth_ratio,
+            factor=self.growth_ratio,
             window=self.growth_window,
-            minimum=self.floors,
+            # A scale set below its floor by hand stays where it is.
+            minimum=torch.minimum(self.floors, scales),
             maximum=self.ceilings,
+            growth_ceiling="none",  # every group has a finite ceiling
+            reduce_ratio=self.reduce_ratio,
         )
+        still = held & ~overflowed
+        steps = torch.where(restarted, torch.zeros_like(counted), counted)
+        return torch.where(still, scales, moved), torch.where(still, self.finite_steps, steps)
 
     def update(self, overflowed: Tensor, held: Tensor) -> None:
         """Follow one step on the device.

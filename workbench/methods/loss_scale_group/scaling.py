@@ -142,10 +142,6 @@ class GroupLossScaling(LossScaling):
         """The scale of the first group, as the reference reports it; 1 while groups are being found."""
         return self.manager.dynamic_loss_scale[1].reshape(())
 
-    @scale.setter
-    def scale(self, value: Tensor) -> None:
-        """Ignore what the base class sets: the scales are the manager's."""
-
     def set(self, scale: Tensor) -> None:
         """Overwrite the scale of every group from a tensor with one element."""
         self.manager.group_scales.copy_(scale.detach().reshape(()).expand(self.manager.loss_scale_number))
