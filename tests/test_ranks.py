@@ -24,7 +24,7 @@ HEAD = """\
 import os, signal, sys, time
 import torch
 from torch import distributed
-from workbench import ranks
+from workbench.core import distributed as ranks
 
 def train(steps=40, seconds=0.02):
     for step in range(steps):

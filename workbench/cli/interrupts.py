@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from workbench.cli.failures import Interrupted
+from workbench.core.signals import handling_signals
 
 __all__ = ["saying_on_ctrl_c", "stop_on_ctrl_c"]
 
@@ -30,14 +30,8 @@ def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
         pressed = True
         print("\nstopping after this step; Ctrl-C again stops at once", file=sys.stderr, flush=True)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    before = signal.signal(signal.SIGINT, press)
-    try:
+    with handling_signals({signal.SIGINT: press}):
         yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

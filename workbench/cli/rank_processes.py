@@ -10,16 +10,16 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 
 import typer
 
 from workbench.cli.command_start import for_ranks
 from workbench.cli.failures import FAILED
+from workbench.core.signals import handling_signals
 
 __all__ = ["run_as_ranks"]
 
@@ -76,8 +76,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-@contextmanager
-def _passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> AbstractContextManager[None]:
     """Pass Ctrl-C to rank 0, and SIGTERM and a closed terminal to all."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -86,16 +85,8 @@ def _passing_signals_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterato
         else:
             _send(processes, signal.SIGTERM)
 
-    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
-        yield
-        return
     names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
-    before = {number: signal.signal(number, pass_on) for number in (getattr(signal, name) for name in names)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handling_signals({signal.Signals[name]: pass_on for name in names})
 
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -21,6 +18,7 @@ from workbench.cli.output import (
     say,
 )
 from workbench.cli.progress import Bar, clock, progress_bar
+from workbench.core.signals import handling_signals
 
 if TYPE_CHECKING:
     from workbench.study import TuneProgress
@@ -64,7 +62,7 @@ def worker(
         only_result_on_stdout(json),
         progress_bar(1, "joining the study") as bar,
         saying_on_ctrl_c("interrupted; the trial that was running is put back, and any worker runs it again"),
-        _ending_on_sigterm(),
+        handling_signals({signal.SIGTERM: _interrupt}),
     ):
         from workbench import study as tuning
 
@@ -98,18 +96,6 @@ def _show(bar: Bar, progress: TuneProgress) -> None:
     bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
 
 
-@contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Take a scheduler's SIGTERM for Ctrl-C: there is time to put the trial back before SIGKILL follows."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    raise KeyboardInterrupt

@@ -31,6 +31,7 @@ from torch import Tensor, distributed
 
 from workbench.core import devices
 from workbench.core.rank_environment import RankEnvironment, rank_environment
+from workbench.core.signals import Handler, handling_signals
 
 __all__ = [
     "RankFailure",
@@ -519,8 +520,7 @@ def _is_communication(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "NCCL", "HCCL", "ProcessGroup"))
 
 
-@contextlib.contextmanager
-def _signals_of_a_rank(session: _Session) -> Iterator[None]:
+def _signals_of_a_rank(session: _Session) -> contextlib.AbstractContextManager[None]:
     """Let rank 0 alone decide on Ctrl-C, and turn SIGTERM into an exception, so that the run is recorded as ended."""
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -528,14 +528,7 @@ def _signals_of_a_rank(session: _Session) -> Iterator[None]:
             session.ending = True
             raise _Terminated(128 + number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
+    handlers: dict[signal.Signals, Handler] = {signal.SIGTERM: terminate}
     if session.here.rank != 0:
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        handlers[signal.SIGINT] = signal.SIG_IGN
+    return handling_signals(handlers)

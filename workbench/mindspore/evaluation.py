@@ -1,40 +1,16 @@
-"""Evaluation: metrics over a dataset, leaving no trace on the training."""
+"""Evaluation: what is measured on a batch, and with which networks."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from workbench.core.metrics import MetricAccumulator, MetricError, new_accumulator
 from workbench.mindspore.batch_calls import called_with, data_and_label, widened
 
-__all__ = ["Evaluator", "evaluation_mode"]
-
-
-@contextlib.contextmanager
-def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Put every module into evaluation mode, without gradients, and everything back as it was afterwards.
-
-    Random generators are put back, too, so that training goes on as if nothing had been evaluated.
-
-    Args:
-        modules: What is evaluated.
-        device: Where it computes; its generator is kept as well as the CPU's.
-    """
-    was_training = [child for module in modules for child in module.modules() if child.training]
-    on_device = [] if device.type == "cpu" else [device]
-    for module in modules:
-        module.eval()
-    try:
-        with torch.random.fork_rng(on_device, device_type=device.type), torch.no_grad():
-            yield
-    finally:
-        for child in was_training:
-            child.training = True
+__all__ = ["Evaluator"]
 
 
 class Evaluator:

@@ -39,7 +39,7 @@ from workbench.mindspore.callbacks import (
     CallbackParameters,
     RunContext,
 )
-from workbench.mindspore.evaluation import Evaluator, evaluation_mode
+from workbench.mindspore.evaluation import Evaluator
 from workbench.mindspore.model_arguments import (
     check_criterion,
     check_dataset,
@@ -56,6 +56,7 @@ from workbench.mindspore.train_step_cells import WithLossCell
 from workbench.training.apply import apply
 from workbench.training.auto_boost import AutoBoost
 from workbench.training.boosted import Boosted
+from workbench.training.evaluation import evaluation_mode
 from workbench.training.gradient_reduction import broadcast_from_first
 from workbench.training.loop import training_loop
 from workbench.training.outcome import BoostStep, StepOutcome

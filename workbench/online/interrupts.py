@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
+
+from workbench.core.signals import handling_signals
 
 __all__ = ["Interrupts"]
 
 
 class Interrupts:
-    """Takes Ctrl-C in place of Python's own handler, while entered.
-
-    In another thread than the main one, or where a program has a handler of its own, nothing is taken.
+    """Takes Ctrl-C in place of Python's own handler, inside ``taken``.
 
     Attributes:
         asked: Whether Ctrl-C was pressed. Pressed again, it raises ``KeyboardInterrupt`` wherever the program is.
@@ -28,28 +26,11 @@ class Interrupts:
     def __init__(self) -> None:
         self.asked = False
         self._waiting = False
-        self._before: Any = None
 
-    def __enter__(self) -> Self:
-        """Take over from Python's handler, if that one is in charge."""
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._before = signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Give back.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+    def taken(self) -> contextlib.AbstractContextManager[None]:
+        """Take Ctrl-C inside a block; not where a program has a handler of its own, nor outside the main thread."""
+        is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return handling_signals({signal.SIGINT: self._press} if is_pythons else {})
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

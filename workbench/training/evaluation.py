@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import nn
 
@@ -9,7 +12,7 @@ from workbench.core.batch import move_batch
 from workbench.tasks import Task
 from workbench.training.precision import Precision
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluation_mode"]
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
@@ -26,14 +29,29 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
         seed: Seed of the data split.
     """
     metric = task.new_metric()
-    was_training = [module for module in model.modules() if module.training]
-    on_device = [] if device.type == "cpu" else [device]
-    model.eval()
-    try:
-        with torch.random.fork_rng(on_device, device_type=device.type), torch.no_grad(), precision.autocast():
-            for batch in task.evaluation_batches(seed):
-                task.update_metric(metric, model, move_batch(batch, device))
-    finally:
-        for module in was_training:
-            module.training = True
+    with evaluation_mode([model], device), precision.autocast():
+        for batch in task.evaluation_batches(seed):
+            task.update_metric(metric, model, move_batch(batch, device))
     return float(metric.compute())
+
+
+@contextlib.contextmanager
+def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Put every module into evaluation mode, without gradients, and everything back as it was afterwards.
+
+    Random generators are put back, too, so that training goes on as if nothing had been evaluated.
+
+    Args:
+        modules: What is evaluated.
+        device: Where it computes; its generator is kept as well as the CPU's.
+    """
+    was_training = [child for module in modules for child in module.modules() if child.training]
+    on_device = [] if device.type == "cpu" else [device]
+    for module in modules:
+        module.eval()
+    try:
+        with torch.random.fork_rng(on_device, device_type=device.type), torch.no_grad():
+            yield
+    finally:
+        for child in was_training:
+            child.training = True

@@ -1,0 +1,35 @@
+"""Signals of the operating system (Ctrl-C is SIGINT), handled for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+
+__all__ = ["Handler", "handling_signals"]
+
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextlib.contextmanager
+def handling_signals(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
+    """Handle signals inside the block, and leave them to whoever did so before after it.
+
+    Python hands signals to its main thread alone: in another one nothing is taken.
+
+    Args:
+        handlers: For each signal a function ``(number, frame)``, or ``signal.SIG_IGN`` or ``signal.SIG_DFL``.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in handlers}
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)  # None: not installed from Python
