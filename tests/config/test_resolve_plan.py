@@ -198,7 +198,7 @@ def test_hyper_parameter_the_optimizer_lacks_is_dropped_with_a_sentence() -> Non
     plan = plan_of(optimizer={"name": "Adam", "momentum": 0.9})
     assert plan == plan_of(optimizer={"name": "Adam"})
     assert [entry.reason for entry in plan.dropped] == [
-        "`optimizer.momentum` is not in effect because Adam has no such parameter"
+        "`optimizer.momentum` is not in effect because Adam has no such parameter; SGD, RMSprop and thor have it"
     ]
     assert plan_of(optimizer={"momentum": 0.9}).dropped == ()
 

@@ -17,7 +17,7 @@ from workbench.config import (
     describe_parameters,
 )
 from workbench.methods.registry import METHODS
-from workbench.panels.config_panel import ConfigPanel, card_html
+from workbench.panels.config_panel import ConfigPanel, card_html, owner_note
 from workbench.panels.shared_config import SharedConfig
 
 PATHS = [path for path in describe_parameters() if path.removeprefix("boost.") not in SWITCHES]
@@ -327,3 +327,20 @@ def test_closing_leaves_no_widget_behind() -> None:
         panel.sections.selected_index = 3
         panel.close()
     assert set(widgets.widget._instances) == before
+
+
+@pytest.mark.parametrize("values", [{}, {"optimizer": {"lr": 0.1}}], ids=["no section", "no name"])
+def test_without_a_name_thors_own_parameters_say_whose_they_are(values: dict[str, Any]) -> None:
+    plan = BoostConfig.from_dict(values).resolve("O0")
+    said = {path for path in describe_parameters() if owner_note(plan, path)}
+    own = ("damping", "damping_decay", "frequency", "factor_decay", "trace_threshold", "kl_clip")
+    assert said == {f"optimizer.{name}" for name in own}
+    assert owner_note(plan, "optimizer.damping") == (
+        "only thor has it: choose it as optimizer, unless the task has it by itself"
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "thor"])
+def test_with_a_name_no_parameter_says_whose_it_is(optimizer: str) -> None:
+    plan = BoostConfig.from_dict({"optimizer": {"name": optimizer}}).resolve("O0")
+    assert not [path for path in describe_parameters() if owner_note(plan, path)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from workbench.config import BoostConfig, describe_parameters
+from workbench.config import SWITCHES, BoostConfig, ConfigError, NetworkFacts, describe_parameters
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
-from workbench.study.ask.search_space import read_space, suggest
+from workbench.study.ask.search_space import Dimension, read_space, suggest
 from workbench.study.errors import StudyError
 
 ONE_RANK = StudyPlans()
+SWITCH_PATHS = [f"boost.{name}" for name in SWITCHES]
 
 
 class Scripted:
@@ -155,6 +157,87 @@ def test_quoted_paths_and_tables_mean_the_same() -> None:
     quoted = read_space({"grad_freeze.freeze_p": {"low": 0.2, "high": 0.4}, "boost.less_bn": [True]})
     nested = read_space({"grad_freeze": {"freeze_p": {"low": 0.2, "high": 0.4}}, "boost": {"less_bn": [True]}})
     assert quoted == nested
+
+
+NETWORKS = {
+    "unknown": None,
+    "without BatchNorm": NetworkFacts(0, 0, 3, 3, 0, 3),
+    "by one rule only": NetworkFacts(4, 2, 4, 2, 0, 4),
+}
+WHOLE_SPACE = read_space(
+    {
+        **{
+            path: True
+            for path, about in describe_parameters().items()
+            if about.kind in {"bool", "choice"} or about.low is not None
+        },
+        "grad_freeze.total_steps": {"low": 0, "high": 100},
+        "grad_freeze.param_groups": {"low": 1, "high": 4},
+        "grad_accumulation.grad_accumulation_step": [1, 2],
+        "loss_scale.minimum": {"low": 1, "high": 1000.0},
+        "optimizer.betas": [[0.9, 0.99], [0.8, 0.9]],
+        "dim_reduce.weight_load_dir": ["a", "b", ""],
+        "dim_reduce.pca_mat_path": ["a.npy", ""],
+        "common.device_number": [1, 2, 8],
+        "loss_scale.collapse_after": [1, 2],
+    }
+)
+
+
+def changed(config: BoostConfig, path: str, values: Sequence[Any]) -> list[BoostConfig]:
+    """Return the configuration with each of the values that is not refused."""
+    found = []
+    for value in values:
+        with contextlib.suppress(ConfigError):
+            found.append(config.with_values({path: value}))
+    return found
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS.keys())
+@pytest.mark.parametrize("ranks", [1, 4, 8])
+def test_a_parameter_is_drawn_exactly_where_its_values_give_different_plans(
+    ranks: int, network: NetworkFacts | None
+) -> None:
+    plans = StudyPlans(ranks, network)
+    seen = {True: 0, False: 0}
+    for seed in range(20):
+        draw = random.Random(100 * ranks + seed)
+        level, config = draw.choice(["O1", "O2"]), BoostConfig().with_values({"boost.mode": "manual"})
+        for one in draw.sample(WHOLE_SPACE, len(WHOLE_SPACE) // 3):
+            config = draw.choice([config, *changed(config, one.path, [draw.choice(one.extremes)])])
+        for one in WHOLE_SPACE:
+            base = config.with_values({"boost.mode": "manual"}) if one.path in SWITCH_PATHS else config
+            tried = changed(base, one.path, one.extremes)
+            if len(tried) == len(one.extremes):
+                expected = len({plans.resolve(each, level).key() for each in tried}) > 1
+                trial = Scripted(seed=seed)
+                suggest(trial, (Dimension("level", "choice", (level,)), one), config, plans)
+                assert (one.path in trial.drawn) is expected, (one.path, level, config)
+                seen[expected] += 1
+    assert min(seen.values()) > 100  # both answers were asked for
+
+
+def test_what_decides_about_others_is_drawn_before_them_and_choices_before_ranges() -> None:
+    paths = [
+        *(
+            "grad_freeze.freeze_p",
+            "optimizer.name",
+            "amp.dtype",
+            "boost.adasum",
+            "less_bn.gc_flag",
+            "boost.grad_freeze",
+        ),
+        *("grad_freeze.param_groups", "boost.less_bn", "optimizer.lr", "amp.level", "level", "boost.dim_reduce"),
+    ]
+    space = read_space(dict.fromkeys(paths, True))
+    assert [one.path for one in space] == paths
+    switches = {"boost.dim_reduce": False, "boost.less_bn": True, "boost.grad_freeze": True, "level": "O1"}
+    trial = Scripted({**switches, "amp.level": "O2"})
+    suggest(trial, space, BoostConfig(), StudyPlans(ranks=16))
+    assert trial.drawn == [
+        *("level", "boost.dim_reduce", "optimizer.name", "amp.level", "amp.dtype", "boost.less_bn"),
+        *("boost.grad_freeze", "grad_freeze.param_groups", "less_bn.gc_flag", "grad_freeze.freeze_p", "optimizer.lr"),
+    ]
 
 
 SEVERAL_RANKS = {

@@ -19,18 +19,16 @@ from workbench.config.compatibility import CompatibilityConfig
 from workbench.config.conditions import Condition, acts
 from workbench.config.errors import ConfigError
 from workbench.config.facts import Facts, NetworkFacts
-from workbench.config.levels import LEVELS, SWITCHES, asked_for, requested_switches
+from workbench.config.levels import LEVELS, SWITCHES, asked_for, requested_switches, with_switch
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
 from workbench.config.parameters import ParameterInfo, describe_parameters, parents_of
 from workbench.config.resolve import (
     Dropped,
-    Outline,
     Plan,
-    deciding,
     line_search_trials,
     resolve,
-    sections_deciding,
+    why_no_method,
 )
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
@@ -56,18 +54,17 @@ __all__ = [
     "LossScaleConfig",
     "NetworkFacts",
     "OptimizerConfig",
-    "Outline",
     "ParameterInfo",
     "Plan",
     "Section",
     "SnapshotConfig",
     "acts",
     "asked_for",
-    "deciding",
     "describe_parameters",
     "line_search_trials",
     "parents_of",
     "requested_switches",
     "resolve",
-    "sections_deciding",
+    "why_no_method",
+    "with_switch",
 ]

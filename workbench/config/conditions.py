@@ -1,6 +1,6 @@
 """When a parameter is in effect: small conditions, declared beside the parameter and combined with ``&`` and ``|``.
 
-    momentum = described(..., when=taken_by_optimizer("momentum"))
+    thor_factors = described(..., when=optimizer_is("thor"))
     freeze_p = described(..., when=method_on("grad_freeze"))
     adasum = described(..., when=IN_MODE_MANUAL, needs=without("dim_reduce", ...) & FULL_SERVERS)
 

@@ -9,7 +9,7 @@ from workbench.config.errors import ConfigError, shown
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
 
-__all__ = ["LEVELS", "SWITCHES", "asked_for", "requested_switches"]
+__all__ = ["LEVELS", "SWITCHES", "asked_for", "requested_switches", "with_switch"]
 
 SWITCHES = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce", "loss_scale_group")
 """The six switches, in the order the original lists them."""
@@ -47,3 +47,19 @@ def requested_switches(config: BoostConfig, level: str) -> dict[str, bool]:
     if not isinstance(level, str) or level not in LEVELS:
         raise ConfigError(f"`level` must be one of {', '.join(map(shown, LEVELS))}, got {shown(level)}")
     return {name: asked_for(name, config, level) for name in SWITCHES}
+
+
+def with_switch(config: BoostConfig, level: str, name: str, *, on: bool) -> BoostConfig:
+    """Return the configuration with one switch set by hand and the others as the level asks for them.
+
+    Args:
+        config: The configuration.
+        level: Boost level.
+        name: The switch.
+        on: Its new position.
+
+    Raises:
+        ConfigError: When the level is unknown.
+    """
+    asked = requested_switches(config, level) | {name: on}
+    return config.with_values({"boost.mode": "manual", **{f"boost.{switch}": asked[switch] for switch in SWITCHES}})

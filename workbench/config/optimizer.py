@@ -37,13 +37,8 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
 def _taken(hyper_parameter: str) -> Condition:
     """Hold where the named optimizer has a hyper-parameter; without a name it may have."""
     owners = [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
-    return optimizer_is(*owners, why_not=f"{{name}} has no such parameter; {owned_by(hyper_parameter)}")
-
-
-def owned_by(hyper_parameter: str) -> str:
-    """Return which optimizers have a hyper-parameter, in words."""
-    owners = [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
-    return f"only {owners[0]} has it" if len(owners) == 1 else f"{', '.join(owners[:-1])} and {owners[-1]} have it"
+    have = f"only {owners[0]} has it" if len(owners) == 1 else f"{', '.join(owners[:-1])} and {owners[-1]} have it"
+    return optimizer_is(*owners, why_not=f"{{name}} has no such parameter; {have}")
 
 
 class OptimizerConfig(Section):

@@ -16,12 +16,16 @@ import ipywidgets as widgets
 from markdown_it import MarkdownIt
 
 from workbench.config import (
+    HYPER_PARAMETERS,
     SWITCHES,
     BoostConfig,
     ConfigError,
+    Facts,
     Plan,
     describe_parameters,
     requested_switches,
+    why_no_method,
+    with_switch,
 )
 from workbench.config.boost_json import parse_json
 from workbench.config.errors import shown
@@ -29,12 +33,6 @@ from workbench.methods.registry import METHODS
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for
 from workbench.panels.copy_button import copy_button
-from workbench.panels.idle_reasons import (
-    idle_reason,
-    owner_note,
-    switch_refusals,
-    with_switch,
-)
 from workbench.panels.panel import (
     Panel,
     Theme,
@@ -52,7 +50,7 @@ from workbench.panels.style import (
     words,
 )
 
-__all__ = ["ConfigPanel", "card_html"]
+__all__ = ["ConfigPanel", "card_html", "owner_note"]
 
 
 class ConfigPanel(Panel):
@@ -80,7 +78,6 @@ class ConfigPanel(Panel):
         self._infos = describe_parameters()
         self._controls: dict[str, ParameterControl] = {}
         self._shown: dict[str, Any] = {}
-        self._refusals: dict[str, str] = {}
         self.preset = PresetChoice(self, self.shared)
         self._make_ranks()
         self._make_switches()
@@ -290,7 +287,6 @@ class ConfigPanel(Panel):
             return
         with self._lock, self.showing():
             plan, problem = self._plan()
-            self._refusals = switch_refusals(config, level, self.ranks.value, self.shared.network)
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
@@ -307,10 +303,10 @@ class ConfigPanel(Panel):
 
     def _show_switches(self, config: BoostConfig, level: str, plan: Plan | None) -> None:
         asked = requested_switches(config, level)
-        dropped = {entry.name: entry.reason for entry in plan.dropped} if plan is not None else {}
+        facts = Facts(level, self.ranks.value, self.shared.network)
         for name, switch in self.switches.items():
             on = getattr(plan, name) if plan is not None else asked[name]
-            reason = "" if on else dropped.get(name, self._refusals[name])
+            reason = "" if on else why_no_method(name, config, facts)
             switch.value = on
             switch.disabled = bool(reason)
             # It stands beneath its own name.
@@ -323,7 +319,7 @@ class ConfigPanel(Panel):
             # What is being mended stays as it was typed until the value itself becomes another one.
             if not control.problem or self._shown.get(path, self) != leaves[path]:
                 control.set(_as_shown(leaves[path]))
-            reason = idle_reason(plan, path, self._refusals) if plan is not None else ""
+            reason = plan.idle_reason(path) if plan is not None else ""
             control.disable(f"not in effect: {reason}" if reason else "")
             control.note(self._note_of(plan, path))
         self._shown = leaves
@@ -333,6 +329,25 @@ class ConfigPanel(Panel):
         if path == "grad_freeze.freeze_p":
             return f"frozen steps: {100 * self.shared.config.grad_freeze.frozen_share():.3g} %"
         return owner_note(plan, path) if plan is not None else ""
+
+
+def owner_note(plan: Plan, path: str) -> str:
+    """Say of a parameter that a single optimizer has which one that is, while the optimizer is the task's own.
+
+    It may be in effect all the same, where the task's own optimizer is of that kind, so it is not disabled.
+
+    Args:
+        plan: What is in effect.
+        path: The parameter.
+
+    Returns:
+        A sentence, or nothing when an optimizer is named, when several have the parameter, or when none steps.
+    """
+    section, _, name = path.partition(".")
+    optimizer, owners = plan.config.optimizer, [one for one, own in HYPER_PARAMETERS.items() if name in own]
+    if section != "optimizer" or len(owners) != 1 or plan.dim_reduce or (optimizer and optimizer.name):
+        return ""
+    return f"only {owners[0]} has it: choose it as optimizer, unless the task has it by itself"
 
 
 @functools.cache

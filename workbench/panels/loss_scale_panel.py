@@ -29,7 +29,6 @@ from workbench.figures.loss_scale import loss_scale_drawing
 from workbench.panels import placed_widgets as placed
 from workbench.panels.controls import ParameterControl, control_for, parsed
 from workbench.panels.figure_place import FigurePlace
-from workbench.panels.idle_reasons import idle_reason, switch_refusals
 from workbench.panels.panel import (
     Panel,
     Theme,
@@ -344,11 +343,8 @@ class LossScalePanel(Panel):
         self.log(told)
 
     def _idle_reason(self) -> str:
-        config, level = self.shared.both()
         try:
-            return idle_reason(
-                self.shared.plan(), "loss_scale.init", switch_refusals(config, level, network=self.shared.network)
-            )
+            return self.shared.plan().idle_reason("loss_scale.init")
         except ConfigError as error:
             return str(error)
 

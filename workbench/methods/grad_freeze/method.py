@@ -75,8 +75,7 @@ def freeze_index_sequence(
         >>> freeze_index_sequence(3, 0, 0.5, 6)
         [0, 0, 1, 2, 0, 0, 1, 2]
     """
-    if not 0 <= freeze_p <= 1:
-        raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
+    _check_freeze_p(freeze_p, freeze_type if n_groups > 1 else INTERVAL)
     length = int(total_steps * LENGTH_MARGIN)
     if n_groups <= 1:
         return [0] * length
@@ -130,8 +129,7 @@ class GradientFreeze:
             raise ValueError(f"`grad_freeze.total_steps` must be at least 1, got {total_steps}")
         if freeze_type not in {CONTINUOUS, INTERVAL}:
             raise ValueError(f"`grad_freeze.freeze_type` must be 0 or 1, got {freeze_type}")
-        if not 0 <= freeze_p <= 1:
-            raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
+        _check_freeze_p(freeze_p, freeze_type if param_groups > 1 else INTERVAL)
         self.param_groups = param_groups
         self.freeze_type = freeze_type
         self.freeze_p = float(freeze_p)
@@ -222,9 +220,15 @@ def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int)
     return [parameters[len(parameters) - len(group) :] for group in groups]  # every group is a suffix
 
 
-def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
-    if freeze_p == 1:
+def _check_freeze_p(freeze_p: float, freeze_type: int) -> None:
+    # As upstream, 1 is a share: every step is full. A configuration says so by leaving freezing off, and refuses it.
+    if not 0 <= freeze_p <= 1:
+        raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
+    if freeze_p == 1 and freeze_type == CONTINUOUS:
         raise ValueError("`grad_freeze.freeze_p` must be below 1 with freeze_type 0, got 1: no step would ever freeze")
+
+
+def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
     # As upstream: float floor division first, so the added half never rounds up.
     n_full = int(freeze_p * (n_groups - 1) // (1 - freeze_p) + 0.5)
     period = [0] * n_full + list(range(1, n_groups))

@@ -1,10 +1,10 @@
 """What a study may vary, and how one trial draws from it.
 
-A *dimension* is a config path (or ``level``) with the values it may take. Only dimensions that can make a difference
-are drawn: a dimension is *in effect* when two of its values give two different plans, everything drawn so far being
-equal. So ``grad_freeze.freeze_p`` is drawn only after freezing turned out to be on, whatever the reason it is on for,
-and no list of conditions has to be kept beside the one in `BoostConfig.resolve`. A switch also counts when it matters
-only together with a dimension still to be drawn: accumulation over one micro-batch, the default, is none.
+A *dimension* is a config path (or ``level``) with the values it may take. Only dimensions that can be in effect are
+drawn, by the conditions that are declared beside each parameter (`workbench.config.conditions`), and what a condition
+reads is drawn first: ``grad_freeze.freeze_p`` only after freezing turned out to be on, whatever the reason it is on
+for. Where two decide about each other, values still to be drawn count, too: accumulation over one micro-batch, the
+default, is none, but its switch is drawn where the study searches their number.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -24,16 +24,15 @@ from workbench.config import (
     acts,
     describe_parameters,
     parents_of,
-    sections_deciding,
 )
 from workbench.config.errors import did_you_mean, shown
-from workbench.study.ask.differences import Differences
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
 __all__ = ["Dimension", "Draws", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest", "within_layers"]
 
 _USUAL_LEVEL = "O1"
+_SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
 _GROUPS = "grad_freeze.param_groups"
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
@@ -154,7 +153,7 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
             Quoted dotted keys and TOML sub-tables mean the same.
 
     Returns:
-        The dimensions, switches before what depends on them, otherwise in the order of the file.
+        The dimensions, in the order of the file.
 
     Raises:
         StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
@@ -166,7 +165,7 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
             hint = did_you_mean(path, [*known, "level"])
             raise StudyError(f'[space] unknown parameter "{path}"{hint}')
         dimensions.append(_dimension(path, value, None if path == "level" else known[path]))
-    return tuple(sorted(dimensions, key=_rank))
+    return tuple(dimensions)
 
 
 def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[Dimension, ...], str]:
@@ -220,22 +219,14 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
     for dimension in dimensions:
         if dimension.path == "level":
             level = values["level"] = dimension.draw(trial)
-    config, waiting, by_section = _beginning(level, dimensions, base)
-    idle: list[Dimension] = []  # switches that had no effect when they were last looked at
-    look = Differences.of(config, level, plans)
-    while True:
-        chosen = _first_in_effect([one for one in waiting if one not in idle], look, waiting, by_section)
-        if chosen is None and idle:
-            # Looking at a switch costs a plan per value of every other dimension. What a plain parameter's value
-            # changes about it was foreseen then, so once more at the end is enough.
-            chosen = _first_in_effect(idle, look, waiting, by_section)
-        if chosen is None:
-            return Suggestion(level, look.config, values)
-        waiting.remove(chosen)
-        value = chosen.draw(trial)
-        values[chosen.path] = value
-        look = look.with_value(chosen.path, value)
-        idle = [] if _rank(chosen) < _PLAIN else [one for one in waiting if _rank(one) < _PLAIN]
+    config, waiting = _beginning(level, dimensions, base)
+    while waiting:
+        one = waiting[0]
+        if _may_be_in_effect(one, config, level, plans, waiting):
+            values[one.path] = one.draw(trial)
+            config = config.with_values({one.path: values[one.path]})
+        waiting = waiting[1:]
+    return Suggestion(level, config, values)
 
 
 def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> dict[str, str | None]:
@@ -248,102 +239,31 @@ def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: St
     """
     found: dict[str, str | None] = {}
     for level in next((one.choices for one in dimensions if one.path == "level"), (_USUAL_LEVEL,)):
-        config, waiting, by_section = _beginning(level, dimensions, base)
-        chosen = _first_in_effect(waiting, Differences.of(config, level, plans), waiting, by_section)
-        found[level] = None if chosen is not None else plans.resolve(config, level).key()
+        config, waiting = _beginning(level, dimensions, base)
+        several = any(_may_be_in_effect(one, config, level, plans, waiting) for one in waiting)
+        found[level] = None if several else plans.resolve(config, level).key()
     return found
 
 
 def _beginning(
     level: str, dimensions: Sequence[Dimension], base: BoostConfig
-) -> tuple[BoostConfig, list[Dimension], dict[str, list[tuple[str, Any]]]]:
-    """Return where a suggestion begins: its configuration, what may be drawn, and the values of that by section."""
-    paths = {dimension.path for dimension in dimensions}
+) -> tuple[BoostConfig, Sequence[Dimension]]:
+    """Return where a suggestion begins: its configuration, and what may be drawn, in the order of drawing."""
     config = base
     if level == "O0":
         config = all_off(base)
-    elif "boost.mode" not in paths and any(path.startswith("boost.") for path in paths):
+    elif any(one.path in _SWITCHES for one in dimensions) and all(one.path != "boost.mode" for one in dimensions):
         config = base.with_values({"boost.mode": "manual"})
-    waiting = [
-        dimension
-        for dimension in dimensions
-        if dimension.path != "level" and not (level == "O0" and dimension.path.startswith("boost."))
-    ]
-    by_section: dict[str, list[tuple[str, Any]]] = {}
-    for dimension in waiting:
-        values_of = by_section.setdefault(_section_of(dimension.path), [])
-        values_of.extend((dimension.path, value) for value in dimension.extremes)
-    return config, waiting, by_section
+    is_off = level == "O0"
+    drawn = [one for one in dimensions if one.path != "level" and not (is_off and one.path.startswith("boost."))]
+    # Choices before ranges, most of which belong to one; studies of earlier versions were drawn so, too.
+    return config, _parents_first(sorted(drawn, key=lambda one: one.kind != "choice"))
 
 
-def _first_in_effect(
-    dimensions: Sequence[Dimension],
-    look: Differences,
-    waiting: Sequence[Dimension],
-    by_section: Mapping[str, Sequence[tuple[str, Any]]],
-) -> Dimension | None:
-    """Return the first dimension that can make a difference, or None.
-
-    Args:
-        dimensions: The dimensions in question; a single choice always counts, it is a setting.
-        look: What is decided so far.
-        waiting: Dimensions still to be drawn; a switch counts when it matters at one of their values.
-        by_section: The values of all dimensions of this suggestion, by section.
-    """
-    open_paths = {other.path for other in waiting}
-    deciding: list[tuple[str, Any]] | None = None
-    for one in dimensions:
-        extremes = one.extremes
-        if len(extremes) == 1 or look.differ(one.path, extremes):
-            return one
-        if _rank(one) >= _PLAIN:
-            continue
-        if deciding is None:
-            decisive = (look.decisive(section, values) for section, values in by_section.items())
-            deciding = [one for values in decisive for one in values if one[0] in open_paths]
-        section, having_say = _section_of(one.path), sections_deciding(one.path)
-        # A value that decides nothing leaves a switch as it is, unless one section's rules hold for both.
-        near = [
-            (path, value)
-            for path, value in by_section[section]
-            if path in open_paths and (path, value) not in deciding and look.possible(path, value)
-        ]
-        others = [
-            other
-            for other in (*deciding, *near)
-            if other[0] != one.path and (having_say is None or _section_of(other[0]) in having_say)
-        ]
-        if any(look.differ(one.path, extremes, other) for other in others):
-            return one
-    return None
-
-
-def parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Return the dimensions in the given order, but what decides whether another one is in effect before that one.
-
-    Where two decide about each other, a switch and its parameter, the one that the configuration names first is first.
-    """
-    places = {path: place for place, path in enumerate(describe_parameters())}
-    placed: list[Dimension] = []
-
-    def place(one: Dimension) -> None:
-        parents = () if one.path == "level" else parents_of(one.path)
-        for other in dimensions:
-            if other.path == "level" or (
-                other.path in parents
-                and (one.path not in parents_of(other.path) or places[other.path] < places[one.path])
-            ):
-                place(other)
-        if one not in placed:
-            placed.append(one)
-
-    for one in dimensions:
-        place(one)
-    return tuple(placed)
-
-
-def may_count(one: Dimension, config: BoostConfig, level: str, plans: StudyPlans, waiting: Sequence[Dimension]) -> bool:
-    """Return whether a dimension is in effect, or can be, given what is decided.
+def _may_be_in_effect(
+    one: Dimension, config: BoostConfig, level: str, plans: StudyPlans, waiting: Sequence[Dimension]
+) -> bool:
+    """Return whether a dimension is in effect at some values of what is still to be drawn; a single choice always is.
 
     A switch is where turning it changes which methods act: its own, or one that it shuts out.
 
@@ -354,30 +274,29 @@ def may_count(one: Dimension, config: BoostConfig, level: str, plans: StudyPlans
         plans: How the study resolves configurations.
         waiting: Dimensions still to be drawn, this one among them.
     """
+    if len(one.extremes) == 1:
+        return True
     facts, when = plans.facts(level), describe_parameters()[one.path].when
     is_switch = one.path in _SWITCHES
     if is_switch and when.why_not(config, facts):
         return False
-    bearing = _bearing_on(one.path)
-    others = [other for other in waiting if other.path in bearing and not (is_switch and other is one)]
+    deciding = _deciding(one.path)
+    others = [other for other in waiting if other.path in deciding and not (is_switch and other is one)]
     paths = [other.path for other in others]
     for values in itertools.product(*(other.extremes for other in others)):
         tried = plans.with_subspace(config.with_values(dict(zip(paths, values, strict=True))))
         if is_switch:
-            turned = (tried.with_values({one.path: value}) for value in one.extremes)
-            if len({tuple(acts(name, config, facts) for name in SWITCHES) for config in turned}) > 1:
+            turned = [tried.with_values({one.path: value}) for value in one.extremes]
+            if len({tuple(acts(name, each, facts) for name in SWITCHES) for each in turned}) > 1:
                 return True
         elif not when.why_not(tried, facts):
             return True
     return False
 
 
-_SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
-
-
 @functools.cache
-def _bearing_on(path: str) -> frozenset[str]:
-    """Return the paths that may decide whether a dimension counts; of a switch also those of methods it shuts out."""
+def _deciding(path: str) -> frozenset[str]:
+    """Return the paths that decide whether a dimension is in effect; of a switch also those of methods it shuts out."""
     infos = describe_parameters()
     shut_out = [other for other in _SWITCHES if path in _SWITCHES and path in infos[other].needs.reads]
     return parents_of(path).union(shut_out, *(parents_of(other) for other in shut_out))
@@ -388,32 +307,32 @@ def all_off(base: BoostConfig) -> BoostConfig:
     return base.with_values({"boost.mode": "disable_all"})
 
 
-# Level first, then modes, switches, flags and names that decide what else matters, then their parameters, in whatever
-# order study.toml lists them. A switch that shuts others out comes before them: what is drawn in vain misleads the
-# sampler.
-_ORDER: tuple[Callable[[str], bool], ...] = (
-    lambda path: path == "level",
-    lambda path: path == "boost.mode",
-    lambda path: path == "boost.dim_reduce",
-    lambda path: path.startswith("boost.") and path != "boost.adasum",
-    lambda path: path.startswith("boost."),
-    lambda path: path in {"amp.level", "optimizer.name", "loss_scale.kind"},
-    lambda path: path in {"amp.dtype", "grad_freeze.freeze_type", "less_bn.fn_flag", "less_bn.gc_flag"},
-)
-_PLAIN = len(_ORDER)
+def _parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """Return the dimensions in the given order, but what decides whether another one is in effect before that one."""
+    placed: list[Dimension] = []
 
+    def place(one: Dimension) -> None:
+        if one not in placed:
+            for other in dimensions:
+                if _comes_before(other.path, one.path):
+                    place(other)
+            placed.append(one)
 
-def _section_of(path: str) -> str:
-    return path.partition(".")[0]
+    for one in dimensions:
+        place(one)
+    return tuple(placed)
 
 
 @functools.cache
-def _rank_of(path: str) -> int:
-    return next((rank for rank, belongs in enumerate(_ORDER) if belongs(path)), _PLAIN)
+def _comes_before(one: str, other: str) -> bool:
+    """Return whether a path must be drawn before another one.
 
-
-def _rank(dimension: Dimension) -> int:
-    return _rank_of(dimension.path)
+    Where two decide about each other, as a switch and its parameter, it is the one that the configuration names first.
+    """
+    if one == other or one not in parents_of(other):
+        return False
+    named = list(describe_parameters())
+    return other not in parents_of(one) or named.index(one) < named.index(other)
 
 
 def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:

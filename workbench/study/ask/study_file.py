@@ -287,7 +287,7 @@ class StudyFile(_Part):
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
-        """What is searched, switches first; without what could never act on the network."""
+        """What is searched, in the file's order; without what could never act on the network."""
         return self._drawn()[0]
 
     def not_drawn(self) -> list[str]:

@@ -1,23 +1,28 @@
+"""Tests of what a plan says of a parameter that is not in effect."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.config.config_strategies import configs, legal_values, levels, repeatable
 from workbench.config import (
     SWITCHES,
     BoostConfig,
     ConfigError,
+    Facts,
+    NetworkFacts,
     describe_parameters,
-)
-from workbench.panels.idle_reasons import (
-    idle_reason,
-    owner_note,
-    switch_refusals,
+    parents_of,
+    why_no_method,
     with_switch,
 )
 
 PARAMETERS = describe_parameters()
+NETWORKS = [None, NetworkFacts(0, 0, 3, 3, 0, 3), NetworkFacts(4, 2, 12, 6, 0, 12)]
 CONFIGS: dict[str, dict[str, Any]] = {
     "default": {},
     "accumulating": {
@@ -45,9 +50,8 @@ def test_a_switch_without_a_refusal_is_in_effect_once_it_is_on(
     values: dict[str, Any], level: str, world_size: int
 ) -> None:
     config = BoostConfig.from_dict(values)
-    refusals = switch_refusals(config, level, world_size)
-    assert list(refusals) == list(SWITCHES)
-    for name, reason in refusals.items():
+    for name in SWITCHES:
+        reason = why_no_method(name, config, Facts(level, world_size))
         try:
             plan = with_switch(config, level, name, on=True).resolve(level, world_size)
         except ConfigError:
@@ -61,11 +65,10 @@ def test_a_switch_without_a_refusal_is_in_effect_once_it_is_on(
 def test_what_is_disabled_changes_nothing_and_says_why(values: dict[str, Any]) -> None:
     config = BoostConfig.from_dict(values)
     plan = config.resolve("O1")
-    refusals = switch_refusals(config, "O1")
     for path, info in PARAMETERS.items():
         if path.removeprefix("boost.") in SWITCHES:
             continue
-        reason = idle_reason(plan, path, refusals)
+        reason = plan.idle_reason(path)
         if not reason:
             continue
         assert reason[0] != " "
@@ -80,10 +83,9 @@ def test_what_is_disabled_changes_nothing_and_says_why(values: dict[str, Any]) -
 def test_what_has_a_say_is_never_disabled(values: dict[str, Any]) -> None:
     config = BoostConfig.from_dict(values)
     plan = config.resolve("O2", 16)
-    refusals = switch_refusals(config, "O2", 16)
     for path in PARAMETERS:
         if plan.matters(path):
-            assert idle_reason(plan, path, refusals) == "", path
+            assert plan.idle_reason(path) == "", path
 
 
 @pytest.mark.parametrize(
@@ -99,9 +101,8 @@ def test_what_has_a_say_is_never_disabled(values: dict[str, Any]) -> None:
 )
 def test_the_parameter_that_a_switch_waits_for_can_be_set_while_the_switch_is_off(switch: str, path: str) -> None:
     config = BoostConfig()
-    refusals = switch_refusals(config, "O0")
-    assert path in refusals[switch]
-    assert idle_reason(config.resolve("O0"), path, refusals) == ""
+    assert path in why_no_method(switch, config, Facts("O0"))
+    assert config.resolve("O0").idle_reason(path) == ""
 
 
 @pytest.mark.parametrize(
@@ -112,11 +113,13 @@ def test_the_parameter_that_a_switch_waits_for_can_be_set_while_the_switch_is_of
         ("loss_scale.groups", "Loss scale per group is off"),
         ("amp.keep_batchnorm_fp32", "mixed precision is off (amp.level O0)"),
         ("snapshots.every_steps", "no snapshots are kept (snapshots.count is 0)"),
+        ("compatibility.freeze_state", "Gradient freezing is off"),
+        ("compatibility.fn_bias", "LessBN is off"),
+        ("common.gradient_split_groups", "a single rank reduces nothing"),
     ],
 )
 def test_the_reason_names_what_is_off(path: str, reason: str) -> None:
-    config = BoostConfig()
-    assert idle_reason(config.resolve("O0"), path, switch_refusals(config, "O0")) == reason
+    assert BoostConfig().resolve("O0").idle_reason(path) == reason
 
 
 @pytest.mark.parametrize(
@@ -130,19 +133,38 @@ def test_the_reason_names_what_is_off(path: str, reason: str) -> None:
 )
 def test_what_the_named_optimizer_lacks_says_who_has_it(optimizer: str, path: str, reason: str) -> None:
     config = BoostConfig.from_dict({"optimizer": {"name": optimizer}})
-    assert idle_reason(config.resolve("O0"), path, switch_refusals(config, "O0")) == reason
-    assert owner_note(config.resolve("O0"), path) == ""
+    assert config.resolve("O0").idle_reason(path) == reason
 
 
-@pytest.mark.parametrize("values", [{}, {"optimizer": {"lr": 0.1}}], ids=["no section", "no name"])
-def test_without_a_name_thors_own_parameters_say_whose_they_are(values: dict[str, Any]) -> None:
-    plan = BoostConfig.from_dict(values).resolve("O0")
-    said = {path for path in PARAMETERS if owner_note(plan, path)}
-    own = ("damping", "damping_decay", "frequency", "factor_decay", "trace_threshold", "kl_clip")
-    assert said == {f"optimizer.{name}" for name in own}
-    assert owner_note(plan, "optimizer.damping") == (
-        "only thor has it: choose it as optimizer, unless the task has it by itself"
+def test_under_dim_reduce_the_whole_section_optimizer_says_that_dim_reduce_steps() -> None:
+    plan = BoostConfig.from_dict(CONFIGS["dimension reduced"]).resolve("O0")
+    for path in PARAMETERS:
+        if path.startswith("optimizer."):
+            assert plan.idle_reason(path) == "DimReduce makes its own steps"
+
+
+@repeatable
+@given(configs, st.data(), levels, st.sampled_from([1, 8, 16]), st.sampled_from(NETWORKS))
+def test_a_condition_reads_nothing_but_what_it_says(
+    config: BoostConfig, data: st.DataObject, level: str, world_size: int, network: NetworkFacts | None
+) -> None:
+    facts = Facts(level, world_size, network)
+    path = data.draw(st.sampled_from(sorted(PARAMETERS)))
+    about, parents = PARAMETERS[path], parents_of(path)
+    others = data.draw(st.lists(st.sampled_from(sorted(legal_values.keys() - parents)), max_size=8))
+    changed = config.with_values({other: data.draw(legal_values[other]) for other in others})
+    for condition in (about.when, about.needs):
+        assert condition.why_not(changed, facts) == condition.why_not(config, facts)
+
+
+def test_the_schema_says_when_a_parameter_is_in_effect() -> None:
+    schema = BoostConfig.json_schema()["$defs"]
+    assert schema["GradFreezeConfig"]["properties"]["freeze_p"]["when"] == "grad_freeze is in effect"
+    assert schema["BoostSwitches"]["properties"]["adasum"]["when"] == "boost.mode is manual"
+    assert schema["BoostSwitches"]["properties"]["adasum"]["needs"] == (
+        "dim_reduce is not asked for and grad_freeze is not asked for and there are 2, 4, 8, ... full servers of ranks"
     )
+    assert "when" not in schema["AmpConfig"]["properties"]["level"]
 
 
 def test_turning_a_switch_keeps_what_the_level_asks_for() -> None:
