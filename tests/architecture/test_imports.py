@@ -68,8 +68,9 @@ NAMES_ONLY = (
     *("devices", "telemetry", "mirrors", "experiments/dim_reduce", "experiments/snapshots"),
     *("reports/dim_reduce_report", "training/callbacks"),
 )
-# Files of a package that look upward: a name of version 0.6 whose package is still here.
-LOOKS_UP = {"workbench.training.callbacks"}
+# Files of a package that look upward: a name of version 0.6 whose package is still here, and the configuration, which
+# asks the registry for the sections that methods bring along (descriptions are plain data and import nothing of ours).
+LOOKS_UP = {"workbench.training.callbacks", "workbench.config.boost_config", "workbench.config.resolve"}
 
 # Library -> the only packages that import it ("cli" keeps --help light, "study" keeps Optuna out of figures, ...).
 LIBRARY_HOMES: dict[str, set[str]] = {

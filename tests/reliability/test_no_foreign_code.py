@@ -22,24 +22,24 @@ ALLOWED = {
     ("tasks/loading.py", "exec"): "a task file is the user's own program, named on the command line",
     ("tasks/loading.py", "compile"): "the same",
     ("training/checkpoint.py", "torch.load"): "with weights_only=True, which builds tensors and plain values",
-    ("tuning/export.py", "np.load"): "without allow_pickle, memory-mapped, for the shape alone",
+    ("study/answer/export.py", "np.load"): "without allow_pickle, memory-mapped, for the shape alone",
 }
 
 # Days and dates are for people and for files' own times; durations are measured with a monotonic clock.
 WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "datetime.datetime.now"}
 TELLS_THE_TIME = {
-    "telemetry/recorder.py": "when a run began and ended, and its name",
-    "telemetry/run_directory.py": "the age of files",
-    "telemetry/writer_lock.py": "the age of files",
-    "tuning/storage.py": "the name of an archive",
-    "tuning/export.py": "when a file was written",
-    "tuning/ending.py": "when a trial began, as Optuna stored it",
-    "tuning/study_storage.py": "when a trial began and ended, as Optuna's own storage says it",
+    "runs/recorder.py": "when a run began and ended, and its name",
+    "runs/run_directory.py": "the age of files",
+    "runs/writer_lock.py": "the age of files",
+    "study/store/storage.py": "the name of an archive",
+    "study/answer/export.py": "when a file was written",
+    "study/run/ending.py": "when a trial began, as Optuna stored it",
+    "study/store/study_storage.py": "when a trial began and ended, as Optuna's own storage says it",
     "cli/command_start.py": "when a command began, handed to its ranks",
-    "tuning/workers.py": "a deadline handed to processes, whose monotonic clocks may differ",
-    "experiments/run.py": "when a run began",
-    "mirrors/mirror.py": "when a run began, for a library that asks",
-    "mirrors/model_callback.py": "the same",
+    "study/run/workers.py": "a deadline handed to processes, whose monotonic clocks may differ",
+    "training/run.py": "when a run began",
+    "runs/mirrors/mirror.py": "when a run began, for a library that asks",
+    "mindspore/mirror_callback.py": "the same",
 }
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from workbench.config.amp import AmpConfig
 from workbench.config.boost import (
@@ -41,6 +42,7 @@ from workbench.config.optimizer import OptimizerConfig
 from workbench.config.section import Section
 from workbench.config.snapshots import SnapshotConfig
 from workbench.core.files import write_text_atomically
+from workbench.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from workbench.config.facts import NetworkFacts
@@ -358,6 +360,13 @@ def _section_models() -> dict[str, type[Section]]:
 def _members(section: Section | None) -> dict[str, Any]:
     return {} if section is None else {key: getattr(section, key) for key in type(section).model_fields}
 
+
+# Sections that methods bring along. The registry and the descriptions in it are plain data, below the configuration;
+# what acts imports the configuration.
+for _method in METHODS:
+    if (_model := _method.load_section()) is not None:
+        BoostConfig.model_fields[_method.section] = FieldInfo.from_annotated_attribute(_model, _model())
+        BoostConfig.model_rebuild(force=True)
 
 _DEFAULTS = BoostConfig().leaves()
 

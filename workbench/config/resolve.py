@@ -26,10 +26,12 @@ from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
 from workbench.config.levels import SWITCHES, requested_switches
 from workbench.config.parameters import describe_parameters
+from workbench.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
     from workbench.config.facts import NetworkFacts
+    from workbench.methods.protocol import Description
 
 __all__ = ["Dropped", "Plan", "line_search_trials", "resolve", "why_no_method"]
 
@@ -85,8 +87,16 @@ class Plan:
     network: NetworkFacts | None = None
 
     def in_effect(self) -> tuple[str, ...]:
-        """Return the names of the switches in effect, in the original's order."""
-        return tuple(name for name in SWITCHES if getattr(self, name))
+        """Return the methods in effect: the reference's switches in its order, then those with their own section."""
+        switches = (name for name in SWITCHES if getattr(self, name))
+        return (*switches, *(method.name for method in METHODS if method.section_class and self._enables(method)))
+
+    def is_in_effect(self, name: str) -> bool:
+        """Return whether a method is in effect."""
+        return name in self.in_effect()
+
+    def _enables(self, method: Description) -> bool:
+        return bool(getattr(self.config, method.section).enabled)
 
     def level_defaults(self) -> dict[str, bool]:
         """Return the switches that the configuration leaves to the level although its mode is manual, and how they are.
@@ -126,6 +136,8 @@ class Plan:
             section, _, name = path.partition(".")
             part = getattr(config, section)
             value = None if section == "boost" or part is None else getattr(part, name)
+            if name == "enabled" and not value:
+                continue  # a method that is off is as one that does not exist: keys of plans outlive new methods
             if value is not None and not about.when.why_not(config, facts):
                 effective[path] = value
         # What follows from other parameters.
@@ -177,6 +189,7 @@ class Plan:
             parts.append("AdaSum")
         if self.grad_accumulation:
             parts.append(f"accumulation over {config.grad_accumulation.grad_accumulation_step}")
+        parts += [method.title for method in METHODS if method.section_class and self._enables(method)]
         if config.amp.level != "O0":
             parts.append(f"amp {config.amp.level} {config.amp.dtype}")
         kind = loss_scale_kind(config)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from workbench.config import Plan
+    from workbench.config.section import Section
     from workbench.loss_scale.scaler import LossScaling
     from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
@@ -62,6 +63,9 @@ class Description:
         builder: ``"module:attribute"`` of the class or function that a user without a configuration calls.
         paper: Authors, title, venue, year and identifier of its source.
         n_ranks: Fewest ranks on which it can be in effect.
+        section_class: ``"module:attribute"`` of the config section that the method brings along, a
+            :class:`~workbench.config.section.Section` with a parameter ``enabled``; empty where the reference's
+            sections have its parameters.
     """
 
     name: str
@@ -74,10 +78,17 @@ class Description:
     builder: str
     paper: str
     n_ranks: int = 1
+    section_class: str = ""
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
-        return resources.files(f"{__package__}.{self.name}").joinpath("card.md").read_text(encoding="utf-8")
+        folder = self.acts.partition(":")[0].rpartition(".")[0]
+        return resources.files(folder).joinpath("card.md").read_text(encoding="utf-8")
+
+    def load_section(self) -> type[Section] | None:
+        """Import and return the config section that the method brings along; None when it brings none."""
+        found: type[Section] | None = _attribute(self.section_class) if self.section_class else None
+        return found
 
     def load_builder(self) -> Any:
         """Import and return the class or function for users without a configuration."""
