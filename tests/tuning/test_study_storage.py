@@ -237,8 +237,8 @@ def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Fo
     assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
 
 
-def test_one_look_reads_a_study_once_and_the_next_reads_it_again(here: Forgetful, directory: Path) -> None:
-    study = optuna.load_study(study_name=read_study(directory).study.name, storage=here)
+def test_one_look_reads_a_study_once_and_the_next_reads_it_again(here: Forgetful, study: optuna.Study) -> None:
+    study.tell(study.ask(), state=TrialState.FAIL)
     with here.one_look():
         before = study.get_trials(deepcopy=False)
         other = study.ask()
