@@ -45,7 +45,7 @@ def test_it_is_compiled_once(tmp_path: Path) -> None:
 def test_its_threads_are_torchs() -> None:
     code = """
 import torch
-from workbench import kernels
+from workbench.core import kernels
 torch.set_num_threads(2)
 kernels.unscale_and_check_(kernels.listed([torch.ones(200_000)]), [0.5])
 print(len({line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line}))

@@ -237,8 +237,8 @@ def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Fo
     assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
 
 
-def test_one_look_reads_a_study_once_and_the_next_reads_it_again(here: Forgetful, study: optuna.Study) -> None:
-    study.tell(study.ask(), state=TrialState.FAIL)
+def test_one_look_reads_a_study_once_and_the_next_reads_it_again(here: Forgetful, directory: Path) -> None:
+    study = open_study(here, read_study(directory), FakeRunner(directory))
     with here.one_look():
         before = study.get_trials(deepcopy=False)
         other = study.ask()
