@@ -1,6 +1,7 @@
 """Search, confirm and export: a study from its question (``study.toml``) to its answer (``result/``).
 
-Start at `tune`: ``study.py`` tells the whole way in its first lines and has one line for every part.
+Start at `tune`: ``run/search_and_confirm.py`` tells the whole way in its first lines and has one
+line for every part.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@
     choose what each export takes (`selection.select`); write the files
 
 The first line and its loop are ``searching.py`` (in several processes: ``workers.py``), the second
-``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``answer.py``.
+``loss_scale_policy.py``, the third ``confirming.py``, the last ``selection.py``, ``export.py`` and ``result.py``, all
+three in ``answer/``.
 Every step of this way is stored when it is done, so the same command continues wherever the last one ended, whatever
 ended it.
 
