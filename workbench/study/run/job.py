@@ -5,9 +5,9 @@
     ReplayJob          loss-scale policies on a recorded run         -> Replayed
     FreezingLimitJob   a freezing schedule beside resting layers     -> FreezingLimitMeasured
 
-Jobs and outcomes are frozen and can be pickled, so a job runs in this process, over several ranks or on another machine alike. A
-trial's outcomes are stored as ``to_json`` gives them. Callbacks stay with whoever asked for the job: they travel beside
-it, in a `Monitor`, and never leave the process.
+Jobs and outcomes are frozen and can be pickled, so a job runs in this process, over several ranks or on another machine
+alike. A trial's outcomes are stored as ``to_json`` gives them. Callbacks stay with whoever asked for the job: they
+travel beside it, in a `Monitor`, and never leave the process.
 """
 
 from __future__ import annotations
