@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, cost_of, make_fake, write_study
+from tests.tuning.fake_experimenter import STUDY, FakeExperimenter, make_fake, write_study
 from workbench import Task, export
 from workbench import tune as tune_task
 from workbench.cli import main
@@ -56,14 +56,14 @@ class Unclear(FakeExperimenter):
 
 
 class LongRuns(FakeExperimenter):
-    """Seven seconds a run, but for O0's, in steps of 0.07 s after each of which it may be stopped."""
+    """Half a minute a run, but for O0's, in steps of 0.3 s after each of which it may be stopped."""
 
     def train(self, config: BoostConfig, level: str, **options: Any) -> Trained:
         plan, stop = config.resolve(level), options.get("stop")
         for step in range(1, 101):
-            time.sleep(0.07 if plan.in_effect() else 0.001)
+            time.sleep(0.3 if plan.in_effect() else 0.001)
             if stop is not None and stop():
-                return Trained(float("nan"), (), 0.07, message="stopped", steps=step)
+                return Trained(float("nan"), (), 0.3, message="stopped", steps=step)
         return Trained(0.9, ((50, 0.9), (100, 0.9)), 0.01, steps=100)
 
 
@@ -166,10 +166,9 @@ def test_points_10_and_11_what_found_nothing_is_not_in_effect_and_the_report_say
 
 def test_point_12_a_limit_ends_the_run_that_is_on_its_way(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s", STUDY.replace('["O0", "O1", "O2"]', '["O1"]'))
-    assert cost_of(BoostConfig(), "O1") < 1.0
     begun = time.monotonic()
     result = tune(directory, timeout=3.0, make_experimenter=make_long_runs)
-    assert time.monotonic() - begun < 6.0  # the first run alone would take seven seconds
+    assert time.monotonic() - begun < 15.0  # the first run alone would take thirty seconds
     assert result.trials[0].level == "O0"
 
 
