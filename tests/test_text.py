@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from workbench.core.text import format_duration
+from workbench.core.text import format_duration, format_interval, format_number
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,10 @@ from workbench.core.text import format_duration
 )
 def test_durations_are_said_as_a_person_would(seconds: float, said: str) -> None:
     assert format_duration(seconds) == said
+
+
+def test_what_is_not_known_is_a_word_and_no_interval_is_made_of_it() -> None:
+    assert [format_number(value) for value in (0.12345, math.nan, math.inf, None)] == ["0.1235", *["unknown"] * 3]
+    assert format_interval(1.2, 1.1, 1.3, " x") == "1.20 x (1.10 to 1.30)"
+    assert format_interval(1.2, 0.0, math.inf, " x") == "1.20 x"
+    assert format_interval(None, 1.0, 2.0) == format_interval(math.nan, 1.0, 2.0) == "unknown"

@@ -185,8 +185,12 @@ def replay(
 
 
 def tune(
-    study: str | Path,
+    study: str | Path | Task,
     *,
+    minutes: float | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    allowed_drop: float | str | None = None,
     trials: int | None = None,
     timeout: float | None = None,
     fresh: bool = False,
@@ -196,6 +200,7 @@ def tune(
     storage: str | None = None,
     warm_start: Sequence[str | Path] = (),
     on_progress: Callable[[TuneProgress], None] | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
     stop: Callable[[], bool] | None = None,
     task: Task | None = None,
     ray: RayEngine | None = None,
@@ -203,8 +208,16 @@ def tune(
 ) -> StudyResult:
     """Run a study to its end, or continue it: search, confirm, export, report.
 
+    Given a task instead of a study, look at it, write ``studies/<task>/study.toml`` with the set-ups that are possible
+    for it, and find the one that trains it fastest to the quality it reaches today.
+
     Args:
-        study: Folder with ``study.toml``.
+        study: Folder with ``study.toml``, a task, or a task's name as on the command line.
+        minutes: Time for all of it; for a task 15 where nothing is said.
+        steps: For a task: loader batches that it is trained for today; None takes the task's own ``steps``.
+        epochs: For a task: the same in passes over the data.
+        allowed_drop: For a task: drop of the metric that is allowed, in its unit or as a share ("2 %"); None is 0.005
+            for accuracies and else 1 % of the value it has today.
         trials: Trials of the whole study; None takes the study's own.
         timeout: Seconds for all of it, files and report included; None takes the study's own. What runs when they are
             over ends at its next step, and the next call runs it again.
@@ -215,6 +228,7 @@ def tune(
         storage: Optuna storage URL; None is SQLite beside the study.
         warm_start: Earlier studies or boost_config.json files whose best plans are tried first.
         on_progress: Called as the study goes on.
+        on_note: Told what is left out of a task's study and why, and what the time allows.
         stop: Asked at every step, also from another thread than the main one; True ends the study as Ctrl-C would.
         task: Train this instead of the task that the file names; for one that only this program knows.
         ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
@@ -228,6 +242,27 @@ def tune(
         StudyStoppedError: When ``stop`` asked for it; the same call goes on from there.
     """
     from workbench import study as tuning
+
+    if minutes is not None:
+        timeout = 60.0 * minutes
+    if isinstance(study, Task) or not is_study(study):
+        given = load_task(study if isinstance(study, Task) else str(study))
+        task = given if isinstance(study, Task) and not given.spec else task
+        study = tuning.begin_study(
+            given,
+            minutes=None if timeout is None else timeout / 60.0,
+            steps=steps,
+            epochs=epochs,
+            allowed_drop=allowed_drop,
+            fresh=fresh,
+            on_note=on_note,
+        )
+        fresh = fresh and (study / "study.db").exists()
+    elif (steps, epochs, allowed_drop) != (None, None, None):
+        raise tuning.StudyError(
+            f"{study} is a study, whose study.toml says how long a run is and what it may lose; `steps`, `epochs` and "
+            "`allowed_drop` are for a task"
+        )
 
     if task is not None and jobs > 1:
         raise tuning.StudyError(
@@ -262,6 +297,12 @@ def tune(
         began=began,
     )
     return write_report(result) if is_first_rank() else result
+
+
+def is_study(place: str | Path) -> bool:
+    """Return whether something on the command line names a study rather than a task: a folder, or a study.toml."""
+    path = Path(place)
+    return path.is_dir() or path.suffix == ".toml" or (path / "study.toml").exists()
 
 
 def export(

@@ -30,6 +30,8 @@ from workbench.training import Boosted, apply
 
 PACKAGE = Path(__file__).parents[2] / "workbench" / "methods"
 ROWS = [pytest.param(row, id=row.name) for row in METHODS]
+SWITCHED = [pytest.param(row, id=row.name) for row in METHODS if not row.section_class]
+WITH_SECTIONS = [pytest.param(row, id=row.name) for row in METHODS if row.section_class]
 N_STEPS = 7
 
 
@@ -79,7 +81,7 @@ def configured(row: Description, optimizer: str = "sgd", frozen: tuple[str, ...]
     with tempfile.TemporaryDirectory() as folder:
         if row.name == "dim_reduce":
             values |= {"dim_reduce.n_components": 3, "dim_reduce.pca_mat_path": str(pca_matrix(net, Path(folder)))}
-        boosted = apply(BoostConfig().with_values(values), net, made)
+        boosted = apply(BoostConfig().with_values(values), net, made, 2 * N_STEPS)
     if ranks.world_size() > 1:
         boosted.distribute()
     return boosted
@@ -127,7 +129,7 @@ def test_every_method_is_listed_once() -> None:
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
-    with pytest.raises(KeyError, match=r"no method is called 'grad_freez'; there are less_bn, .*grad_freeze"):
+    with pytest.raises(KeyError, match=r"no method is called 'grad_freez'; there are schedule, .*grad_freeze"):
         method("grad_freez")
 
 
@@ -139,12 +141,12 @@ def test_every_card_belongs_to_a_method() -> None:
 def test_folder_test_and_builder_bear_the_name(row: Description) -> None:
     assert row.builder.partition(":")[0].split(".")[1:3] == ["methods", row.name]
     assert (PACKAGE / row.name / "__init__.py").is_file()
-    assert list(Path(__file__).parents[1].glob(f"*/test_{row.name}.py")) or row.name == "loss_scale_group"
+    assert list(Path(__file__).parents[1].glob(f"*/test_{row.name}*.py")) or row.name == "loss_scale_group"
     assert callable(row.load_builder())
     assert method(row.name) is row
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", SWITCHED)
 def test_it_has_a_config_section_and_a_switch(row: Description) -> None:
     config = BoostConfig()
     assert row.section in config.to_dict() or hasattr(config, row.section)
@@ -154,7 +156,15 @@ def test_it_has_a_config_section_and_a_switch(row: Description) -> None:
     assert row.enabled_by[row.switch] is True
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", WITH_SECTIONS)
+def test_its_section_puts_it_and_nothing_else_into_effect(row: Description) -> None:
+    plan = BoostConfig().with_values(row.enabled_by).resolve("O0")
+    assert plan.in_effect() == (row.name,)
+    assert not plan.dropped
+    assert plan != BoostConfig().with_values({"boost.mode": "disable_all"}).resolve("O0")
+
+
+@pytest.mark.parametrize("row", SWITCHED)
 def test_its_values_put_it_and_no_other_switch_into_effect(row: Description) -> None:
     plan = BoostConfig().with_values(row.enabled_by).resolve("O0", world_size=row.n_ranks)
     switch = row.switch.rpartition(".")[2] if row.switch.startswith("boost.") else row.section
@@ -226,7 +236,7 @@ def it_changes_what_training_does(name: str) -> None:
     assert not torch.equal(mine.model(x), other.model(x))
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", SWITCHED)
 def test_it_changes_what_training_does(ask: Ask, row: Description) -> None:
     ask(it_changes_what_training_does, row)
 

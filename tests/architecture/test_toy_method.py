@@ -79,7 +79,7 @@ PLACES = {
         from workbench.panels.config_panel import ConfigPanel
         panel = ConfigPanel()
         assert panel.control("toy.decay") is not None
-        assert "toy" in panel.sections.titles
+        assert "Toy" in panel.sections.titles
         from workbench.methods.registry import method
         assert method("toy").card().startswith("# Toy")
     """,

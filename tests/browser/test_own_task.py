@@ -20,7 +20,7 @@ def test_from_ten_lines_to_a_file(lab: Lab, view: View) -> None:
         lab, "own_task", task_of_the_readme(), "from workbench import Workbench\n\nWorkbench(task, out='own_runs')"
     )
     workbench = run_all(view.page, lab, "own_task")
-    expect(workbench.locator(".wb-title").first).to_have_text("Boost Workbench: wine")
+    expect(workbench.locator(".wb-title").first).to_have_text("Boost Workbench: mine")
 
     configure = opened(workbench, "Configure")
     configure.get_by_role("button", name="O0", exact=True).click()
@@ -33,10 +33,10 @@ def test_from_ten_lines_to_a_file(lab: Lab, view: View) -> None:
     expect(train.get_by_text(re.compile(r"A step takes [\d.]+ x the time of O0"))).to_be_visible()
     (recorded,) = (lab.folder / "notebooks" / "own_runs").iterdir()
     run = read_run(recorded)
-    assert (len(run.steps), run.environment["task"], run.environment["level"]) == (150, "wine", "O0")
+    assert (len(run.steps), run.environment["task"], run.environment["level"]) == (150, "mine", "O0")
 
     export = opened(workbench, "Export")
-    enter(export.get_by_title("Name of the file"), "wine.json")
+    enter(export.get_by_title("Name of the file"), "mine.json")
     export.get_by_role("button", name="Save", exact=True).click()
-    expect(export.get_by_text(re.compile("wrote .*wine.json")).first).to_be_visible()
-    assert BoostConfig.from_json(lab.folder / "notebooks" / "wine.json") == BoostConfig()
+    expect(export.get_by_text(re.compile("wrote .*mine.json")).first).to_be_visible()
+    assert BoostConfig.from_json(lab.folder / "notebooks" / "mine.json") == BoostConfig()

@@ -108,7 +108,7 @@ def show_something(workbench: Locator) -> None:
     expect(scale.get_by_text("2²³").first).to_be_visible()
 
     tune = opened(workbench, "Tune")
-    plane = tune.locator(".js-plotly-plot").filter(has=workbench.page.get_by_text("Speed relative to O0")).first
+    plane = tune.locator(".js-plotly-plot").filter(has=workbench.page.get_by_text("Speed: time of O0")).first
     expect(plane).to_be_visible()
     click_point(plane, 3)  # or one that lies in the same place
     expect(tune.get_by_text(re.compile(r"Trial \d: "))).to_be_visible()

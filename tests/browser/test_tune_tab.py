@@ -45,7 +45,7 @@ def figure(tune: Locator, title: str) -> Locator:
 
 def wait_for_trials(tune: Locator, least: int) -> None:
     """Wait until the plane shows so many trials."""
-    plane = figure(tune, "Speed relative to O0").element_handle()
+    plane = figure(tune, "Speed: time of O0").element_handle()
     tune.page.wait_for_function(f"([plot, least]) => ({_TRIALS_SHOWN})(plot) >= least", arg=[plane, least])
 
 
@@ -53,6 +53,9 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     write_notebook(lab, "tune", TASK, "from workbench import Workbench\n\ntorch.set_num_threads(1)\nWorkbench(task)")
     workbench = run_all(view.page, lab, "tune")
     tune = opened(workbench, "Tune")
+    expect(control(tune, "How long may I search?")).to_be_visible()
+    expect(control(tune, "How much may it drop?")).to_be_visible()
+    open_section(tune, "Study")
     control(tune, "Objective").get_by_role("combobox").select_option("pareto")
     enter(control(tune, "Trials").get_by_role("textbox"), "5")
     enter(control(tune, "Steps per trial").get_by_role("textbox"), "24")
@@ -81,7 +84,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
 
     within = [trial for trial in study.trials if trial.number and trial.state == "complete"]
     chosen = max(within, key=lambda trial: (1 / trial.relative_step_time, trial.number))  # an end of the Pareto front
-    click_point(figure(tune, "Speed relative to O0"), chosen.number)
+    click_point(figure(tune, "Speed: time of O0"), chosen.number)
     expect(tune.get_by_text(f"Trial {chosen.number}: ")).to_be_visible()
     curves = figure(tune, "Training loss")
     expect(curves).to_be_visible()

@@ -61,8 +61,13 @@ legal_values: dict[str, st.SearchStrategy[Any]] = {
     "amp.level": st.sampled_from(["O0", "O2", "O3", "auto"]),
     "amp.dtype": st.sampled_from(["float16", "bfloat16"]),
     "amp.keep_batchnorm_fp32": _switch,
-    "optimizer.name": st.sampled_from([None, "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "thor", "adam_offload"]),
+    "optimizer.name": st.sampled_from(
+        [None, "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", "ScheduleFreeAdamW", "thor", "adam_offload"]
+    ),
     "optimizer.lr": st.none() | st.floats(1e-6, 10),
+    "optimizer.aux_lr": st.none() | st.floats(1e-6, 10),
+    "optimizer.ns_steps": st.none() | st.integers(1, 10),
+    "optimizer.warmup_steps": st.none() | st.integers(0, 10**6),
     "optimizer.momentum": st.none() | st.floats(0.1, 0.99),
     "optimizer.weight_decay": st.none() | st.floats(0, 1),
     "optimizer.nesterov": st.none() | st.just(False),  # true needs a momentum; tested by itself
@@ -87,6 +92,26 @@ legal_values: dict[str, st.SearchStrategy[Any]] = {
     "compatibility.dim_reduce": st.sampled_from(["corrected", "reference"]),
     "compatibility.group_loss_scale": st.sampled_from(["used", "updated"]),
     "compatibility.thor_factors": st.sampled_from(["default", "mindspore"]),
+    "schedule.length": st.floats(0, 1, exclude_min=True),
+    "schedule.shape": st.sampled_from(["task", "cosine", "linear", "warmup_stable_decay", "constant"]),
+    "schedule.warmup": _share,
+    "schedule.final": st.floats(0, 1),
+    "batch.factor": st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0]),
+    "batch.lr_rule": st.sampled_from(["none", "sqrt", "linear"]),
+    "curriculum.kind": st.sampled_from(["none", "resolution", "sequence"]),
+    "curriculum.start": _inner,
+    "curriculum.until": st.floats(0, 1, exclude_min=True),
+    "curriculum.stages": st.integers(1, 8),
+    "regularization.label_smoothing": _share,
+    "regularization.weight_average": st.sampled_from(["none", "ema"]),
+    "regularization.decay": _share,
+    "runtime.compile": st.sampled_from(["off", "default", "max-autotune", "reduce-overhead"]),
+    "runtime.memory_format": st.sampled_from(["contiguous", "channels_last"]),
+    "runtime.matmul_precision": st.sampled_from(["highest", "high", "medium"]),
+    "runtime.cuda_graph": st.booleans(),
+    "runtime.cudnn_benchmark": st.booleans(),
+    "runtime.threads": st.none() | st.integers(1, 64),
+    "runtime.data": st.sampled_from(["as_given", "resident", "prefetch"]),
 }
 
 odd_values = st.one_of(

@@ -20,6 +20,7 @@ from workbench.config import (
     OptimizerConfig,
     describe_parameters,
 )
+from workbench.methods.registry import METHODS
 
 
 def test_defaults_are_those_of_the_reference() -> None:
@@ -118,6 +119,7 @@ def test_file_is_ordered_as_the_reference_lists_its_sections(tmp_path: Path) -> 
     assert list(json.loads(text)) == [
         *("boost", "common", "less_bn", "grad_freeze", "grad_accumulation", "dim_reduce"),
         *("loss_scale", "amp", "snapshots", "compatibility", "provenance"),
+        *(method.section for method in METHODS if method.section_class),
     ]
     assert text.startswith('{\n  "boost": {\n    "mode": "auto"')
     assert text.endswith("}\n")

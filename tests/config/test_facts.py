@@ -25,8 +25,8 @@ def test_o1_is_equal_to_o0_where_nothing_can_act() -> None:
     assert plan == config(10).resolve("O0")
     assert plan.remarks() == [
         "less_bn is not in effect because this network has no BatchNorm",
-        "grad_freeze is not in effect because this network has 3 layers, fewer than `grad_freeze.param_groups` = 10; "
-        "lower it",
+        "grad_freeze is not in effect because this network can be cut into 3 groups at most, fewer than "
+        "`grad_freeze.param_groups` = 10; lower it",
         "level O1 is equal to O0 here: none of the methods it asks for is in effect",
     ]
 

@@ -126,8 +126,13 @@ def test_the_reason_names_what_is_off(path: str, reason: str) -> None:
     ("optimizer", "path", "reason"),
     [
         ("AdamW", "optimizer.damping", "AdamW has no such parameter; only thor has it"),
-        ("thor", "optimizer.eps", "thor has no such parameter; Adam, AdamW, RMSprop, Adagrad and adam_offload have it"),
-        ("Adam", "optimizer.momentum", "Adam has no such parameter; SGD, RMSprop and thor have it"),
+        (
+            "thor",
+            "optimizer.eps",
+            "thor has no such parameter; Adam, AdamW, RMSprop, Adagrad, Muon, ScheduleFreeAdamW and adam_offload "
+            "have it",
+        ),
+        ("Adam", "optimizer.momentum", "Adam has no such parameter; SGD, RMSprop, Muon and thor have it"),
         ("thor", "optimizer.damping", ""),
     ],
 )

@@ -13,6 +13,7 @@ from workbench.figures import (
     time_saved_in_run,
 )
 from workbench.figures.labels import unmarked
+from workbench.figures.theme import figure_text
 
 
 def test_numbers_of_a_small_schedule_are_exact() -> None:
@@ -124,3 +125,8 @@ def test_the_time_saved_stands_beside_its_limit() -> None:
 def test_an_interval_around_nothing_claims_nothing() -> None:
     figure = frozen_layers_figure([0, 1], 2, saved=TimeSaved(0.02, -0.03, 0.07))
     assert unmarked(figure.layout.title.text).endswith("changed the step time by too little to tell (-3 to 7 % saved)")
+
+
+def test_a_schedule_in_whole_periods_is_named_by_its_share() -> None:
+    figure = frozen_layers_figure([0, 0, 1, 2, 0, 0], 3, share=0.5)
+    assert figure_text(figure).startswith("Frozen steps: 50 %, here over 6 steps")

@@ -8,6 +8,7 @@ import pytest
 
 from workbench.figures import policy_names, replay_policies_figure, replay_policies_numbers
 from workbench.figures.labels import unmarked
+from workbench.figures.theme import figure_text
 
 POLICIES = pd.DataFrame(
     {
@@ -69,3 +70,9 @@ def test_the_words_of_two_policies_side_by_side_are_both_legible(lost: tuple[flo
     assert [recorded.textposition, chosen.textposition] == places
     same = replay_policies_figure(table, "init 2^16, factor 2, window 2000").data[-1]
     assert same.textposition == "top right"
+
+
+def test_the_recorded_policy_is_not_among_those_replayed() -> None:
+    table = pd.DataFrame({"policy": ["run", "a", "b"], "wasted_share": [0.1, 0.0, 0.2], "underflow_share": [0.0] * 3,
+                          "recorded": [True, False, False]})  # fmt: skip
+    assert "2 policies replayed on one recording" in figure_text(replay_policies_figure(table, "a"))

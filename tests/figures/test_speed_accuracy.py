@@ -14,6 +14,7 @@ from workbench.core.records import (
 )
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.labels import unmarked
+from workbench.figures.theme import figure_text
 
 ACCURACY = MetricScale("accuracy")
 
@@ -49,7 +50,31 @@ def test_trials_are_placed_by_the_objective_s_speed_and_shown_metric() -> None:
     ]
     assert numbers.baseline == 90.0
     assert numbers.bounds["o1"] == pytest.approx(85.0)
-    assert numbers.n_without_point == 1
+    assert numbers.left_out == "1 failed"
+
+
+def test_a_trial_is_named_by_the_exports_it_suits() -> None:
+    trials = [TRIALS[0]] + [
+        _trial(i, 0.9, metric=0.9 - drop, metric_deficit=drop, relative_step_time=0.9, feasible=drop <= 0.01)
+        for i, drop in enumerate((0.005, 0.02, 0.05), start=1)
+    ]
+    drops = {"o1": 0.01, "o2": 0.03}
+    kinds = [point.kind for point in speed_accuracy_numbers(trials, metric=ACCURACY, allowed_drops=drops).trials]
+    assert kinds == ["within the allowed drop", "within the drop of o2 only", "beyond the allowed drop"]
+    names = [trace.name for trace in speed_accuracy_figure(trials, metric=ACCURACY, allowed_drops=drops).data]
+    assert set(kinds) <= set(names)
+
+
+def test_with_o0_alone_the_figure_says_so() -> None:
+    choices = [Choice(target, None, "") for target in ("o1", "o2")]
+    figure = speed_accuracy_figure(TRIALS[:1], metric=ACCURACY, choices=choices)
+    assert figure_text(figure) == ("Exported: o1 O0; o2 O0\nOnly O0 has both a measured speed and a metric.")
+
+
+def test_no_name_in_the_legend_is_wider_than_its_column() -> None:
+    candidates = [_candidate(v, label=f"trial {i}") for i, v in enumerate(Verdict)]
+    figure = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05, "o2": 0.07})
+    assert max(len(trace.name) for trace in figure.data) * 6 <= figure.layout.legend.entrywidth
 
 
 @pytest.mark.parametrize(("higher", "metric", "bound"), [(True, 89.0, 87.0), (False, 91.0, 93.0)])
@@ -67,30 +92,30 @@ def test_the_title_names_what_is_exported_and_nothing_else() -> None:
         figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=choices)
         return unmarked(figure.layout.title.text)
 
-    assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 × as fast as O0 (confirmed)"
+    assert title(Choice("o1", second, "")) == "Exported: trial 2, 1.40 × O0 (confirmed)"
     assert title(Choice("o1", None, "")) == "Exported: o1 O0"
     both = title(Choice("o1", None, ""), Choice("o2", second, ""))
-    assert both == "Exported: o1 O0; o2 trial 2, 1.40 × as fast as O0 (confirmed)"
+    assert both == "Exported: o1 O0; o2 trial 2, 1.40 × O0 (confirmed)"
     assert title() == "How much faster can this task be trained, and what does that cost?"
 
 
 def test_the_exported_candidate_is_marked_at_its_point() -> None:
     first, second = _candidate(Verdict.CONFIRMED, label="trial 1"), _candidate(Verdict.CONFIRMED)
     figure = speed_accuracy_figure(TRIALS, [first, second], metric=ACCURACY, choices=[Choice("o1", second, "")])
-    confirmed = next(t for t in figure.data if t.name.startswith("candidate confirmed"))
-    assert list(confirmed.text) == ["", "trial 2 ✓, exported for o1"]
+    confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
+    assert list(confirmed.text) == ["", "o1: trial 2 ✓"]
 
 
 def test_the_plane_marks_the_baseline_the_bounds_and_the_verdict() -> None:
     candidates = [_candidate(v, label=f"trial {i}") for i, v in enumerate(Verdict)]
     figure = speed_accuracy_figure(TRIALS, candidates, metric=ACCURACY, allowed_drops={"o1": 0.05})
     names = [trace.name for trace in figure.data]
-    assert "O0, the baseline" in names
-    assert {f"candidate {v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
+    assert "O0" in names
+    assert {f"{v} {s}" for v, s in zip(Verdict, "✓?✗", strict=True)} <= set(names)
     assert figure.layout.xaxis.title.text == "Speed: time of O0 / time (×)"
     assert figure.layout.yaxis.title.text == "Accuracy (%)"
     assert [note.text for note in figure.layout.annotations] == ["allowed for o1"]
-    confirmed = next(t for t in figure.data if t.name.startswith("candidate confirmed"))
+    confirmed = next(t for t in figure.data if t.name.startswith("confirmed"))
     assert confirmed.error_x.array == pytest.approx([0.1])
     assert confirmed.error_x.arrayminus == pytest.approx([0.1])
     assert confirmed.error_y.arrayminus == pytest.approx([2.0])
@@ -104,7 +129,7 @@ def test_a_trial_given_up_early_does_not_squeeze_the_picture() -> None:
     low, high = figure.layout.yaxis.range
     assert low > 70
     assert high < 100
-    pruned = next(t for t in figure.data if t.name == "trial pruned or failed")
+    pruned = next(t for t in figure.data if t.name == "pruned or failed")
     assert list(pruned.y) == [low]
     assert "reached 20.00 %" in pruned.customdata[0][1]
 

@@ -8,6 +8,7 @@ from typing import Any
 from workbench.core.records import TrialRecord
 from workbench.figures import study_history_figure, study_history_numbers
 from workbench.figures.labels import unmarked
+from workbench.figures.theme import figure_text
 
 
 def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known: Any) -> TrialRecord:
@@ -22,7 +23,7 @@ def test_best_so_far_ignores_what_breaks_the_constraint() -> None:
     assert numbers.kinds == ("baseline", "feasible", "infeasible", "pruned", "feasible", "infeasible")
     assert numbers.best == (1.0, 0.9, 0.9, 0.9, 0.8, 0.8)
     assert numbers.ceiling == 1.0
-    assert numbers.n_without_value == 1
+    assert numbers.counts.text() == "O0, 2 within the allowed drop, 3 beyond the allowed drop, 1 pruned"
 
 
 def test_history_names_no_winner_and_marks_penalties_at_the_edge() -> None:
@@ -38,9 +39,24 @@ def test_history_names_no_winner_and_marks_penalties_at_the_edge() -> None:
 
 
 def test_ticks_of_few_trials_are_whole_numbers() -> None:
-    assert study_history_figure([_trial(0)]).layout.xaxis.dtick == 1
+    assert study_history_figure([_trial(0), _trial(1)]).layout.xaxis.dtick == 1
     assert study_history_figure([_trial(0), _trial(2)]).layout.xaxis.dtick == 1
     assert study_history_figure([_trial(number) for number in range(40)]).layout.xaxis.dtick is None
+
+
+def test_o0_alone_is_no_history() -> None:
+    figure = study_history_figure([_trial(0), _trial(1, math.nan, state="waiting")])
+    assert not figure.data
+    assert "Only O0 has a score." in figure_text(figure)
+
+
+def test_what_suits_one_export_only_is_neither_within_nor_beyond() -> None:
+    trials = [_trial(0), _trial(1, 0.8, metric_deficit=0.02)]
+    numbers = study_history_numbers(trials, {"o1": 0.01, "o2": 0.03})
+    assert numbers.kinds == ("baseline", "partly")
+    assert numbers.best == (1.0, 1.0)  # the score is for the study's own target
+    figure = study_history_figure(trials, allowed_drops={"o1": 0.01, "o2": 0.03})
+    assert "O0, 1 within the drop of o2 only" in figure_text(figure)
 
 
 def test_every_point_carries_its_trial() -> None:

@@ -41,7 +41,7 @@ def test_presets_stand_first_then_switches_then_everything_else_folded(panel: Co
     ]
     assert [type(w).__name__ for w in order] == ["ToggleButtons", *["Checkbox"] * 6, "Accordion"]
     assert panel.sections.selected_index is None
-    assert panel.sections.titles == (
+    own = (
         "Mode",
         "Several ranks (common)",
         "LessBN",
@@ -54,6 +54,10 @@ def test_presets_stand_first_then_switches_then_everything_else_folded(panel: Co
         "Weight snapshots",
         "Compatibility with MindSpore",
     )
+    titles = panel.sections.titles
+    assert titles[: len(own)] == own
+    assert {"Schedule", "Batch"} <= set(titles[len(own) :]), "the name of the method, not of the key"
+    assert all(title[0].isupper() for title in titles)
 
 
 def test_the_optimizer_that_is_chosen_decides_which_of_its_parameters_can_be_set(panel: ConfigPanel) -> None:
@@ -330,10 +334,11 @@ def test_closing_leaves_no_widget_behind() -> None:
 
 
 @pytest.mark.parametrize("values", [{}, {"optimizer": {"lr": 0.1}}], ids=["no section", "no name"])
-def test_without_a_name_thors_own_parameters_say_whose_they_are(values: dict[str, Any]) -> None:
+def test_without_a_name_parameters_of_one_optimizer_say_whose_they_are(values: dict[str, Any]) -> None:
     plan = BoostConfig.from_dict(values).resolve("O0")
     said = {path for path in describe_parameters() if owner_note(plan, path)}
-    own = ("damping", "damping_decay", "frequency", "factor_decay", "trace_threshold", "kl_clip")
+    thors = ("damping", "damping_decay", "frequency", "factor_decay", "trace_threshold", "kl_clip")
+    own = (*thors, "aux_lr", "ns_steps", "warmup_steps")
     assert said == {f"optimizer.{name}" for name in own}
     assert owner_note(plan, "optimizer.damping") == (
         "only thor has it: choose it as optimizer, unless the task has it by itself"

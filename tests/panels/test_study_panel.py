@@ -3,6 +3,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 from tests.panels.looking import everything, our_threads, text_in
+from tests.reports.synthetic_study import fastest_study
 from workbench.config import BoostConfig
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.study_panel import StudyPanel
+from workbench.panels.study_text import values_of
 from workbench.study import read_result, read_study
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
@@ -192,6 +195,62 @@ def test_controls_of_a_folded_section_are_made_when_it_is_unfolded(made: Callabl
     assert sampler.disabled
     panel.close()
     assert shown.comm is None
+
+
+def test_time_and_drop_are_asked_first_and_the_rest_is_folded(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task())
+    first, second, *_ = panel.controls.children
+    assert "How long may I search?" in text_in(first)
+    assert "minutes" in text_in(first)
+    assert "How much may it drop?" in text_in(second)
+    (sections,) = [each for each in everything(panel.controls) if isinstance(each, widgets.Accordion)]
+    assert sections.selected_index is None
+    assert list(sections.titles) == ["Study", "What is searched", "More"]
+    assert panel.folder not in everything(panel.controls)
+    sections.selected_index = 0
+    assert panel.folder in everything(panel.controls)
+    assert "Objective" in text_in(panel.controls)
+
+
+def test_minutes_are_kept_as_seconds(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
+    panel = made(tiny_task())
+    panel.entries["study.timeout_seconds"].set(1.5)
+    assert values_of(panel._wanted_text())["study.timeout_seconds"] == 90.0
+    panel.entries["study.timeout_seconds"].set("soon")
+    assert values_of(panel._wanted_text())["study.timeout_seconds"] == "soon", "for the study's rule to refuse"
+    folder = tmp_path / "limited"
+    folder.mkdir()
+    (folder / "study.toml").write_text('[study]\ntask = "digits-mlp"\nbudget_steps = 6\ntimeout_seconds = 100\n')
+    opened = made(folder)
+    assert opened.entries["study.timeout_seconds"].value == 1.67
+    said = values_of(opened._wanted_text())["study.timeout_seconds"]
+    assert (said, type(said)) == (100, int), "what nobody changed stays to the last digit"
+    opened.entries["study.timeout_seconds"].set(2)
+    assert values_of(opened._wanted_text())["study.timeout_seconds"] == 120.0
+
+
+def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Callable[..., StudyPanel]) -> None:
+    panel = made(tiny_task())
+    study = fastest_study()
+    panel.study = study
+    panel._show_study()
+    assert study.headlines["o1"] in text_in(panel)
+    assert "tuned plain needs 0.80 of the time" in text_in(panel)
+    (shown,) = panel._gains.children
+    assert shown is panel.live["gain o1"].widget
+    names = {str(trace.name) for trace in panel.live["gain o1"].widget.data}
+    assert {"all together, 95 % interval", "tuned plain, 1.25 ×"} <= names
+    assert "tuned plain" in {str(trace.name) for trace in panel.live["speed"].widget.data}
+    axes = [panel.live["speed"].widget.layout.xaxis, panel.live["history"].widget.layout.yaxis]
+    assert [axis.title.text for axis in axes] == [
+        "Speed: time of O0 / time to the same quality (×)",
+        "Time of a run (O0 = 1)",
+    ]
+    same = replace(study, attribution={"o1": study.attribution["o1"], "o2": study.attribution["o1"]})
+    for other, n_shown in ((same, 1), (replace(study, attribution={}), 0)):
+        panel.study = other
+        panel._show_study()
+        assert len(panel._gains.children) == n_shown
 
 
 def test_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Callable[..., StudyPanel]) -> None:

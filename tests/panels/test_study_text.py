@@ -13,16 +13,16 @@ from workbench.panels.study_text import (
 )
 from workbench.study import parse_study
 
-QUICKSTART = Path(__file__).parents[2] / "studies" / "quickstart" / "study.toml"
+EVERYTHING = Path(__file__).parents[2] / "studies" / "everything" / "study.toml"
 
 
 def test_a_file_that_is_asked_what_it_says_stays_as_it_is() -> None:
-    text = QUICKSTART.read_text(encoding="utf-8")
+    text = EVERYTHING.read_text(encoding="utf-8")
     assert study_text(text, values_of(text), space_of(text)) == text
 
 
 def test_changes_keep_every_comment() -> None:
-    text = QUICKSTART.read_text(encoding="utf-8")
+    text = EVERYTHING.read_text(encoding="utf-8")
     space = {path: value for path, value in space_of(text).items() if path != "less_bn.fn_flag"}
     space["loss_scale.window"] = {"low": 10, "high": 100, "log": True}
     changed = study_text(text, {"study.n_trials": 5, "allowed_drop.o1": None, "speed.rounds": 9}, space)

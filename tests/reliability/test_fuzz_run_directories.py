@@ -118,8 +118,7 @@ def test_lines_with_odd_values_are_read_or_refused(
     name: str, data: st.DataObject, killed: Path, tmp_path: Path
 ) -> None:
     lines = (killed / name).read_text().splitlines()
-    for _ in range(data.draw(st.integers(1, 2))):
-        at = data.draw(st.integers(0, len(lines) - 1))
+    for at in data.draw(st.lists(st.integers(0, len(lines) - 1), min_size=1, max_size=2, unique=True)):
         row = json.loads(lines[at])
         if data.draw(st.booleans()):
             keys = st.sampled_from([*StepRecord.__slots__, *row, "a.b", "dim_reduce.rho", "kind", "message", "value"])

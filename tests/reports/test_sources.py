@@ -27,7 +27,8 @@ def test_the_schedule_is_that_of_the_first_export_that_freezes(tmp_path: Path) -
     assert sources.exported == {"o1": plain, "o2": freezing}
     assert sources.freezing is not None
     assert (sources.freezing.file, sources.freezing.n_groups) == ("boost_config.o2.json", 3)
-    assert sources.freezing.frozen == freeze_index_sequence(3, 0, 0.5, 6)
+    assert sources.freezing.frozen == freeze_index_sequence(3, 0, 0.5, 6)[:6]  # the steps it is made for
+    assert sources.freezing.share == 0.5
 
 
 def test_a_study_that_exported_and_recorded_nothing_has_no_sources() -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.reports.synthetic_study import HOSTILE, candidate, full_sources, full_study
+from tests.reports.synthetic_study import HOSTILE, PARTS, candidate, fastest_study, full_sources, full_study
+from workbench.config import BoostConfig
 from workbench.core.records import Choice, StudyResult, Verdict
 from workbench.figures import MetricScale, RunCurve, loss_curves_figure
 from workbench.report import (
@@ -72,6 +73,45 @@ def page() -> _Page:
     return _Page(study_report_html(full_study(), full_sources()))
 
 
+def test_the_fastest_set_up_is_told_with_its_headline_its_parts_and_its_references() -> None:
+    study = fastest_study()
+    page = _Page(study_report_html(study, Sources({"o1": BoostConfig()}, None, None)))
+    assert page.ids["figure-attribution-o1"] == 1
+    assert page.ids["gains"] == page.ids["left-out"] == 1
+    assert page.open == []
+    for told in (
+        study.headlines["o1"],
+        "2.00 × to the same accuracy",
+        "Speed to the same quality",
+        "batch x 4 1.25 × not measured by itself – Its runs do not bound the factor.",
+        "all together 2.00 × 1.80 to 2.25",
+        "task as given",
+        "1.25 × the export is 1.60 × as fast (1.50 to 1.70)",
+        "torch.compile: it does not pay for itself within the time.",
+    ):
+        assert told in page.text, told
+    assert "per step" not in page.text.lower()
+
+
+def test_two_exports_with_the_same_parts_are_told_once() -> None:
+    study = fastest_study()
+    twice = replace(
+        study,
+        choices={target: replace(study.choices["o1"], target=target) for target in ("o1", "o2")},
+        exported={target: Path(f"boost_config.{target}.json") for target in ("o1", "o2")},
+        attribution={"o1": PARTS, "o2": PARTS},
+    )
+    page = _Page(study_report_html(twice, Sources({"o1": BoostConfig(), "o2": BoostConfig()}, None, None)))
+    assert page.ids["figure-attribution-o1"] == 1
+    assert page.ids["figure-attribution-o2"] == 0
+    assert "The same as for o1." in page.text
+
+
+def test_parts_of_another_objective_are_not_missed(page: _Page) -> None:
+    assert page.ids["gains"] == 0
+    assert "where the gain comes from" not in page.text
+
+
 def test_every_section_and_every_figure_is_there_once(page: _Page) -> None:
     for name in SECTIONS + [f"figure-{figure}" for figure in FIGURES]:
         assert page.ids[name] == 1, name
@@ -111,6 +151,8 @@ def test_an_export_without_candidate_says_its_frozen_steps() -> None:
 def test_freeze_p_is_called_frozen_steps(page: _Page) -> None:
     assert "frozen steps: 30 %" in page.text
     assert parameter_text("grad_freeze.freeze_p", 0.3) == "frozen steps: 70 %"  # 0.3 is the share of full steps
+    rounded = {"grad_freeze": {"freeze_type": 0, "param_groups": 2}}
+    assert parameter_text("grad_freeze.freeze_p", 0.3, rounded) == "frozen steps: 100 %"  # whole steps only
     assert parameter_text("boost.less_bn", True) == "less_bn: on"
     assert parameter_text("optimizer.lr", 0.05) == "optimizer.lr: 0.05"
     assert parameter_text("level", "O1") == "level: O1"

@@ -351,7 +351,7 @@ def test_what_finds_nothing_to_do_is_not_in_effect_and_changes_nothing() -> None
     model = perceptron()
     optimizer = SGD(model.parameters(), lr=0.1)
     layers = list(model)
-    with pytest.warns(UserWarning, match="grad_freeze is not in effect because this network has 2 layers"):
+    with pytest.warns(UserWarning, match="grad_freeze is not in effect because this network can be cut into 2 groups"):
         boosted = apply({}, model, optimizer)
     assert boosted.plan is not None
     assert boosted.plan.in_effect() == ()

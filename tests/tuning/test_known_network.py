@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -16,7 +17,6 @@ from workbench.config import BoostConfig, NetworkFacts
 from workbench.study import read_result, tune
 from workbench.study.ask.search_space import Dimension, within_layers
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
-from workbench.study.run.job import plain
 from workbench.study.store.storage import default_storage, on_its_network, open_storage
 from workbench.tasks import Task
 
@@ -42,15 +42,14 @@ def test_a_study_trains_nothing_but_o0_where_nothing_can_act(tmp_path: Path) -> 
     result = tune(directory, make_experimenter=make_plain)
     assert [(trial.number, trial.level, trial.summary) for trial in result.trials] == [(0, "O0", "nothing switched on")]
     told = [
-        "The search ended because nothing else that it may draw acts on this network; 1 of 6 trials had finished.",
-        "Level O1 is not tried: on this network it is equal to O0.",
-        "Level O2 is not tried: on this network it is equal to O0.",
-        "less_bn is not in effect because this network has no BatchNorm.",
-        "grad_freeze is not in effect because this network has 3 layers, fewer than `grad_freeze.param_groups` = 10; "
-        "lower it.",
+        "o1, o2: O0 is exported: nothing that is searched acts on this network: less_bn is not in effect because this "
+        "network has no BatchNorm; grad_freeze is not in effect because this network can be cut into 3 groups at most, "
+        "fewer than `grad_freeze.param_groups` = 10; lower it.",
+        "The search ended with O0, since nothing that is searched acts on this network.",
     ]
-    for messages in (result.messages, read_result(directory).messages):
-        assert [message for message in messages if message in told] == told
+    assert result.messages == told
+    assert read_result(directory).messages == told
+    assert result.importance == {}
 
 
 def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_another(tmp_path: Path) -> None:
@@ -62,9 +61,19 @@ def test_no_switch_of_a_method_without_work_is_drawn_and_no_trial_repeats_anothe
     groups = {trial.parameters[GROUPS[1:-4]] for trial in result.trials if GROUPS[1:-4] in trial.parameters}
     assert groups <= {2, 3}
     assert all("LessBN" not in trial.summary for trial in result.trials)
-    assert any(
-        "`grad_freeze.param_groups` = 4, 10 is not tried: this network has 3 layers" in m for m in result.messages
-    )
+    told = "`grad_freeze.param_groups` = 4, 10 is not tried: this network can be cut into 3 groups at most."
+    assert told in result.messages
+
+
+def test_single_values_beside_what_cannot_act_make_no_second_plan(tmp_path: Path) -> None:
+    groups = '"grad_freeze.param_groups" = [4, 8]\n"grad_freeze.total_steps" = [100]\n[confirm]'
+    directory = write_study(tmp_path / "s", SHORT.replace("[confirm]", groups))
+    result = tune(directory, make_experimenter=make_plain)
+    assert [trial.number for trial in result.trials] == [0]
+    (answer,) = [message for message in result.messages if "O0 is exported" in message]
+    assert answer.count("is not tried: this network can be cut into 3 groups at most, so nothing is frozen") == 1
+    assert "grad_freeze is not in effect" not in answer
+    assert result.is_over
 
 
 def test_exports_name_only_what_acts(tmp_path: Path) -> None:
@@ -160,5 +169,7 @@ def test_a_real_task_is_looked_at_once_and_kept_with_the_study(tmp_path: Path) -
     result = tune_task(directory, task=task)
     assert [trial.level for trial in result.trials] == ["O0"]
     study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
-    assert study.user_attrs["network_facts"] == plain(NetworkFacts(0, 0, 1, 1, 0, 1).to_dict())
+    known = NetworkFacts.from_dict(study.user_attrs["network_facts"])
+    assert known.no_resolution == "the batches hold no images (4-D floating-point tensors)"
+    assert replace(known, no_resolution="", no_sequence="") == NetworkFacts(0, 0, 1, 1, 0, 1)
     assert BoostConfig.from_json(result.exported["o1"]).resolve("O1").in_effect() == ()

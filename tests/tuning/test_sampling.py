@@ -198,6 +198,36 @@ def test_cmaes_goes_on_when_somebody_wrote_nonsense_into_a_trial() -> None:
     assert max(sampler_state(trial).get("generation", 0) for trial in study.get_trials(deepcopy=False)[4:]) == 2
 
 
+BY_NAME = """
+[study]
+task = "fake"
+budget_steps = 100
+n_trials = 30
+
+[space]
+"optimizer.name" = ["SGD", "Muon"]
+"optimizer.lr[SGD]" = { low = 0.1, high = 1.0, log = true }
+"optimizer.lr[Muon]" = { low = 0.01, high = 0.1, log = true }
+"optimizer.aux_lr" = { low = 0.001, high = 0.01, log = true }
+"""
+
+
+@pytest.mark.parametrize("name", ["tpe", "random", "nsga2", "cmaes", "qmc", "grid"])
+def test_every_sampler_draws_ranges_by_optimizer(name: str) -> None:
+    needs(name)
+    space = space_of(BY_NAME)
+    options = {"points": 3} if name == "grid" else {}
+    study = begun(make_sampler(name, options, space=space, seed=0, n_trials=16))
+    run(study, space, 12)
+    for parameters in drawn(study):
+        owner = parameters["optimizer.name"]
+        also = {"optimizer.aux_lr"} if owner == "Muon" else set()
+        assert set(parameters) == {"optimizer.name", f"optimizer.lr[{owner}]"} | also
+    assert {parameters["optimizer.name"] for parameters in drawn(study)} == {"SGD", "Muon"}
+    if name == "grid":  # 3 rates of SGD, 3 times 3 of Muon
+        assert len({tuple(parameters.items()) for parameters in drawn(study)}) == 12
+
+
 def test_the_grid_has_every_plan_of_a_conditional_space_once() -> None:
     space = space_of(FINITE)
     points = grid_points(space, None)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError, NetworkFacts, describe_parameters
+from workbench.config import HYPER_PARAMETERS, SWITCHES, BoostConfig, ConfigError, NetworkFacts, describe_parameters
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
 from workbench.study.ask.search_space import Dimension, read_space, suggest
 from workbench.study.errors import StudyError
@@ -145,12 +145,76 @@ def test_every_suggestion_over_declared_ranges_is_valid_and_draws_only_what_matt
         ({"boost.less_bn": {"low": 0, "high": 1}}, "is no number"),
         ({"grad_freeze.total_steps": True}, "no declared search range"),
         ({"level": ["O1", "O1"]}, "twice"),
+        ({"optimizer.lr[Muo]": True}, 'there is no optimizer "Muo"'),
+        ({"optimizer.aux_lr[SGD]": True}, "SGD has no such parameter; only Muon has it"),
+        ({"optimizer.rate[SGD]": True}, 'unknown parameter "optimizer.rate[SGD]"'),
+        ({"optimizer.lr[Muon": True}, 'unknown parameter "optimizer.lr[Muon"'),
+        ({"optimizer.name[Muon]": ["SGD"]}, "leave [Muon] out"),
+        ({"grad_freeze.freeze_p[Muon]": True}, "unknown parameter"),
     ],
 )
 def test_a_wrong_space_is_one_sentence(space: dict[str, Any], sentence: str) -> None:
     with pytest.raises(StudyError) as caught:
         read_space(space)
     assert sentence in str(caught.value)
+
+
+BY_NAME = {
+    "optimizer.name": ["SGD", "Muon", "AdamW"],
+    "optimizer.lr": {"low": 0.5, "high": 0.6},
+    "optimizer.lr[Muon]": {"low": 0.01, "high": 0.02},
+    "optimizer.aux_lr": True,
+    "optimizer.weight_decay[AdamW]": [0.25],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn"),
+    [
+        ("SGD", {"optimizer.lr"}),
+        ("Muon", {"optimizer.lr[Muon]", "optimizer.aux_lr"}),
+        ("AdamW", {"optimizer.lr", "optimizer.weight_decay[AdamW]"}),
+    ],
+)
+def test_a_range_that_belongs_to_an_optimizer_is_drawn_with_that_one_only(name: str, drawn: set[str]) -> None:
+    trial = Scripted({"optimizer.name": name})
+    suggestion = suggest(trial, read_space(BY_NAME), BoostConfig(), ONE_RANK)
+    assert set(trial.drawn) == set(suggestion.parameters) == {"optimizer.name"} | drawn
+    section = suggestion.config.optimizer
+    assert section is not None
+    assert section.lr is not None
+    assert section.lr == suggestion.parameters.get("optimizer.lr[Muon]", suggestion.parameters.get("optimizer.lr"))
+    assert (0.01 <= section.lr <= 0.02) is (name == "Muon")
+    assert section.weight_decay == (0.25 if name == "AdamW" else None)
+
+
+def test_a_range_of_an_optimizer_follows_the_one_of_the_baseline_where_none_is_searched() -> None:
+    space = read_space({"optimizer.lr[Muon]": True, "optimizer.lr[SGD]": True})
+    for name, drawn in (("Muon", ["optimizer.lr[Muon]"]), ("SGD", ["optimizer.lr[SGD]"]), ("Adam", []), (None, [])):
+        trial = Scripted()
+        suggest(trial, space, BoostConfig.from_dict({"optimizer": {"name": name}}), ONE_RANK)
+        assert trial.drawn == drawn
+
+
+def test_the_declared_range_of_an_optimizer_stands_beside_the_parameter() -> None:
+    space = {one.path: one for one in read_space({"optimizer.lr": True, "optimizer.lr[Muon]": True})}
+    declared = describe_parameters()["optimizer.lr"]
+    assert (space["optimizer.lr"].low, space["optimizer.lr"].high) == (declared.low, declared.high) == (1e-4, 1.0)
+    muon = space["optimizer.lr[Muon]"]
+    assert (muon.low, muon.high, muon.log) == (*declared.by_name["Muon"], True)
+    # One without a range of its own takes the general one.
+    (other,) = read_space({"optimizer.momentum[SGD]": True})
+    assert (other.low, other.high) == (0.5, 0.99)
+
+
+def test_every_optimizer_has_a_learning_rate_of_its_own() -> None:
+    assert set(describe_parameters()["optimizer.lr"].by_name) == set(HYPER_PARAMETERS)
+    for path, about in describe_parameters().items():
+        for name, (low, high) in about.by_name.items():
+            assert path.removeprefix("optimizer.") in HYPER_PARAMETERS[name]
+            assert low < high
+            for value in (low, high):
+                BoostConfig().with_values({"optimizer.name": name, path: value})
 
 
 def test_quoted_paths_and_tables_mean_the_same() -> None:

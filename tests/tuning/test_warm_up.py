@@ -159,7 +159,7 @@ def test_all_trials_share_one_warm_up_and_every_seed_of_the_confirmation_has_its
     before = calls(finished)
     result = tune(finished, make_experimenter=make_fake)
     assert calls(finished) == before
-    seeds = result.candidates[0].n_seeds
+    seeds = len(result.candidates[0].metrics)  # trained; a look at half of them may have closed the drop
     assert warm_ups_trained(finished) == ["warm_up_seed_0", *(f"warm_up_seed_{1000 + seed}" for seed in range(seeds))]
 
 

@@ -26,7 +26,11 @@ from workbench.cli.output import (
 )
 from workbench.cli.progress import Bar, clock, progress_bar
 from workbench.cli.rank_processes import run_as_ranks
+from workbench.cli.waterfall import waterfall_rows
+from workbench.core.headline import parts_against_total
 from workbench.core.rank_environment import rank_environment
+from workbench.core.text import format_interval, format_number
+from workbench.core.trial_counts import outcome_of
 
 if TYPE_CHECKING:
     from workbench.core.records import TrialRecord
@@ -45,6 +49,12 @@ class Engine(StrEnum):
 
 
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml.")
+StudyOrTaskArgument = typer.Argument(
+    ...,
+    metavar="STUDY|TASK",
+    help="Folder with a study.toml; or a task (digits-resnet, file.py:task, package.module:attribute), for which one "
+    "is written.",
+)
 StorageOption = typer.Option(
     None, metavar="URL", envvar="WORKBENCH_STORAGE", help="Optuna storage URL; without it SQLite beside the study."
 )
@@ -73,7 +83,13 @@ def register(app: typer.Typer) -> None:
 
 def tune(
     context: typer.Context,
-    study: Path = StudyArgument,
+    study: Path = StudyOrTaskArgument,
+    minutes: float = typer.Option(None, metavar="M", min=0.1, help="Time for the whole command; 15 for a task."),
+    steps: int = typer.Option(None, metavar="N", min=1, help="Of a task: batches that it is trained for today."),
+    epochs: float = typer.Option(None, metavar="N", min=0.01, help="Of a task: the same in passes over its data."),
+    allowed_drop: str = typer.Option(
+        None, metavar="DROP", help='Of a task: what its metric may lose, in its unit or as a share ("2 %").'
+    ),
     trials: int = typer.Option(
         None, metavar="N", min=1, help="Trials of the whole study, those already finished included."
     ),
@@ -102,16 +118,21 @@ def tune(
     require_confirmed: bool = RequireOption,
     json: bool = JsonOption,
 ) -> None:
-    """Run a study, or continue it: search, confirm, export boost_config.json, write the report.
+    """Find the fastest way to train a task, or run a study: search, confirm, export boost_config.json, write a report.
 
+    A study that has begun is continued.
     With `ranks` above 1 in study.toml it starts so many processes, which train each trial together.
     """
     began = command_start.began()
     from workbench.study.ask.study_file import read_study
 
     ray = _ray_engine(engine, address, resources_per_trial, jobs)
-    section = read_study(study).study
-    ranks = section.ranks
+    if minutes is not None and timeout is not None:
+        raise typer.BadParameter("--minutes and --timeout say the same; give one of them")
+    timeout = timeout if minutes is None else 60.0 * minutes
+    is_task = not (study.is_dir() or study.suffix == ".toml")
+    section = None if is_task else read_study(study).study
+    ranks = 1 if section is None else section.ranks
     if ranks > 1 and ray is None and rank_environment() is None:
         raise typer.Exit(run_as_ranks(ranks, context.obj))
     with (
@@ -120,13 +141,17 @@ def tune(
         saying_on_ctrl_c(f"interrupted; everything finished is saved, `workbench tune {quoted(study)}` continues"),
     ):
         loaded = threading.Event()
-        if ray is None and ranks == 1:
+        if ray is None and section is not None and ranks == 1:
             _end_while_loading(section.timeout_seconds if timeout is None else timeout, began, loaded)
         from workbench import api
 
         try:
             result = api.tune(
-                study,
+                str(study) if is_task else study,
+                steps=steps,
+                epochs=epochs,
+                allowed_drop=_drop(allowed_drop),
+                on_note=bar.say,
                 trials=trials,
                 timeout=timeout,
                 fresh=fresh,
@@ -144,6 +169,16 @@ def tune(
     _print_result(result, json=json)
 
 
+def _drop(text: str | None) -> float | str | None:
+    """Return an allowed drop as it stands in a study's file: a number, or a share."""
+    if text is None or text.strip().endswith("%"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f'--allowed-drop must be a number or a share such as "2 %", got {text!r}') from None
+
+
 def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool = JsonOption) -> None:
     """Say how far a study is, its best trials and its verdicts."""
     from workbench.study import read_result
@@ -152,26 +187,26 @@ def status(study: Path = StudyArgument, storage: str = StorageOption, json: bool
     if json:
         _print_json(result)
         return
-    say(f"{result.name}: {len(result.ended)} of {result.n_trials} trials finished, objective {result.objective}")
-    states = [t.state for t in result.trials]
-    for state in ("running", "failed", "waiting"):
-        if states.count(state):
-            say(f"  {states.count(state)} {state}")
-    best = sorted(result.trials, key=_by_value)[:_SHOWN_TRIALS]
-    if len(best) < len(result.trials):
-        say(f"  the lowest {len(best)} scores of {len(result.trials)}, one run each:")
+    counts = result.counts
+    say(f"{result.name}: {counts.n_finished} of {result.n_trials} trials finished, objective {result.objective}")
+    if counts.n_finished or counts.others:
+        say(f"  {counts.text()}")
+    best = sorted(result.ended, key=_by_value)[:_SHOWN_TRIALS]
+    if len(best) < counts.n_finished:
+        say(f"  the lowest {len(best)} scores of {counts.n_finished}, one run each:")
     print_table(
-        ("trial", "state", "speed per step", result.metric_name, "drop", "feasible", "in effect"),
-        [_trial_row(t) for t in best],
+        ("trial", "came to", f"speed {result.per_trial}", result.metric_name, "drop", "in effect"),
+        [_trial_row(t, outcome_of(t, result.allowed_drops)) for t in best],
     )
     for trial in result.trials:
         if trial.state == "failed" and trial.message:
             say(f"trial {trial.number} failed: {trial.message}")
-    _print_candidates(result)
-    for message in result.messages:
-        say(message)
+    for sentence in result.left_out:
+        if sentence not in result.messages:
+            say(sentence)
+    _print_answer(result)
     _print_files(result, "exported")
-    if not result.exported or "waiting" in states:
+    if not result.exported or "waiting" in counts.others:
         say(f"next: workbench tune {quoted(study)}")
 
 
@@ -231,9 +266,7 @@ def _print_result(result: StudyResult, *, json: bool) -> None:
     if json:
         _print_json(result)
         return
-    _print_candidates(result)
-    for message in result.messages:
-        say(message)
+    _print_answer(result)
     _print_files(result, "wrote")
     if math.isfinite(result.seconds):
         say(f"took {clock(result.seconds)}")
@@ -246,16 +279,32 @@ def _print_files(result: StudyResult, verb: str) -> None:
         say(f"{verb} {result.report}")
 
 
+def _print_answer(result: StudyResult) -> None:
+    for target, sentence in result.headlines.items():
+        say(f"{target}: {sentence}")
+    _print_candidates(result)
+    for target, parts in result.attribution.items():
+        if parts:
+            taken = result.choices[target].candidate if target in result.choices else None
+            say(f"where the gain of {target} comes from, 1 x being the task as given:")
+            print_table(("", "factor", "95 %", "part"), waterfall_rows(parts, taken))
+            unlike = parts_against_total(parts, taken)
+            if unlike:
+                say(unlike)
+    for message in result.messages:
+        say(message)
+
+
 def _print_candidates(result: StudyResult) -> None:
     if not result.candidates:
         return
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
             c.target,
             c.label,
-            f"{c.speedup:.2f} x ({c.speedup_low:.2f} to {c.speedup_high:.2f})",
-            f"{c.drop:.4g}",
-            f"{c.drop_bound:.4g}",
+            format_interval(c.speedup, c.speedup_low, c.speedup_high, " x"),
+            format_number(c.drop),
+            format_number(c.drop_bound),
             c.n_seeds,
             str(c.verdict),
             "yes" if result.chosen.get(c.target) == c.label else "",
@@ -263,6 +312,9 @@ def _print_candidates(result: StudyResult) -> None:
         )
         for c in result.candidates
     ]
+    for target, (tuned, speed) in result.fair_baselines.items():
+        shown = format_interval(speed, None, None, " x")
+        rows.append((target, "tuned plain", shown, format_number(tuned.drop), "-", "-", "reference", "", tuned.summary))
     columns = (
         "for",
         "candidate",
@@ -277,10 +329,9 @@ def _print_candidates(result: StudyResult) -> None:
     print_table(columns, rows)
 
 
-def _trial_row(trial: TrialRecord) -> tuple[Any, ...]:
+def _trial_row(trial: TrialRecord, outcome: str) -> tuple[Any, ...]:
     speed = f"{1 / trial.relative_step_time:.2f} x" if math.isfinite(trial.relative_step_time) else "-"
-    feasible = "yes" if trial.feasible else "no"
-    return trial.number, trial.state, speed, trial.metric, trial.metric_deficit, feasible, trial.summary
+    return trial.number, outcome, speed, trial.metric, trial.metric_deficit, trial.summary
 
 
 def _by_value(trial: TrialRecord) -> tuple[bool, bool, float]:

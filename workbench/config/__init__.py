@@ -22,7 +22,7 @@ from workbench.config.facts import Facts, NetworkFacts
 from workbench.config.levels import LEVELS, SWITCHES, asked_for, requested_switches, with_switch
 from workbench.config.loss_scale import LossScaleConfig
 from workbench.config.optimizer import HYPER_PARAMETERS, OptimizerConfig
-from workbench.config.parameters import ParameterInfo, describe_parameters, parents_of
+from workbench.config.parameters import ParameterInfo, describe_parameters, parameter_at, parents_of
 from workbench.config.resolve import (
     Dropped,
     Plan,
@@ -62,6 +62,7 @@ __all__ = [
     "asked_for",
     "describe_parameters",
     "line_search_trials",
+    "parameter_at",
     "parents_of",
     "requested_switches",
     "resolve",

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
@@ -52,6 +52,9 @@ __all__ = ["BOOST_SECTIONS", "BoostConfig"]
 
 BOOST_SECTIONS = ("boost", "common", "less_bn", "grad_freeze", "grad_accumulation", "dim_reduce")
 """The sections MindSpore's AutoBoost reads."""
+
+
+_SectionT = TypeVar("_SectionT", bound=Section)
 
 
 class BoostConfig(Section):
@@ -264,6 +267,14 @@ class BoostConfig(Section):
         from workbench.config.resolve import resolve
 
         return resolve(self, level, world_size, network)
+
+    def part(self, kind: type[_SectionT]) -> _SectionT:
+        """Return the section that a method brings along.
+
+        Args:
+            kind: The section's class.
+        """
+        return cast("_SectionT", getattr(self, kind.section))
 
     def effective_amp_level(self, device_type: str) -> str:
         """Return the amp level on a device: ``"O0"``, ``"O2"`` or ``"O3"``.

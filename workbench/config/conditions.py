@@ -85,10 +85,12 @@ class Declared:
     Args:
         when: When it is in effect.
         needs: Of a switch: what its method needs besides being asked for.
+        step_time: Whether the parameter may change how long a step takes.
     """
 
     when: Condition
     needs: Condition
+    step_time: bool = True
 
 
 ALWAYS = Condition(lambda _config, _facts: "", "always")

@@ -16,12 +16,12 @@ from workbench.config.compatibility import CompatibilityConfig
 if TYPE_CHECKING:
     from workbench.config.boost_config import BoostConfig
 
-__all__ = ["Facts", "NetworkFacts"]
+__all__ = ["Facts", "NetworkFacts", "cut_into"]
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkFacts:
-    """Counts that decide which methods find something to do.
+    """Counts, and reasons, that decide which methods find something to do.
 
     A *layer* is a run of parameters that freezing keeps together, see
     :func:`workbench.methods.parameter_groups.split_into_chunks`. Where BatchNorms are removed there are fewer.
@@ -33,6 +33,10 @@ class NetworkFacts:
         layers_left: Layers once LessBN has removed its BatchNorms.
         removable_by_reference: ``removable`` with ``compatibility.less_bn_match`` = reference.
         layers_left_by_reference: ``layers_left`` with the same.
+        no_smoothing: Why the labels of the criterion cannot be smoothed, to stand after "because"; empty where they
+            can, or where nobody looked.
+        no_resolution: Why images cannot be smaller for a while, likewise.
+        no_sequence: Why token sequences cannot be shorter for a while, likewise.
     """
 
     batch_norms: int
@@ -41,14 +45,17 @@ class NetworkFacts:
     layers_left: int
     removable_by_reference: int
     layers_left_by_reference: int
+    no_smoothing: str = ""
+    no_resolution: str = ""
+    no_sequence: str = ""
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> NetworkFacts:
         """Return what `to_dict` wrote."""
-        return cls(**{field.name: int(stored[field.name]) for field in fields(cls)})
+        return cls(**{field.name: stored[field.name] for field in fields(cls) if field.name in stored})
 
-    def to_dict(self) -> dict[str, int]:
-        """Return the counts by name."""
+    def to_dict(self) -> dict[str, int | str]:
+        """Return counts and reasons by name."""
         return asdict(self)
 
     def less_bn_acts(self, config: BoostConfig) -> bool:
@@ -91,13 +98,25 @@ class NetworkFacts:
         layers, groups = self.layers_of(config, less_bn=less_bn), config.grad_freeze.param_groups
         if layers >= groups:
             return ""
-        have = f"{layers} {'layer' if layers == 1 else 'layers'}{' without its BatchNorms' if less_bn else ''}"
-        hint = "; lower it" if layers > 1 else ""
-        return f"this network has {have}, fewer than `grad_freeze.param_groups` = {groups}{hint}"
+        less = "without its BatchNorms " if less_bn else ""
+        if layers <= 1:
+            return f"{less}{cut_into(layers)}"
+        return f"{less}{cut_into(layers)}, fewer than `grad_freeze.param_groups` = {groups}; lower it"
 
     def _removable(self, config: BoostConfig) -> int:
         by_reference = config.compatibility.less_bn_match == "reference"
         return self.removable_by_reference if by_reference else self.removable
+
+
+def cut_into(layers: int) -> str:
+    """Say into how many groups freezing can cut a network; not how many layers, which people count otherwise.
+
+    Args:
+        layers: Runs of parameters that freezing keeps together.
+    """
+    if layers <= 1:
+        return "this network is too small to be cut into groups of layers"
+    return f"this network can be cut into {layers} groups at most"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from workbench.config.conditions import OPTIMIZER_STEPS, Condition, optimizer_is
 from workbench.config.section import Section, described
 
-__all__ = ["HYPER_PARAMETERS", "OptimizerConfig"]
+__all__ = ["HYPER_PARAMETERS", "OptimizerConfig", "have_it"]
 
 HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
     "SGD": ("lr", "momentum", "weight_decay", "nesterov"),
@@ -17,6 +17,8 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
     "AdamW": ("lr", "weight_decay", "betas", "eps"),
     "RMSprop": ("lr", "momentum", "weight_decay", "eps"),
     "Adagrad": ("lr", "weight_decay", "eps"),
+    "Muon": ("lr", "aux_lr", "momentum", "weight_decay", "nesterov", "ns_steps", "betas", "eps"),
+    "ScheduleFreeAdamW": ("lr", "weight_decay", "betas", "eps", "warmup_steps"),
     "thor": (
         "lr",
         "momentum",
@@ -31,14 +33,23 @@ HYPER_PARAMETERS: dict[str, tuple[str, ...]] = {
     ),
     "adam_offload": ("lr", "weight_decay", "nesterov", "betas", "eps"),
 }
-"""Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and two of our own."""
+"""Which hyper-parameters each optimizer takes from this section: classes of ``torch.optim``, and four of our own."""
+
+
+def have_it(hyper_parameter: str) -> str:
+    """Say which optimizers have a hyper-parameter."""
+    *others, last = _owners(hyper_parameter)
+    return f"{', '.join(others)} and {last} have it" if others else f"only {last} has it"
+
+
+def _owners(hyper_parameter: str) -> list[str]:
+    return [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
 
 
 def _taken(hyper_parameter: str) -> Condition:
     """Hold where the named optimizer has a hyper-parameter; without a name it may have."""
-    owners = [name for name, own in HYPER_PARAMETERS.items() if hyper_parameter in own]
-    have = f"only {owners[0]} has it" if len(owners) == 1 else f"{', '.join(owners[:-1])} and {owners[-1]} have it"
-    return optimizer_is(*owners, why_not=f"{{name}} has no such parameter; {have}")
+    why_not = f"{{name}} has no such parameter; {have_it(hyper_parameter)}"
+    return optimizer_is(*_owners(hyper_parameter), why_not=why_not)
 
 
 class OptimizerConfig(Section):
@@ -46,32 +57,60 @@ class OptimizerConfig(Section):
 
     section: ClassVar[str] = "optimizer"
 
-    name: Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "thor", "adam_offload"] | None = described(
+    name: (
+        Literal["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Muon", "ScheduleFreeAdamW", "thor", "adam_offload"]
+        | None
+    ) = described(
         None,
         "Optimizer",
-        "Class in torch.optim, thor (second order) or adam_offload (Adam on the host); unset means the task's own, "
-        "with the hyper-parameters given here.",
+        "Class in torch.optim, Muon (orthogonal steps for hidden matrices), ScheduleFreeAdamW (averages instead of a "
+        "schedule), thor (second order) or adam_offload (Adam on the host); unset means the task's own, with the "
+        "hyper-parameters given here.",
         when=OPTIMIZER_STEPS,
     )
     lr: float | None = described(
         None,
         "Learning rate",
-        "Step size; unset means the optimizer's own.",
+        "Step size, of Muon that of hidden matrices; unset means the optimizer's own.",
         low=1e-4,
         high=1.0,
         log=True,
         gt=0,
         when=_taken("lr"),
+        step_time=False,
+        by_name={
+            "SGD": (0.003, 1.0),
+            "Adam": (3e-4, 0.03),
+            "AdamW": (3e-4, 0.03),
+            "RMSprop": (1e-4, 0.01),
+            "Adagrad": (0.003, 0.3),
+            "Muon": (0.005, 0.15),
+            "ScheduleFreeAdamW": (5e-4, 0.03),
+            "thor": (0.005, 0.5),
+            "adam_offload": (3e-4, 0.03),
+        },
+    )
+    aux_lr: float | None = described(
+        None,
+        "Auxiliary learning rate",
+        "For Muon: AdamW's rate for everything that is no hidden matrix; unset means 0.005.",
+        low=0.001,
+        high=0.03,
+        log=True,
+        gt=0,
+        when=_taken("aux_lr"),
+        step_time=False,
     )
     momentum: float | None = described(
         None,
         "Momentum",
-        "For SGD, RMSprop and thor; unset means the optimizer's own.",
+        "For SGD, RMSprop, Muon and thor; unset means the optimizer's own.",
         low=0.5,
         high=0.99,
         ge=0,
         lt=1,
         when=_taken("momentum"),
+        by_name={"Muon": (0.85, 0.98)},
     )
     weight_decay: float | None = described(
         None,
@@ -82,18 +121,42 @@ class OptimizerConfig(Section):
         log=True,
         ge=0,
         when=_taken("weight_decay"),
+        step_time=False,
+        by_name={"AdamW": (1e-4, 0.3), "Muon": (1e-4, 0.1), "ScheduleFreeAdamW": (1e-4, 0.3)},
     )
     nesterov: bool | None = described(
         None,
         "Nesterov",
-        "Nesterov momentum, for SGD, thor and adam_offload; unset means the optimizer's own.",
+        "Nesterov momentum, for SGD, Muon, thor and adam_offload; unset means the optimizer's own.",
         when=_taken("nesterov"),
+    )
+    ns_steps: int | None = described(
+        None,
+        "Newton-Schulz steps",
+        "For Muon: polynomials that make an update orthogonal; each takes time, unset means 3.",
+        low=2,
+        high=5,
+        ge=1,
+        le=10,
+        when=_taken("ns_steps"),
+    )
+    warmup_steps: int | None = described(
+        None,
+        "Warm-up",
+        "For ScheduleFreeAdamW, which takes no schedule: updates in which its rate rises from 0; unset means none.",
+        unit="updates",
+        low=1,
+        high=100,
+        log=True,
+        ge=0,
+        when=_taken("warmup_steps"),
     )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] | None = described(
         None,
         "Betas",
         "Decay rates of Adam's first and second moments; unset means the optimizer's own.",
         when=_taken("betas"),
+        step_time=False,
     )
     eps: float | None = described(
         None,
@@ -104,6 +167,7 @@ class OptimizerConfig(Section):
         log=True,
         gt=0,
         when=_taken("eps"),
+        step_time=False,
     )
     damping: float | None = described(
         None,

@@ -6,7 +6,8 @@ Nothing is stated here; all of it is read from the fields of the sections.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -15,9 +16,10 @@ from pydantic.fields import FieldInfo
 
 from workbench.config.boost_config import BoostConfig
 from workbench.config.conditions import ALWAYS, Condition, declared
-from workbench.config.errors import inner_type, rule_of
+from workbench.config.errors import ConfigError, did_you_mean, inner_type, rule_of
+from workbench.config.optimizer import HYPER_PARAMETERS, have_it
 
-__all__ = ["ParameterInfo", "describe_parameters", "parents_of"]
+__all__ = ["ParameterInfo", "describe_parameters", "parameter_at", "parents_of"]
 
 Kind = Literal["float", "int", "bool", "choice", "str", "list"]
 
@@ -42,6 +44,8 @@ class ParameterInfo:
         rule: Legal values in words, the end of "... must ...", for example ``"be a finite number in [0, 1)"``.
         when: When it is in effect.
         needs: Of a switch: what its method needs, once it is asked for, to be in effect.
+        by_name: Of a parameter of optimizers: default search ranges of named ones that differ from low and high.
+        step_time: Whether it may change how long a step takes.
     """
 
     path: str
@@ -59,6 +63,36 @@ class ParameterInfo:
     rule: str
     when: Condition = ALWAYS
     needs: Condition = ALWAYS
+    by_name: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    step_time: bool = True
+
+
+def parameter_at(path: str) -> ParameterInfo:
+    """Return the parameter that a search varies under a path.
+
+    Args:
+        path: A config path; or, of a parameter of optimizers, with a name in brackets, ``"optimizer.lr[Muon]"``: the
+            same parameter with that optimizer's own search range.
+
+    Raises:
+        ConfigError: When there is no such parameter, or that optimizer does not have it.
+    """
+    known = dict(_described())
+    if path in known:
+        return known[path]
+    plain, bracket, name = path.partition("[")
+    if not bracket or not name.endswith("]") or plain not in known or not plain.startswith("optimizer."):
+        raise ConfigError(f'unknown parameter "{path}"{did_you_mean(plain, known) if plain not in known else ""}')
+    name, own = name.removesuffix("]"), plain.removeprefix("optimizer.")
+    owners = [one for one, parameters in HYPER_PARAMETERS.items() if own in parameters]
+    if name not in owners:
+        if not owners:
+            raise ConfigError(f"`{plain}` has the same values for every optimizer; leave [{name}] out")
+        lacks = f"{name} has no such parameter" if name in HYPER_PARAMETERS else f'there is no optimizer "{name}"'
+        raise ConfigError(f'unknown parameter "{path}": {lacks}; {have_it(own)}')
+    about = known[plain]
+    low, high = about.by_name.get(name, (about.low, about.high))
+    return replace(about, path=path, low=low, high=high)
 
 
 def describe_parameters() -> dict[str, ParameterInfo]:
@@ -84,8 +118,8 @@ def parents_of(path: str) -> frozenset[str]:
 @functools.cache
 def _described() -> tuple[tuple[str, ParameterInfo], ...]:
     entries = []
-    for section, field in BoostConfig.model_fields.items():
-        model = inner_type(field.annotation)
+    for section, part in BoostConfig.model_fields.items():
+        model = inner_type(part.annotation)
         if isinstance(model, type) and issubclass(model, BaseModel):
             for name, member in model.model_fields.items():
                 path = f"{section}.{name}"
@@ -93,10 +127,10 @@ def _described() -> tuple[tuple[str, ParameterInfo], ...]:
     return tuple(entries)
 
 
-def _describe(path: str, field: FieldInfo) -> ParameterInfo:
-    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+def _describe(path: str, member: FieldInfo) -> ParameterInfo:
+    extra = member.json_schema_extra if isinstance(member.json_schema_extra, dict) else {}
     search: Any = extra.get("search", {})
-    plain = inner_type(field.annotation)
+    plain = inner_type(member.annotation)
     kind: Kind
     choices: tuple[Any, ...] = ()
     if get_origin(plain) is Literal:
@@ -105,22 +139,24 @@ def _describe(path: str, field: FieldInfo) -> ParameterInfo:
         kind, choices = "bool", (False, True)
     else:
         kind = {int: "int", float: "float", str: "str"}.get(plain, "list")  # type: ignore[assignment]  # all are Kinds
-    conditions = declared(field)
+    conditions = declared(member)
     whole = int if kind == "int" else float
     return ParameterInfo(
         path=path,
         kind=kind,
-        default=field.get_default(),
+        default=member.get_default(),
         low=whole(search["low"]) if "low" in search else None,
         high=whole(search["high"]) if "high" in search else None,
         log=bool(search.get("log", False)),
         step=search.get("step"),
         choices=choices,
         unit=str(extra.get("unit", "")),
-        title=field.title or path,
-        description=field.description or "",
-        optional=NoneType in get_args(field.annotation),
-        rule=rule_of(field),
+        title=member.title or path,
+        description=member.description or "",
+        optional=NoneType in get_args(member.annotation),
+        rule=rule_of(member),
         when=conditions.when,
         needs=conditions.needs,
+        by_name={name: (whole(low), whole(high)) for name, (low, high) in search.get("by_name", {}).items()},
+        step_time=conditions.step_time,
     )

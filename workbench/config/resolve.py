@@ -26,6 +26,7 @@ from workbench.config.errors import ConfigError, shown
 from workbench.config.facts import Facts
 from workbench.config.levels import SWITCHES, requested_switches
 from workbench.config.parameters import describe_parameters
+from workbench.config.section import MethodSection
 from workbench.methods.registry import METHODS
 
 if TYPE_CHECKING:
@@ -89,14 +90,17 @@ class Plan:
     def in_effect(self) -> tuple[str, ...]:
         """Return the methods in effect: the reference's switches in its order, then those with their own section."""
         switches = (name for name in SWITCHES if getattr(self, name))
-        return (*switches, *(method.name for method in METHODS if method.section_class and self._enables(method)))
+        return (*switches, *(method.name for method in METHODS if self._enables(method)))
 
     def is_in_effect(self, name: str) -> bool:
         """Return whether a method is in effect."""
         return name in self.in_effect()
 
     def _enables(self, method: Description) -> bool:
-        return bool(getattr(self.config, method.section).enabled)
+        """Return whether a method with a section of its own is in effect."""
+        if not method.section_class:
+            return False
+        return section_acts(getattr(self.config, method.section), self.config, self.facts)
 
     def level_defaults(self) -> dict[str, bool]:
         """Return the switches that the configuration leaves to the level although its mode is manual, and how they are.
@@ -136,7 +140,7 @@ class Plan:
             section, _, name = path.partition(".")
             part = getattr(config, section)
             value = None if section == "boost" or part is None else getattr(part, name)
-            if name == "enabled" and not value:
+            if not section_acts(part, config, facts):
                 continue  # a method that is off is as one that does not exist: keys of plans outlive new methods
             if value is not None and not about.when.why_not(config, facts):
                 effective[path] = value
@@ -172,8 +176,28 @@ class Plan:
 
     def key(self) -> str:
         """Return a short text that equal plans, and only equal plans, share."""
-        canonical = json.dumps(self.parameters_in_effect(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return _digest(self.parameters_in_effect())
+
+    def training_key(self) -> str:
+        """Return a short text that plans share which train alike, though a parameter that is rounded differs.
+
+        A continuous freezing schedule has whole steps only, so many values of ``grad_freeze.freeze_p`` make the same
+        one. `key` tells these apart and has to: studies keep their runs by it, and go on from those begun earlier.
+        """
+        effective = self.parameters_in_effect()
+        if self.grad_freeze:
+            effective["grad_freeze.freeze_p"] = self.config.grad_freeze.frozen_share()
+        return _digest(effective)
+
+    def step_key(self) -> str:
+        """Return a short text that plans share whose steps take equally long; rates and lengths do not count."""
+        told = describe_parameters()
+        timed = {
+            path: value
+            for path, value in self.parameters_in_effect().items()
+            if path not in told or told[path].step_time
+        }
+        return _digest(timed)
 
     def summary(self) -> str:
         """Return what is in effect in a few words, for example ``"LessBN + freezing (frozen steps: 30 %)"``."""
@@ -189,7 +213,7 @@ class Plan:
             parts.append("AdaSum")
         if self.grad_accumulation:
             parts.append(f"accumulation over {config.grad_accumulation.grad_accumulation_step}")
-        parts += [method.title for method in METHODS if method.section_class and self._enables(method)]
+        parts += [_said(method, config) for method in METHODS if self._enables(method)]
         if config.amp.level != "O0":
             parts.append(f"amp {config.amp.level} {config.amp.dtype}")
         kind = loss_scale_kind(config)
@@ -200,7 +224,7 @@ class Plan:
             parts.append(f"{config.loss_scale.groups} loss scale groups")
         if config.optimizer is not None and not self.dim_reduce:
             named = config.optimizer.name or "task's optimizer"
-            rates = ", ".join(f"{name} {value}" for name, value in config.optimizer.hyper_parameters().items())
+            rates = ", ".join(f"{name} {_brief(value)}" for name, value in config.optimizer.hyper_parameters().items())
             parts.append(f"{named} ({rates})" if rates else named)
         return " + ".join(parts) or "nothing switched on"
 
@@ -255,7 +279,7 @@ def resolve(config: BoostConfig, level: str = "O0", world_size: int = 1, network
         world_size=world_size,
         config=config,
         requested=requested,
-        dropped=(*dropped, *_idle_optimizer_parameters(config, facts)),
+        dropped=(*dropped, *_idle_sections(config, facts), *_idle_optimizer_parameters(config, facts)),
         network=network,
         **{name: requested[name] and name not in refused for name in SWITCHES},
     )
@@ -275,6 +299,30 @@ def why_no_method(name: str, config: BoostConfig, facts: Facts) -> str:
     return f"{name} is not in effect because {reason}"
 
 
+def section_acts(part: Any, config: BoostConfig, facts: Facts) -> bool:
+    """Return whether a section is in effect; one that no method brought along is."""
+    is_asked_for = bool(getattr(part, "enabled", True))
+    return is_asked_for and not (isinstance(part, MethodSection) and part.why_not(config, facts))
+
+
+def _said(method: Description, config: BoostConfig) -> str:
+    part = getattr(config, method.section)
+    return (part.summary() if isinstance(part, MethodSection) else "") or method.title
+
+
+def _idle_sections(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:
+    for method in METHODS:
+        part = getattr(config, method.section) if method.section_class else None
+        if not isinstance(part, MethodSection) or not part.enabled:
+            continue
+        if reason := part.why_not(config, facts):
+            yield Dropped(method.name, f"section {method.section} is not in effect because {reason}")
+            continue
+        for name, reason in part.left_out(config, facts).items():
+            path = f"{method.section}.{name}"
+            yield Dropped(path, f"`{path}` is not in effect because {reason}")
+
+
 def _idle_optimizer_parameters(config: BoostConfig, facts: Facts) -> Iterator[Dropped]:
     infos, optimizer = describe_parameters(), config.optimizer
     if optimizer is None:
@@ -290,5 +338,14 @@ def _idle_optimizer_parameters(config: BoostConfig, facts: Facts) -> Iterator[Dr
             yield Dropped(path, f"`{path}` is not in effect because {reason}")
 
 
+def _digest(effective: Mapping[str, Any]) -> str:
+    canonical = json.dumps(effective, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _brief(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value

@@ -8,20 +8,29 @@ spaces, the JSON schema, error sentences and the documentation are derived from 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from workbench.config.conditions import ALWAYS, Condition, Declared
 from workbench.config.errors import ConfigError, sentence_of, shown
+
+if TYPE_CHECKING:
+    from workbench.config.boost_config import BoostConfig
+    from workbench.config.facts import Facts
 
 if TYPE_CHECKING:  # pydantic gives its metaclass no public name; the checker needs one, the program does not
     from pydantic._internal._model_construction import ModelMetaclass as _ModelMeta
 else:
     _ModelMeta = type(BaseModel)
 
-__all__ = ["Section", "described"]
+__all__ = ["MethodSection", "Section", "described", "one_of_numbers"]
+
+
+def one_of_numbers(*values: float) -> Any:
+    """Return the annotation of a parameter that is one of some numbers; true, which equals 1, is none of them."""
+    return Annotated[Literal[values], BeforeValidator(lambda value: str(value) if isinstance(value, bool) else value)]
 
 
 def described(
@@ -36,6 +45,8 @@ def described(
     step: float | None = None,
     when: Condition = ALWAYS,
     needs: Condition = ALWAYS,
+    by_name: Mapping[str, tuple[float, float]] | None = None,
+    step_time: bool = True,
     **rules: Any,
 ) -> Any:
     """Declare one parameter.
@@ -51,14 +62,20 @@ def described(
         step: Grid of the search range, None for none.
         when: When the parameter is in effect.
         needs: Of a switch: what its method needs, once it is asked for, to be in effect.
+        by_name: Of a parameter of optimizers: name of one -> low and high of the range that a search uses for that one.
+        step_time: Whether it may change how long a step takes; plans that differ only where it cannot are timed once.
         **rules: Rules pydantic checks (``ge``, ``gt``, ``le``, ``lt``); the legal range may exceed the search range.
 
     Returns:
         A pydantic field. Any, because that is how pydantic types a default.
     """
-    search = {name: bound for name, bound in {"low": low, "high": high, "step": step}.items() if bound is not None}
+    search: dict[str, Any] = {
+        name: bound for name, bound in {"low": low, "high": high, "step": step}.items() if bound is not None
+    }
     if log:
         search["log"] = True
+    if by_name:
+        search["by_name"] = {name: list(ends) for name, ends in by_name.items()}
     extra: dict[str, Any] = {"search": search} if search else {}
     if unit:
         extra["unit"] = unit
@@ -66,7 +83,7 @@ def described(
         if condition is not ALWAYS:
             extra[keyword] = condition.words
     field: FieldInfo = Field(default, title=title, description=description, json_schema_extra=extra or None, **rules)
-    field.metadata.append(Declared(when, needs))
+    field.metadata.append(Declared(when, needs, step_time))
     return field
 
 
@@ -119,3 +136,29 @@ class Section(BaseModel, metaclass=_SentenceMeta):
         if not update:
             return copy
         return type(self)(**{**{name: getattr(copy, name) for name in type(self).model_fields}, **update})
+
+
+class MethodSection(Section):
+    """A section that a method brings along: the method is off while every value is at its default."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is asked for."""
+        return self != type(self)()
+
+    def why_not(self, config: BoostConfig, facts: Facts) -> str:
+        """Return why the method is not in effect though it is asked for, to stand after "because"; empty where it is.
+
+        Args:
+            config: The whole configuration.
+            facts: What it meets.
+        """
+        return ""
+
+    def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
+        """Return which of its parameters are asked for in vain while the method acts, and why: name -> reason."""
+        return {}
+
+    def summary(self) -> str:
+        """Return what is asked for in a few words, for lists of what is in effect; empty for the method's title."""
+        return ""

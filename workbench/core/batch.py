@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from workbench.core import devices
 
-__all__ = ["batch_size_of", "move_batch"]
+__all__ = ["batch_size_of", "mapped", "move_batch", "tensors_of"]
 
 
 def move_batch(batch: Any, device: str | torch.device) -> Any:
@@ -32,24 +32,43 @@ def move_batch(batch: Any, device: str | torch.device) -> Any:
     return batch
 
 
+def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return the batch with every tensor replaced by what a function makes of it; containers keep their kind.
+
+    Args:
+        batch: Tuples, lists, named tuples and mappings are walked; what is no tensor stays as it is.
+        function: Called once per tensor.
+    """
+    if isinstance(batch, Tensor):
+        return function(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(part, function) for part in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(mapped(part, function) for part in batch)
+    if isinstance(batch, Mapping):
+        return {key: mapped(part, function) for key, part in batch.items()}
+    return batch
+
+
 def batch_size_of(batch: Any) -> int:
     """Return the number of samples: the first dimension of the first tensor found (1 when it has none).
 
     Raises:
         ValueError: When the batch holds no tensor.
     """
-    tensor = next(_tensors_of(batch), None)
+    tensor = next(tensors_of(batch), None)
     if tensor is None:
         raise ValueError(f"a batch must hold at least one tensor, got {type(batch).__name__}")
     return int(tensor.shape[0]) if tensor.ndim else 1
 
 
-def _tensors_of(batch: Any) -> Iterator[Tensor]:
+def tensors_of(batch: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a batch in the order in which its containers hold them."""
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for part in batch.values():
-            yield from _tensors_of(part)
+            yield from tensors_of(part)
     elif isinstance(batch, list | tuple):
         for part in batch:
-            yield from _tensors_of(part)
+            yield from tensors_of(part)

@@ -36,6 +36,10 @@ __all__ = [
     "device_overflow",
     "device_type",
     "hardware_summary",
+    "has_cudnn",
+    "has_fast_bfloat16",
+    "has_fast_products",
+    "has_graphs",
     "has_overflow_flag",
     "memory_bytes",
     "moved",
@@ -198,6 +202,26 @@ def autocast_supported(device: str | torch.device, dtype: torch.dtype) -> bool:
     return _autocast_supported(device_type(device), dtype)
 
 
+def has_fast_bfloat16(device: str | torch.device) -> bool:
+    """Return whether the device multiplies matrices of bfloat16 by instructions of its own; else float32 is faster."""
+    return _has_fast_bfloat16(device_type(device))
+
+
+def has_fast_products(device: str | torch.device) -> bool:
+    """Return whether ``torch.set_float32_matmul_precision`` changes how this device multiplies float32 matrices."""
+    return device_type(device) == "cuda" or (device_type(device) == "cpu" and has_fast_bfloat16(device))
+
+
+def has_graphs(device: str | torch.device) -> bool:
+    """Return whether kernels on this device can be replayed as CUDA graphs."""
+    return device_type(device) == "cuda"
+
+
+def has_cudnn(device: str | torch.device) -> bool:
+    """Return whether cuDNN computes convolutions on this device."""
+    return device_type(device) == "cuda" and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
+
+
 def hardware_summary() -> dict[str, Any]:
     """Describe this machine and the software below us, as values that JSON can hold.
 
@@ -287,6 +311,15 @@ def _autocast_supported(kind: str, dtype: torch.dtype) -> bool:
                 return torch.is_autocast_enabled(kind)
         except (RuntimeError, ValueError):
             return False
+
+
+@functools.cache
+def _has_fast_bfloat16(kind: str) -> bool:
+    if kind == "cpu":
+        known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch we support
+        return bool(known.get("avx512_bf16") or known.get("amx_bf16"))
+    asked = getattr(torch.get_device_module(kind), "is_bf16_supported", None)
+    return asked is not None and bool(asked())
 
 
 @functools.lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ __all__ = [
     "paired_drops",
     "pairs_to_decide",
     "planned_pairs",
+    "run_time_ratio",
     "smallest_gap",
     "time_ratio",
 ]
@@ -190,6 +192,28 @@ def time_ratio(
     finite = [value for value in values if value > -math.inf]
     spread = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.inf
     return _around(middle, below, above, median(low) - middle, middle - median(high), spread)
+
+
+def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> TimeRatio:
+    """Return how much faster a candidate's whole runs are, from pairs that were run in turn.
+
+    Args:
+        pairs: Seconds of O0's run and of the candidate's, seed by seed.
+        error: Error of each end of the interval, in (0, 0.5).
+
+    Returns:
+        The geometric mean of the ratios with its t interval on logarithms; fewer than two pairs bound nothing.
+    """
+    logs = [math.log(baseline / candidate) for baseline, candidate in pairs if baseline > 0.0 and candidate > 0.0]
+    if len(logs) < 2:
+        return TimeRatio(math.exp(sum(logs) / max(len(logs), 1)), 0.0, math.inf, None)
+    middle, spread = statistics.fmean(logs), statistics.stdev(logs)
+    margin = _margin(spread, len(logs), error)
+    low, high = math.exp(middle - margin), math.exp(middle + margin)
+    if low > 1.0 or high < 1.0:
+        return TimeRatio(math.exp(middle), low, high)
+    more = next((n for n in range(len(logs), 1001) if _margin(spread, n, error) < abs(middle)), None)
+    return TimeRatio(math.exp(middle), low, high, more)
 
 
 def _around(middle: float, below: float, above: float, up: float, down: float, spread: float = math.nan) -> TimeRatio:

@@ -8,11 +8,14 @@ as JSON and drawn without torch. What produces them (``training``), keeps them (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from workbench.core.headline import headline, tuned_plain_speed
+from workbench.core.trial_counts import TrialCounts, count_trials
 
 __all__ = [
     "CandidateRecord",
@@ -21,10 +24,14 @@ __all__ = [
     "EventKind",
     "EventSink",
     "ExponentCounts",
+    "GainPart",
     "StepRecord",
     "StudyResult",
     "TrialRecord",
+    "TunedPlain",
     "Verdict",
+    "objective_title",
+    "timed_per",
 ]
 
 
@@ -270,6 +277,76 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class GainPart:
+    """What one part of a set-up contributes to its gain: a bar of the waterfall from 1 to the total.
+
+    The parts of an export stand in the order in which they are built up from the task as given, and their factors
+    multiply to the total.
+
+    Args:
+        part: What it is, in a few words, for example ``"batch x 4"``.
+        factor: Time of a run to the same quality without it / with it; above 1 it helps.
+        low: Lower end of the factor's 95 % interval; NaN where it was not measured by itself.
+        high: Upper end.
+        alone: The same factor where the part alone is left out of the whole set-up; NaN where that was not measured.
+        note: What a reader should know, a sentence; empty for most.
+    """
+
+    part: str
+    factor: float
+    low: float = math.nan
+    high: float = math.nan
+    alone: float = math.nan
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TunedPlain:
+    """The task as given with a tuned length and learning rate and nothing else: what a fair baseline can do.
+
+    Args:
+        summary: What it is, in a few words.
+        config: Its configuration as a dictionary.
+        relative_time: Total time of its run / that of the task as given, as predicted by the search.
+        speedup: Its time / the export's, each to the same quality; larger is better for the export. NaN while
+            unknown.
+        speedup_low: Lower end of the 95 % interval.
+        speedup_high: Upper end.
+        drop: Mean paired metric drop against the task as given, in the metric's unit.
+        n_runs: Runs that were spent on finding it.
+    """
+
+    summary: str
+    config: Mapping[str, Any]
+    relative_time: float
+    speedup: float = math.nan
+    speedup_low: float = math.nan
+    speedup_high: float = math.nan
+    drop: float = math.nan
+    n_runs: int = 0
+
+
+def timed_per(objective: str) -> str:
+    """Return what a trial's relative time is of, in words that follow a factor.
+
+    Args:
+        objective: What the study minimises.
+    """
+    return "to the same quality" if objective == "time_to_quality" else "per step"
+
+
+def objective_title(objective: str) -> str:
+    """Return what a trial's value is and its unit, as the title of an axis.
+
+    Args:
+        objective: What the study minimises.
+    """
+    if objective == "time_to_target":
+        return "Time to target (O0 steps)"
+    return "Time of a run (O0 = 1)" if objective == "time_to_quality" else "Step time relative to O0"
+
+
+@dataclass(frozen=True, slots=True)
 class StudyResult:
     """The answer of a study, as terminal, panels, report and result files read it.
 
@@ -295,6 +372,9 @@ class StudyResult:
         allowed_drops: Allowed drop per export, in the metric's unit.
         report: The HTML report, once somebody wrote it.
         seconds: Time this command took.
+        attribution: Export -> where its gain comes from; empty for other objectives than the fastest set-up.
+        tuned_plain: Export -> the fair baseline beside it.
+        left_out: Why what might have been searched was not, a sentence each.
     """
 
     name: str
@@ -316,11 +396,41 @@ class StudyResult:
     allowed_drops: Mapping[str, float] = field(default_factory=dict)
     report: Path | None = None
     seconds: float = math.nan
+    attribution: Mapping[str, tuple[GainPart, ...]] = field(default_factory=dict)
+    tuned_plain: Mapping[str, TunedPlain] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
     @property
     def ended(self) -> list[TrialRecord]:
         """Trials that were run to an end."""
         return [trial for trial in self.trials if trial.state in ("complete", "pruned")]
+
+    @property
+    def counts(self) -> TrialCounts:
+        """How many trials came to what."""
+        return count_trials(self.trials, self.allowed_drops)
+
+    @property
+    def choice_sentences(self) -> list[str]:
+        """What each export takes, then why not the others; exports that share a sentence share its line."""
+        chosen = [(choice.target, choice.sentence) for choice in self.choices.values()]
+        others = [(choice.target, other) for choice in self.choices.values() for other in choice.others]
+        targets: dict[str, list[str]] = {}
+        for target, sentence in chosen + others:
+            targets.setdefault(sentence, []).append(target)
+        return [f"{', '.join(sharing)}: {sentence}" for sentence, sharing in targets.items()]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the study has its answer and no trial of it waits or runs."""
+        return bool(self.exported) and not {"waiting", "running"} & self.counts.others.keys()
+
+    def in_effect(self, target: str) -> str:
+        """Return what an export switches on, in words; for O0 what O0 itself does."""
+        choice = self.choices.get(target)
+        if choice is not None and choice.candidate is not None:
+            return choice.candidate.summary
+        return next((trial.summary for trial in self.trials if trial.number == 0), "") or "nothing switched on"
 
     @property
     def baseline_metric(self) -> float:
@@ -329,13 +439,37 @@ class StudyResult:
 
     @property
     def per(self) -> str:
-        """What the speed-ups of candidates are of: ``"to the target"`` or ``"per step"``."""
-        return "to the target" if self.objective == "time_to_target" else "per step"
+        """What the speed-ups of candidates are of: a step, the way to the target, or a run to the same quality."""
+        return "to the target" if self.objective == "time_to_target" else self.per_trial
+
+    @property
+    def per_trial(self) -> str:
+        """What a trial's relative time is of: a step, or a whole run to the same quality."""
+        return timed_per(self.objective)
 
     @property
     def chosen(self) -> dict[str, str]:
         """Export -> label of what it takes, ``"O0"`` when nothing was left."""
         return {target: choice.label for target, choice in self.choices.items()}
+
+    @property
+    def headlines(self) -> dict[str, str]:
+        """Export -> its answer in one sentence, for a search of the fastest set-up; empty for other objectives."""
+        if self.objective != "time_to_quality":
+            return {}
+        return {
+            target: headline(choice, self.metric_name, self.tuned_plain.get(target))
+            for target, choice in self.choices.items()
+        }
+
+    @property
+    def fair_baselines(self) -> dict[str, tuple[TunedPlain, float]]:
+        """Export -> tuned plain, and how many times faster than the task as given it is; NaN while unknown."""
+        return {
+            target: (tuned, tuned_plain_speed(self.choices[target], tuned))
+            for target, tuned in self.tuned_plain.items()
+            if target in self.choices
+        }
 
     @property
     def exports(self) -> dict[str, dict[str, Any]]:
@@ -344,10 +478,14 @@ class StudyResult:
 
     def _export(self, choice: Choice) -> dict[str, Any]:
         taken = choice.candidate
+        tuned = self.tuned_plain.get(choice.target)
+        ends = ("speedup", "speedup_low", "speedup_high")
+        parts = self.attribution.get(choice.target, ())
         return {
             "label": choice.label,
-            "summary": "nothing" if taken is None else taken.summary,
+            "summary": self.in_effect(choice.target),
             "verdict": choice.verdict,
+            "headline": self.headlines.get(choice.target, choice.sentence),
             "sentence": choice.sentence,
             "speedup": 1.0 if taken is None else taken.speedup,
             "speedup_low": 1.0 if taken is None else taken.speedup_low,
@@ -356,4 +494,8 @@ class StudyResult:
             "drop_bound": 0.0 if taken is None else taken.drop_bound,
             "seeds": 0 if taken is None else taken.n_seeds,
             "path": self.exported.get(choice.target),
+            "tuned_plain": None if tuned is None else {name: getattr(tuned, name) for name in ends},
+            "attribution": [
+                {"part": one.part, "factor": one.factor, "low": one.low, "high": one.high} for one in parts
+            ],
         }

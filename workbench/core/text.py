@@ -4,7 +4,28 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["format_duration"]
+__all__ = ["format_duration", "format_interval", "format_number"]
+
+
+def format_number(value: float | None) -> str:
+    """Return a number with four digits; what is not known, NaN, inf or None, in a word."""
+    return "unknown" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
+def format_interval(middle: float | None, low: float | None, high: float | None, unit: str = "") -> str:
+    """Return a ratio with its interval, such as ``"1.21 x (1.14 to 1.28)"``; without one where there is none.
+
+    Args:
+        middle: The ratio; one that is not known gives a word.
+        low: Lower end; None, NaN and inf stand for none.
+        high: Upper end.
+        unit: What stands behind the ratio.
+    """
+    if middle is None or not math.isfinite(middle):
+        return "unknown"
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or low == high:
+        return f"{middle:.2f}{unit}"
+    return f"{middle:.2f}{unit} ({low:.2f} to {high:.2f})"
 
 
 def format_duration(seconds: float) -> str:

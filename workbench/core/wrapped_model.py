@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["unwrapped"]
+__all__ = ["is_compiled", "unwrapped"]
 
 _COMPILED = "_orig_mod"  # where torch.compile keeps the module; it is part of the names in its state dict
 
@@ -17,3 +17,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch.compile has wrapped a model, or the one inside a DistributedDataParallel."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return isinstance(getattr(inner, _COMPILED, None), nn.Module)

@@ -8,6 +8,7 @@ as a ``Drawing`` first, which is made in a twentieth of the time. Nothing here k
 
 from __future__ import annotations
 
+from workbench.figures.attribution import AttributionNumbers, attribution_figure, attribution_numbers
 from workbench.figures.dim_reduce import (
     DimReduceNumbers,
     SubspacePair,
@@ -63,6 +64,7 @@ from workbench.figures.theme import (
 
 __all__ = [
     "FIGURE_CONFIG",
+    "AttributionNumbers",
     "DimReduceNumbers",
     "FrozenLayersNumbers",
     "GradientExponentNumbers",
@@ -84,6 +86,8 @@ __all__ = [
     "SubspacePair",
     "Theme",
     "TimeSaved",
+    "attribution_figure",
+    "attribution_numbers",
     "dim_reduce_figure",
     "dim_reduce_numbers",
     "empty_figure",

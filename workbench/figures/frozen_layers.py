@@ -174,6 +174,7 @@ def frozen_layers_figure(
     *,
     work: Sequence[float] | None = None,
     saved: TimeSaved | None = None,
+    share: float = float("nan"),
     theme: Theme = "auto",
     height: int = 380,
 ) -> go.Figure:
@@ -184,6 +185,7 @@ def frozen_layers_figure(
         n_groups: See ``frozen_layers_numbers``.
         work: See ``frozen_layers_numbers``.
         saved: Time saved, measured against O0 or by ``time_saved_in_run``; None leaves its row out.
+        share: Share of frozen steps that a schedule in whole periods has, for the title; NaN counts the steps given.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height of the schedule, pixels; the time saved adds to it.
     """
@@ -222,6 +224,8 @@ def frozen_layers_figure(
     )
     weighed = "weighted by their work" if work is not None else "all groups counted alike"
     title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
+    if np.isfinite(share):
+        title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'step')}"
     if saved is not None:
         _add_time(figure, saved)
         title += f", which {_effect(saved)}"

@@ -16,6 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
+from workbench.core.trial_counts import count_trials
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import (
     BLUE,
@@ -162,7 +163,7 @@ def parallel_coordinates_figure(
     if len(numbers.axes) < 2:
         reason = "No two finished trials differ in a searched parameter yet."
         return empty_figure(_QUESTION, reason, theme=theme)
-    figure = new_figure(_answer(numbers), _detail(numbers), theme=theme, height=height)
+    figure = new_figure(_answer(numbers), _detail(numbers, trials), theme=theme, height=height)
     for kind in ("beyond", "within", "baseline", "best"):  # the best ones on top
         chosen = [line for line in numbers.lines if line.kind == kind]
         if chosen:
@@ -341,8 +342,10 @@ def _spread(lines: Sequence[ParallelLine], axis: int) -> float:
     return float(np.ptp(placed))
 
 
-def _detail(numbers: ParallelCoordinatesNumbers) -> str:
+def _detail(numbers: ParallelCoordinatesNumbers, trials: Sequence[TrialRecord]) -> str:
     text = counted(len(numbers.lines), "finished trial")
     if numbers.left_out:
         text += f"; {counted(len(numbers.left_out), 'parameter')} not shown"
-    return text + (f"; {counted(numbers.n_without_value, 'trial')} without a value" if numbers.n_without_value else "")
+    shown = {line.number for line in numbers.lines}
+    left = count_trials(trial for trial in trials if trial.number not in shown).plain_text()
+    return text + (f"; not shown: {left}" if left else "")

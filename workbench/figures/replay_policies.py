@@ -185,5 +185,6 @@ def _answer(numbers: ReplayPoliciesNumbers) -> str:
 
 
 def _detail(numbers: ReplayPoliciesNumbers) -> str:
-    text = f"{counted(len(numbers.names), 'policy', 'policies')} replayed on one recording, assuming it had run alike"
+    n_replayed = len(numbers.names) - (numbers.recorded is not None)
+    text = f"{counted(n_replayed, 'policy', 'policies')} replayed on one recording, assuming it had run alike"
     return text + (f"; {numbers.n_left_out} without numbers left out" if numbers.n_left_out else "")

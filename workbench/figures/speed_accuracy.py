@@ -13,9 +13,11 @@ from workbench.core.records import (
     CandidateRecord,
     Choice,
     TrialRecord,
+    TunedPlain,
     Verdict,
 )
-from workbench.figures.labels import MetricScale, counted, plain
+from workbench.core.trial_counts import BEYOND, WITHIN, WITHIN_SOME, count_trials, outcome_of
+from workbench.figures.labels import MetricScale, plain
 from workbench.figures.theme import (
     BLUE,
     GREEN,
@@ -43,7 +45,7 @@ class TrialPoint:
     """One trial in the plane: relative speed (1 = O0, larger is faster) and shown metric."""
 
     number: int
-    kind: str  # "within the allowed drop", "beyond the allowed drop" or "pruned or failed"
+    kind: str  # as `outcome_of` says it, or "pruned or failed"
     speedup: float
     metric: float
     text: str
@@ -74,7 +76,7 @@ class SpeedAccuracyNumbers:
         candidates: Candidates with both coordinates.
         baseline: Metric of O0 in the shown unit; NaN when unknown.
         bounds: Target -> lowest (or highest) metric its allowed drop leaves, in the shown unit.
-        n_without_point: Trials that have no measured speed or no metric.
+        left_out: How many trials came to what that have no measured speed or no metric; empty without any.
         front: Speed and metric of O0 and the finished trials that no other one beats in both, the slowest first.
     """
 
@@ -82,7 +84,7 @@ class SpeedAccuracyNumbers:
     candidates: tuple[CandidatePoint, ...]
     baseline: float
     bounds: Mapping[str, float]
-    n_without_point: int
+    left_out: str
     front: tuple[tuple[float, float], ...] = ()
 
 
@@ -111,8 +113,9 @@ def speed_accuracy_numbers(
         baseline = next((t.metric for t in trials if t.number == 0), float("nan"))
     sign = 1.0 if metric.higher_is_better else -1.0
     reference = next((t.value for t in trials if t.number == 0), float("nan"))
-    points = [_trial_point(t, metric, reference) for t in trials if t.number != 0]
+    points = [_trial_point(t, metric, reference, allowed_drops) for t in trials if t.number != 0]
     known = tuple(p for p in points if math.isfinite(p.speedup) and math.isfinite(p.metric))
+    shown = {0, *(p.number for p in known)}
     placed = [_candidate_point(c, metric, baseline, sign) for c in candidates]
     drops = allowed_drops or {}
     return SpeedAccuracyNumbers(
@@ -120,7 +123,7 @@ def speed_accuracy_numbers(
         candidates=tuple(p for p in placed if math.isfinite(p.speedup) and math.isfinite(p.metric)),
         baseline=baseline * metric.factor,
         bounds={target: (baseline - sign * drop) * metric.factor for target, drop in drops.items()},
-        n_without_point=len(points) - len(known),
+        left_out=count_trials((t for t in trials if t.number not in shown), allowed_drops).plain_text(),
         front=_pareto_front(known, baseline * metric.factor, sign),
     )
 
@@ -133,24 +136,30 @@ def speed_accuracy_figure(
     baseline_metric: float = float("nan"),
     allowed_drops: Mapping[str, float] | None = None,
     choices: Sequence[Choice] = (),
+    per: str = "",
+    tuned_plain: Mapping[str, tuple[TunedPlain, float]] | None = None,
     theme: Theme = "auto",
     height: int = 480,
 ) -> go.Figure:
     """Draw every trial in the plane of relative speed and metric; arguments as ``speed_accuracy_numbers``.
 
     ``customdata[0]`` of a trial, of O0 and of a candidate is the trial's number. ``choices`` says what the exports
-    take: the title names it and its point is marked. Without it the title is the question.
+    take: the title names it and its point is marked. Without it the title is the question. ``per`` says what the speed
+    is of, ``"per step"`` or ``"to the same quality"``; ``tuned_plain`` is each export's fair baseline with its speed.
     """
     numbers = speed_accuracy_numbers(
         trials, candidates, metric=metric, baseline_metric=baseline_metric, allowed_drops=allowed_drops
     )
     if not numbers.trials and not numbers.candidates:
-        return empty_figure(_QUESTION, "No trial has both a measured speed and a metric yet.", theme=theme)
+        nothing = "No trial has both a measured speed and a metric."
+        if math.isfinite(numbers.baseline):
+            nothing = "Only O0 has both a measured speed and a metric."
+        return empty_figure(_answer(choices), nothing, theme=theme)
     figure = new_figure(_answer(choices), _detail(numbers, metric), theme=theme, height=height)
     low, high = _metric_range(numbers)
     _add_front(figure, numbers, low, high)
-    for kind, style in _TRIAL_STYLES.items():
-        chosen = [p for p in numbers.trials if p.kind == kind]
+    for beginning, style in _TRIAL_STYLES.items():
+        chosen = [p for p in numbers.trials if p.kind.startswith(beginning)]
         if chosen:
             figure.add_scatter(
                 x=[p.speedup for p in chosen],
@@ -160,7 +169,7 @@ def speed_accuracy_figure(
                 mode="markers",
                 marker=style,
                 cliponaxis=False,
-                name=f"trial {kind}",
+                name=" / ".join(dict.fromkeys(p.kind for p in chosen)),
                 customdata=[[p.number, p.text] for p in chosen],
                 hovertemplate="%{customdata[1]}<extra></extra>",
             )
@@ -172,21 +181,28 @@ def speed_accuracy_figure(
             text=["O0"],
             textposition="bottom center",
             marker={"symbol": "star", "size": 16, "color": ORANGE},
-            name="O0, the baseline",
+            name="O0",
             customdata=[[0]],
             hovertemplate="O0, the baseline everything is compared with.<extra></extra>",
         )
+    _add_tuned_plain(figure, numbers, metric, tuned_plain or {})
     _add_candidates(figure, numbers, {(choice.target, plain(choice.label)) for choice in choices})
     _add_bounds(figure, numbers)
-    figure.update_xaxes(title_text="Speed: time of O0 / time (×)", ticksuffix=" ×")
+    figure.update_xaxes(title_text=f"Speed: time of O0 / time{f' {per}' if per else ''} (×)", ticksuffix=" ×")
     figure.update_yaxes(title_text=metric.title, range=[low, high])
-    figure.update_layout(showlegend=True, margin={"b": 108})
+    # Columns wide enough for the longest name: of their own accord all are as wide, and stand below each other.
+    legend = {"entrywidth": _LEGEND_WIDTH, "entrywidthmode": "pixels"}
+    figure.update_layout(showlegend=True, margin={"b": 108}, legend=legend)
     return figure
 
 
+_LEGEND_WIDTH = 190  # pixels
+
+
 _TRIAL_STYLES: dict[str, dict[str, Any]] = {
-    "within the allowed drop": {"symbol": "circle", "size": 9, "color": BLUE, "opacity": 0.8},
-    "beyond the allowed drop": {"symbol": "circle-open", "size": 9, "color": GREY, "line": {"width": 1.8}},
+    WITHIN: {"symbol": "circle", "size": 9, "color": BLUE, "opacity": 0.8},
+    WITHIN_SOME: {"symbol": "circle-dot", "size": 9, "color": SKY, "line": {"width": 1.4, "color": BLUE}},
+    BEYOND: {"symbol": "circle-open", "size": 9, "color": GREY, "line": {"width": 1.8}},
     "pruned or failed": {"symbol": "x-thin-open", "size": 8, "color": GREY, "line": {"width": 1.6}},
 }
 
@@ -197,14 +213,14 @@ _CANDIDATE_STYLES: dict[Verdict, tuple[str, str]] = {
 }
 
 
-def _trial_point(trial: TrialRecord, metric: MetricScale, reference: float) -> TrialPoint:
+def _trial_point(
+    trial: TrialRecord, metric: MetricScale, reference: float, allowed_drops: Mapping[str, float] | None
+) -> TrialPoint:
     # Without a guard a time of 0, which only a broken clock gives, would stop the report from opening.
     speedup = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else float("nan")
     if trial.state == "complete" and math.isfinite(reference) and trial.value > 0:
         speedup = reference / trial.value  # a pruned trial has no value; how fast its steps are is all that is known
-    kind = "within the allowed drop" if trial.feasible else "beyond the allowed drop"
-    if trial.state != "complete":
-        kind = "pruned or failed"
+    kind = outcome_of(trial, allowed_drops) if trial.state == "complete" else "pruned or failed"
     text = (
         f"Trial {trial.number} ({plain(trial.summary or trial.level)}) ran {speedup:.2f} × as fast as O0 "
         f"and reached {metric.value_text(trial.metric)}: {kind}."
@@ -238,7 +254,7 @@ def _answer(choices: Sequence[Choice]) -> str:
     if not choices:
         return _QUESTION
     taken = {
-        choice.target: f"{choice.candidate.label}, {choice.candidate.speedup:.2f} × as fast as O0 ({choice.verdict})"
+        choice.target: f"{choice.candidate.label}, {choice.candidate.speedup:.2f} × O0 ({choice.verdict})"
         for choice in choices
         if choice.candidate is not None
     }
@@ -251,9 +267,7 @@ def _answer(choices: Sequence[Choice]) -> str:
 def _detail(numbers: SpeedAccuracyNumbers, metric: MetricScale) -> str:
     better = "up" if metric.higher_is_better else "down"
     text = f"right is faster, {better} is better; bars are 95 % intervals"
-    if numbers.n_without_point:
-        text += f"; {counted(numbers.n_without_point, 'trial')} without a measured speed or metric not shown"
-    return text
+    return text + (f"; not shown: {numbers.left_out}" if numbers.left_out else "")
 
 
 def _pareto_front(trials: Sequence[TrialPoint], baseline: float, sign: float) -> tuple[tuple[float, float], ...]:
@@ -277,9 +291,35 @@ def _add_front(figure: go.Figure, numbers: SpeedAccuracyNumbers, low: float, hig
         mode="lines",
         # Down first, then on: whatever lies below and left of this staircase is beaten by one of its corners.
         line={"shape": "vh", "width": 1.6, "color": translucent(SKY, 0.8)},
-        name="Pareto front: no trial is both faster and better",
+        name="Pareto front",
         legendrank=1001,  # drawn beneath the points, named after them
         hoverinfo="skip",
+    )
+
+
+def _add_tuned_plain(
+    figure: go.Figure,
+    numbers: SpeedAccuracyNumbers,
+    metric: MetricScale,
+    tuned_plain: Mapping[str, tuple[TunedPlain, float]],
+) -> None:
+    sign = metric.factor if metric.higher_is_better else -metric.factor
+    points = {(speed, numbers.baseline - sign * tuned.drop): tuned for tuned, speed in tuned_plain.values()}
+    shown = {point: tuned for point, tuned in points.items() if all(map(math.isfinite, point))}
+    if not shown:
+        return
+    figure.add_scatter(
+        x=[speed for speed, _ in shown],
+        y=[value for _, value in shown],
+        mode="markers+text",
+        text=["tuned plain"] * len(shown),
+        textposition="bottom center",
+        cliponaxis=False,
+        marker={"symbol": "star-diamond", "size": 14, "color": ORANGE},
+        name="tuned plain",
+        customdata=[[-1, plain(tuned.summary), metric.difference_text(tuned.drop)] for tuned in shown.values()],
+        hovertemplate="Tuned plain (%{customdata[1]}) is %{x:.2f} × as fast as O0 and drops %{customdata[2]}."
+        "<extra></extra>",
     )
 
 
@@ -293,8 +333,9 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: 
             y=[c.metric for c in chosen],
             mode="markers+text",
             text=[_mark(c, exported) for c in chosen],
-            # One trial may be confirmed for one export and undecided for the other: two labels at one point.
-            textposition="top center" if verdict is Verdict.CONFIRMED else "bottom center",
+            # One trial may be exported for both, at nearly the same point: two labels there.
+            textposition=["bottom center" if c.target == "o2" else "top center" for c in chosen],
+            cliponaxis=False,
             marker={"symbol": symbol, "size": 13, "color": colour, "line": {"width": 2, "color": colour}},
             error_x={
                 "type": "data",
@@ -313,7 +354,7 @@ def _add_candidates(figure: go.Figure, numbers: SpeedAccuracyNumbers, exported: 
                 "color": colour,
                 "thickness": 1.6,
             },
-            name=f"candidate {verdict} {VERDICT_SYMBOLS[verdict]}",
+            name=f"{verdict} {VERDICT_SYMBOLS[verdict]}",
             customdata=[[c.trial_number, c.text] for c in chosen],
             hovertemplate="%{customdata[1]}<extra></extra>",
         )
@@ -323,7 +364,7 @@ def _mark(candidate: CandidatePoint, exported: Set[tuple[str, str]]) -> str:
     """Return what stands at a candidate's point: once something is exported, only that is named."""
     name = f"{candidate.label} {VERDICT_SYMBOLS[candidate.verdict]}"
     if (candidate.target, candidate.label) in exported:
-        return f"{name}, exported for {candidate.target}"
+        return f"{candidate.target}: {name}"
     return "" if exported else name
 
 

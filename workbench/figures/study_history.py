@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import plotly.graph_objects as go
 
 from workbench.core.records import TrialRecord
-from workbench.figures.labels import counted, plain
+from workbench.core.trial_counts import BEYOND, WITHIN, TrialCounts, count_trials, outcome_of
+from workbench.figures.labels import plain
 from workbench.figures.theme import (
     BLUE,
     GREEN,
@@ -33,11 +34,12 @@ class StudyHistoryNumbers:
     Args:
         numbers: Trial numbers with a finite value, rising.
         values: Their objective, smaller is better.
-        kinds: ``"baseline"``, ``"feasible"``, ``"infeasible"`` or ``"pruned"``, one per trial.
+        kinds: ``"baseline"``, ``"feasible"``, ``"partly"`` (suits some exports), ``"infeasible"`` or ``"pruned"``, one
+            per trial.
         summaries: What is in effect, one per trial.
         best: Best objective among baseline and feasible trials up to each; NaN before the first.
         ceiling: Largest value drawn to scale; those above (penalties of runs that diverged) are marked at the edge.
-        n_without_value: Trials that have no value (failed, running, waiting).
+        counts: How many trials came to what, those without a value among them.
     """
 
     numbers: tuple[int, ...]
@@ -46,19 +48,22 @@ class StudyHistoryNumbers:
     summaries: tuple[str, ...]
     best: tuple[float, ...]
     ceiling: float
-    n_without_value: int
+    counts: TrialCounts
 
 
-def study_history_numbers(trials: Sequence[TrialRecord]) -> StudyHistoryNumbers:
+def study_history_numbers(
+    trials: Sequence[TrialRecord], allowed_drops: Mapping[str, float] | None = None
+) -> StudyHistoryNumbers:
     """Reduce trials to objective and best so far.
 
     Args:
         trials: Trials in any order; smaller objectives are better.
+        allowed_drops: Export -> allowed drop, by which trials are counted; None knows that of the study's target only.
     """
     known = sorted((t for t in trials if math.isfinite(t.value) and t.state in {"complete", "pruned"}), key=_number)
-    kinds = tuple(_kind(t) for t in known)
+    kinds = tuple(_kind(t, allowed_drops) for t in known)
     values = np.array([t.value for t in known], dtype=np.float64)
-    eligible = np.array([kind in {"baseline", "feasible"} for kind in kinds], dtype=bool)
+    eligible = np.array([t.state == "complete" and (t.feasible or t.number == 0) for t in known], dtype=bool)
     best = np.minimum.accumulate(np.where(eligible, values, np.inf)) if known else values
     return StudyHistoryNumbers(
         numbers=tuple(t.number for t in known),
@@ -67,7 +72,7 @@ def study_history_numbers(trials: Sequence[TrialRecord]) -> StudyHistoryNumbers:
         summaries=tuple(t.summary or t.level for t in known),
         best=tuple(np.where(np.isfinite(best), best, np.nan).tolist()),
         ceiling=_ceiling(values, eligible),
-        n_without_value=len(trials) - len(known),
+        counts=count_trials(trials, allowed_drops),
     )
 
 
@@ -75,6 +80,7 @@ def study_history_figure(
     trials: Sequence[TrialRecord],
     *,
     objective: str = "Objective, smaller is better",
+    allowed_drops: Mapping[str, float] | None = None,
     theme: Theme = "auto",
     height: int = 380,
 ) -> go.Figure:
@@ -85,13 +91,16 @@ def study_history_figure(
     Args:
         trials: Trials of the study.
         objective: Axis title with its unit, for example ``"Time to target (O0 steps)"``.
+        allowed_drops: See ``study_history_numbers``.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height, pixels.
     """
-    numbers = study_history_numbers(trials)
+    numbers = study_history_numbers(trials, allowed_drops)
     if not numbers.numbers:
         return empty_figure(_QUESTION, "No trial has finished with a value yet.", theme=theme)
-    figure = new_figure(_answer(numbers), _detail(numbers), theme=theme, height=height)
+    if set(numbers.kinds) == {"baseline"}:
+        return empty_figure(_QUESTION, "Only O0 has a score.", theme=theme)
+    figure = new_figure(_answer(numbers), numbers.counts.text(), theme=theme, height=height)
     for kind, (symbol, colour, name) in _STYLES.items():
         chosen = [i for i, k in enumerate(numbers.kinds) if k == kind and numbers.values[i] <= numbers.ceiling]
         if chosen:
@@ -134,8 +143,9 @@ def study_history_figure(
 _FEWEST_NUMBERS = 8  # from here on plotly chooses whole numbers by itself
 _STYLES: dict[str, tuple[str, str, str]] = {
     "baseline": ("star", ORANGE, "O0, the baseline"),
-    "feasible": ("circle", BLUE, "within the allowed drop"),
-    "infeasible": ("circle-open", GREY, "beyond the allowed drop"),
+    "feasible": ("circle", BLUE, WITHIN),
+    "partly": ("circle-open", BLUE, "within the drop of one export only"),
+    "infeasible": ("circle-open", GREY, BEYOND),
     "pruned": ("x-thin-open", GREY, "pruned"),
 }
 
@@ -144,12 +154,10 @@ def _number(trial: TrialRecord) -> int:
     return trial.number
 
 
-def _kind(trial: TrialRecord) -> str:
-    if trial.state == "pruned":
-        return "pruned"
-    if trial.number == 0:
-        return "baseline"
-    return "feasible" if trial.feasible else "infeasible"
+def _kind(trial: TrialRecord, allowed_drops: Mapping[str, float] | None) -> str:
+    outcome = outcome_of(trial, allowed_drops)
+    known = {"pruned": "pruned", "O0": "baseline", WITHIN: "feasible", BEYOND: "infeasible"}
+    return known.get(outcome, "partly")
 
 
 def _ceiling(
@@ -167,11 +175,3 @@ def _answer(numbers: StudyHistoryNumbers) -> str:
     if not math.isfinite(numbers.best[-1]):
         return "No trial stays within the allowed drop yet"
     return "What each trial scored in one run, and the lowest score within the allowed drop"
-
-
-def _detail(numbers: StudyHistoryNumbers) -> str:
-    counts = {name: numbers.kinds.count(kind) for kind, (_, _, name) in _STYLES.items() if kind != "baseline"}
-    text = ", ".join(f"{n} {name}" for name, n in counts.items() if n) or "only the baseline has run"
-    if numbers.n_without_value:
-        text += f", {counted(numbers.n_without_value, 'trial')} without a value"
-    return text

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.optim import Optimizer
 
-from workbench.config import NetworkFacts
+from workbench.config import BoostConfig, NetworkFacts
+from workbench.methods.curriculum.method import Kind, stages_of, why_not_smaller
+from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
+from workbench.methods.protocol import FirstBatch
+from workbench.methods.regularization.label_smoothing import why_no_smoothing
 
-__all__ = ["facts_of"]
+__all__ = ["facts_of", "learning_reasons"]
 
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
@@ -25,3 +31,35 @@ def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
     names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
     layers = len(split_into_chunks(names))
     return NetworkFacts(removed + kept, removed, layers, layers, removed, layers)
+
+
+def learning_reasons(
+    network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None = None
+) -> dict[str, str]:
+    """Return the reasons among a network's facts: what cannot be done to its labels and inputs.
+
+    Args:
+        network: The network; left as it is.
+        criterion: What judges its output; None when unknown.
+        example_inputs: Smaller inputs are tried where this is a `FirstBatch`; else nothing is said against them.
+        config: Only the sizes that it asks for are tried; None tries both kinds at some sizes.
+    """
+    reasons = {"no_smoothing": why_no_smoothing(criterion)}
+    if not isinstance(example_inputs, FirstBatch):
+        return reasons
+
+    def try_(kind: Kind, *sizes: list[float]) -> None:
+        reasons[f"no_{kind}"] = why_not_smaller(example_inputs.loss, network, example_inputs.first(), kind, *sizes)
+
+    if config is None:
+        try_("resolution")
+        try_("sequence")
+        return reasons
+    section = config.part(CurriculumSection)
+    if section.kind != "none":
+        try_(section.kind, [size for size, _ in stages_of(section, _MANY) if size < 1])
+    return reasons
+
+
+_MANY = 10**6
+"""Passes of a run in which every stage has some."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from workbench.config import Plan
+from workbench.config import BoostConfig, Plan
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.parameter_process import ParameterProcess
 from workbench.methods.protocol import Method, Preparation, StepHook
 from workbench.methods.registry import METHODS
 from workbench.methods.weight_update import PlainUpdate, WeightUpdate
 
-__all__ = ["MethodsInEffect", "prepare_"]
+__all__ = ["MethodsInEffect", "fitted", "prepare_"]
 
 
 def prepare_(preparation: Preparation) -> None:
@@ -41,6 +42,14 @@ def prepare_(preparation: Preparation) -> None:
         ParameterProcess().assign_parameter_group(trained, list(split))
     for method in acting:
         method.prepare(preparation)
+
+
+def fitted(plan: Plan, updates: int) -> BoostConfig:
+    """Return a plan's configuration as a run of so many updates takes it."""
+    config = plan.config
+    for method in _in_effect(plan).values():
+        config = method.fitted(config, updates)
+    return config
 
 
 def _in_effect(plan: Plan) -> dict[str, Method]:
@@ -85,11 +94,55 @@ class MethodsInEffect:
             model = acting.compiled(model)
         return model
 
-    def batches(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return the batches to train on."""
+    def length(self, n_batches: int) -> float:
+        """Return the loader's batches that a run takes which today takes so many."""
+        length = float(n_batches)
         for acting in self._methods.values():
-            batches = acting.batches(batches)
+            length = acting.length(length)
+        return length
+
+    def passes(self, n_batches: int) -> int:
+        """Return the forward passes of a run that today takes so many batches of the loader, at least one."""
+        passes = self.length(n_batches)
+        for acting in self._methods.values():
+            passes = acting.passes(passes)
+        return max(round(passes), 1)
+
+    def reading(self) -> Literal["as_given", "resident", "prefetch"]:
+        """Return how the loader's batches are read, by the first method that cares."""
+        asked = (acting.reading() for acting in self._methods.values())
+        return next((reading for reading in asked if reading != "as_given"), "as_given")
+
+    def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
+        """Return the batches to train on; the run has so many forward passes."""
+        for acting in self._methods.values():
+            batches = acting.batches(batches, passes)
         return batches
+
+    @property
+    def changes_batches(self) -> bool:
+        """Whether a method makes other batches of the loader's."""
+        return any(type(acting).batches is not Method.batches for acting in self._methods.values())
+
+    @property
+    def may_schedule(self) -> bool:
+        """Whether a method is of a kind that may have a learning-rate schedule."""
+        return any(type(acting).scheduler is not Method.scheduler for acting in self._methods.values())
+
+    def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+        """Return the learning-rate schedule of the last method that has one; None leaves it to the task."""
+        scheduler = None
+        for acting in self._methods.values():
+            scheduler = acting.scheduler(optimizer, updates) or scheduler
+        return scheduler
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Surround a run, or a part of it that is measured."""
+        with contextlib.ExitStack() as stack:
+            for acting in self._methods.values():
+                stack.enter_context(acting.running())
+            yield
 
     def loss_scaling(self, model: nn.Module, device: torch.device) -> LossScaling | None:
         """Return how the last method that cares scales the loss; None when none does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from workbench.config import Plan
+from workbench.core.wrapped_model import unwrapped
 
 __all__ = ["boost_plan_of", "boosted_module_of", "mark_"]
 
@@ -23,5 +24,6 @@ def boost_plan_of(module: nn.Module) -> Plan | None:
 
 
 def boosted_module_of(module: nn.Module) -> nn.Module | None:
-    """Return the module that was prepared: this one, or one inside (a backbone under its criterion)."""
-    return next((child for child in module.modules() if isinstance(getattr(child, _MARK, None), Plan)), None)
+    """Return the module that was prepared: this one, or one inside (a backbone under its criterion, any wrapper)."""
+    # A wrapper of torch.compile hands on its module's attributes.
+    return next((unwrapped(child) for child in module.modules() if isinstance(getattr(child, _MARK, None), Plan)), None)

@@ -10,11 +10,17 @@ and the run iterate over :mod:`workbench.methods.registry`. The hooks, in the or
 `Method.prepare`      once, on the final modules: marks parameters, wraps or replaces the optimizer
 `Method.criterion`    once: the criterion to train with in place of the task's
 `Method.compiled`     once: the module to call in place of the model
-`Method.batches`      once per pass over the data: the batches to train on in place of the task's
+`Method.length`       once: how many of the loader's batches the run takes in place of so many
+`Method.passes`       once: how many forward passes it makes of them
+`Method.fitted`       once: the configuration as a run of so many updates takes it
+`Method.reading`      once per run: how the loader's batches are read
+`Method.batches`      once per run: the batches to train on in place of the task's
 `Method.loss_scaling` once: how the loss is scaled
 `Method.n_micro`      once: micro-batches per update
+`Method.scheduler`    once: the learning-rate schedule in place of the task's
 `Method.update`       once: what turns gradients into new weights in the optimizer's place
 `Method.step_hook`    once: what acts in every window (`StepHook`): before and after the update, columns, state
+`Method.running`      around the run, or each part of it that is measured: what holds for the process meanwhile
 `Method.evaluating`   around evaluations: the weights or modules to evaluate with
 ====================  ================================================================================================
 """
@@ -27,19 +33,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
-    from workbench.config import Plan
+    from workbench.config import BoostConfig, Plan
     from workbench.config.section import Section
     from workbench.loss_scale.scaler import LossScaling
     from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
-__all__ = ["Description", "GroupSchedule", "Method", "Preparation", "StepHook", "alone"]
+__all__ = ["Description", "FirstBatch", "GroupSchedule", "Method", "Preparation", "StepHook", "alone"]
 
 
 def alone(**values: Any) -> Mapping[str, Any]:
@@ -64,8 +71,8 @@ class Description:
         paper: Authors, title, venue, year and identifier of its source.
         n_ranks: Fewest ranks on which it can be in effect.
         section_class: ``"module:attribute"`` of the config section that the method brings along, a
-            :class:`~workbench.config.section.Section` with a parameter ``enabled``; empty where the reference's
-            sections have its parameters.
+            :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where
+            the reference's sections have its parameters.
     """
 
     name: str
@@ -105,6 +112,23 @@ def _attribute(path: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+@runtime_checkable
+class FirstBatch(Protocol):
+    """Example inputs that are a batch as training sees it, with its loss."""
+
+    def first(self) -> Any:
+        """Return the batch, on the model's device."""
+        ...
+
+    def loss(self, network: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of a batch."""
+        ...
+
+    def __call__(self, network: nn.Module) -> None:
+        """Call a network with the batch."""
+        ...
+
+
 @dataclass
 class Preparation:
     """A model and its optimizer on their way to training; each method in effect changes them in turn.
@@ -114,7 +138,7 @@ class Preparation:
         optimizer: The optimizer to train with; a method may replace it.
         plan: What is in effect; resolved again when a method has found out what the network offers.
         criterion: What judges the model's output; None when unknown.
-        example_inputs: What a method may call the model with, as for :func:`workbench.apply`.
+        example_inputs: What a method may call the model with, as for :func:`workbench.apply`, or a `FirstBatch`.
         draw_seed: Gives the seed of the methods' own random choices, the same on every rank; None leaves them to
             numpy's global generator, as the reference does.
         look_again: Resolves the plan by what the network offers as it stands now.
@@ -232,9 +256,34 @@ class Method:
         """Return the module to call in the model's place; its parameters are the model's."""
         return model
 
-    def batches(self, batches: Iterable[Any]) -> Iterable[Any]:
-        """Return the batches to train on."""
+    def length(self, n_batches: float) -> float:
+        """Return the loader's batches that a run takes which today takes so many."""
+        return n_batches
+
+    def passes(self, n_batches: float) -> float:
+        """Return the forward passes made of so many of the loader's batches."""
+        return n_batches
+
+    @staticmethod
+    def fitted(config: BoostConfig, updates: int) -> BoostConfig:
+        """Return the configuration as a run of so many updates takes it."""
+        return config
+
+    def reading(self) -> Literal["as_given", "resident", "prefetch"]:
+        """Return how the loader's batches are read: by its own means, from the device, or ahead of the training."""
+        return "as_given"
+
+    def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
+        """Return the batches to train on; the run has so many forward passes."""
         return batches
+
+    def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+        """Return the learning-rate schedule of a run of so many updates; None leaves it to the task."""
+        return None
+
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a whole run: settings of the process, put back at its end."""
+        return contextlib.nullcontext()
 
     def loss_scaling(self, model: nn.Module, device: torch.device) -> LossScaling | None:
         """Return how the loss is scaled; None leaves it to the configuration's one scale."""

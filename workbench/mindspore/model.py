@@ -8,7 +8,9 @@ iterable of batches is a dataset, metrics are torchmetrics, and an evaluation le
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from torch.optim import Optimizer
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
+from workbench.core.sampler_epoch import tell_epoch
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.grad_freeze.method import FreezeOpt
@@ -51,7 +54,6 @@ from workbench.mindspore.model_arguments import (
     epoch_numbers,
     settings_from,
 )
-from workbench.mindspore.sampler_epoch import tell_epoch
 from workbench.mindspore.train_step_cells import WithLossCell
 from workbench.training.apply import apply
 from workbench.training.auto_boost import AutoBoost
@@ -268,9 +270,9 @@ class Model:
         with listeners:
             try:
                 listeners.tell("on_train_begin", context)
-                for number in epochs:
+                for number, batches in self._epochs(boosted, dataset, epochs):
                     state.cur_epoch_num = number
-                    self._train_epoch(boosted, dataset, context, listeners, evaluate)
+                    self._train_epoch(boosted, batches, context, listeners, evaluate)
                     if context.get_stop_requested():
                         break
             except BaseException as error:
@@ -281,6 +283,30 @@ class Model:
             else:
                 boosted.finish()
             listeners.tell("on_train_end", context)
+
+    def _epochs(
+        self, boosted: Boosted, dataset: Iterable[Any], epochs: Iterable[int]
+    ) -> Iterator[tuple[int, Iterable[Any]]]:
+        """Yield the number and the batches of each epoch: the dataset's, or those that the configuration makes of them.
+
+        A run that the configuration shortens has fewer epochs, of as many samples as ever; the last may be shorter.
+        """
+        if not (boosted.course.needs_length or boosted.methods.changes_batches):
+            for number in epochs:
+                tell_epoch(dataset, number - 1)
+                yield number, dataset
+            return
+        n_batches, numbers = _length(dataset), epochs if isinstance(epochs, range) else None
+        if n_batches is None or numbers is None:
+            raise ValueError(
+                "the configuration changes the length or the batches of the run, so that both must be known "
+                "beforehand: give `train_dataset` a length and train for a number of epochs"
+            )
+        stream = boosted.batches(dataset, len(numbers))
+        passes = boosted.course.passes or 1
+        per_epoch = max(1, round(n_batches * passes / boosted.methods.length(n_batches * len(numbers))))
+        for number, begin in zip(numbers, range(0, passes, per_epoch), strict=False):
+            yield number, itertools.islice(stream, min(per_epoch, passes - begin))
 
     def _train_epoch(
         self,
@@ -293,7 +319,6 @@ class Model:
         state = context.original_args()
         state.cur_step_in_epoch, state.eval_results = 0, {}
         listeners.tell("on_train_epoch_begin", context)
-        tell_epoch(dataset, state.cur_epoch_num - 1)
         batches = self._announced(dataset, context, listeners)
         for outcome in self._steps(boosted, batches, context):
             state.outcome, state.net_outputs = outcome, self._net_outputs(boosted, outcome)
@@ -339,7 +364,8 @@ class Model:
         if self._loss_fn is None:
             return checked_loss(called_with(network, batch), "network")
         data, label = data_and_label(batch)
-        return checked_loss(self._loss_fn(network(data), label), "loss_fn")
+        criterion = self._loss_fn if self._boosted is None else self._boosted.criterion
+        return checked_loss(criterion(network(data), label), "loss_fn")
 
     def _net_outputs(self, boosted: Boosted, outcome: StepOutcome) -> Tensor | BoostStep:
         in_effect = boosted.plan.in_effect() if boosted.plan is not None else ()
@@ -388,7 +414,7 @@ class Model:
         Args:
             inputs: What the network is called with; tensors are moved to its device.
         """
-        with evaluation_mode([self._network], self._device), self._precision.autocast():
+        with self._evaluating(), evaluation_mode([self._network], self._device), self._precision.autocast():
             return widened(self._network(*move_batch(inputs, self._device)))
 
     def _evaluate_between(self, dataset: Iterable[Any], due: Callable[[int], bool], context: RunContext) -> None:
@@ -410,7 +436,7 @@ class Model:
         listeners.tell("on_eval_begin", context)
         state.cur_epoch_num = max(state.cur_epoch_num, 1)
         listeners.tell("on_eval_epoch_begin", context)
-        with evaluation_mode(evaluator.modules, self._device):
+        with self._evaluating(), evaluation_mode(evaluator.modules, self._device):
             for batch in dataset:
                 state.cur_step_num += 1
                 state.cur_step_in_epoch += 1
@@ -427,6 +453,9 @@ class Model:
         listeners.tell("on_eval_epoch_end", context)
         listeners.tell("on_eval_end", context)
         return results
+
+    def _evaluating(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._boosted is None else self._boosted.evaluating()
 
     # Construction
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from workbench.core.sampler_epoch import tell_epoch
 from workbench.mindspore.model_arguments import check_dataset
-from workbench.mindspore.sampler_epoch import tell_epoch
 
 __all__ = ["OpenStream", "Read", "StreamPosition", "check_stream", "read_stream"]
 

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.optim.adam_offload.optimizer import AdamOffload
+from workbench.optim.muon.optimizer import Muon
+from workbench.optim.schedule_free.optimizer import ScheduleFreeAdamW
 from workbench.optim.thor.optimizer import Thor
 
 __all__ = ["DecayingDamping", "build_optimizer", "change_optimizer_"]
@@ -63,7 +65,7 @@ def build_optimizer(
     """
     if config.name is None:
         raise ValueError("`optimizer.name` is not set; use change_optimizer_() to change the task's own optimizer")
-    own: Callable[..., Optimizer] | None = {"thor": _thor, "adam_offload": _adam_offload}.get(config.name)
+    own: Callable[..., Optimizer] | None = _OWN.get(config.name)
     if own is not None:
         return own(config.hyper_parameters(), network, compatibility or CompatibilityConfig())
     kind: type[Optimizer] = getattr(torch.optim, config.name)
@@ -84,10 +86,14 @@ def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
         ValueError: When the optimizer has no such hyper-parameter.
     """
     for name, value in config.hyper_parameters().items():
-        for group in optimizer.param_groups:
-            if name not in group:
+        groups, option = optimizer.param_groups, name
+        if isinstance(optimizer, Muon) and name in {"lr", "aux_lr"}:  # one option, of two kinds of groups
+            groups = [group for group in groups if group["matrices"] is (name == "lr")]
+            option = "lr"
+        for group in groups:
+            if option not in group:
                 raise ValueError(f"`optimizer.{name}` is set, but {type(optimizer).__name__} has no such parameter")
-            group[name] = value
+            group[option] = value
 
 
 def _thor(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Thor:
@@ -114,3 +120,16 @@ def _adam_offload(options: dict[str, Any], network: nn.Module, compatibility: Co
         arguments["beta1"], arguments["beta2"] = options["betas"]
     # Given as a module, scales and shifts of normalizations are recognised and not decayed.
     return AdamOffload(network, **arguments)
+
+
+def _muon(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Muon:
+    del compatibility
+    return Muon(network, **options)
+
+
+def _schedule_free(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Optimizer:
+    del compatibility
+    return ScheduleFreeAdamW(network.named_parameters(), **options)
+
+
+_OWN = {"thor": _thor, "adam_offload": _adam_offload, "Muon": _muon, "ScheduleFreeAdamW": _schedule_free}

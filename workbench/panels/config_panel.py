@@ -195,7 +195,10 @@ class ConfigPanel(Panel):
 
     def _title(self, section: str) -> str:
         switch = self._infos.get(f"boost.{section}")
-        return switch.title if switch is not None else _SECTION_TITLES.get(section, section)
+        if switch is not None:
+            return switch.title
+        titles = {method.section: method.title for method in reversed(METHODS)}
+        return _SECTION_TITLES.get(section) or titles.get(section, section)
 
     # -- what the user does --------------------------------------------------------------------------------------------
 

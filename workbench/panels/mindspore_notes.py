@@ -38,7 +38,8 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
             "in its own format; snapshots of this package are not."
         )
     values = config.to_dict()
-    passed_over = [f"`{name}`" for name in values if name not in BOOST_SECTIONS]
+    own = (name for name in values if name not in BOOST_SECTIONS)
+    passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
     passed_over += [f"`{path}`" for path in _OWN_KEYS if config.leaves().get(path) is not None]
     if passed_over:
         notes.append(f"It passes over {', '.join(passed_over)}, which only this package reads.")

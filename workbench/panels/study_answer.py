@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["answer_html", "curve_of", "trial_html"]
 
 
-def curve_of(trial: TrialRecord, directory: Path) -> RunCurve:
+def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_target") -> RunCurve:
     """Read a trial's curves; without its run directory only the evaluations are left.
 
     Args:
         trial: The trial.
         directory: Folder of the study.
+        objective: What the study minimises.
     """
     from workbench.runs import read_run
 
@@ -34,22 +35,29 @@ def curve_of(trial: TrialRecord, directory: Path) -> RunCurve:
     steps: Any = []
     if trial.run_path and (directory / trial.run_path).exists():  # somebody may have tidied up
         steps = read_run(directory / trial.run_path).steps
-    return RunCurve(label, steps, trial.curve, time)
+    evaluations = trial.curve
+    if objective == "time_to_quality" and len(steps) and evaluations:
+        # The time is of a whole run then, and the evaluation stands at the end of the task's own length.
+        own, whole = int(steps["step"].iloc[-1]) + 1, evaluations[-1][0]
+        time *= whole / own
+        evaluations = tuple((round(step * own / whole), metric) for step, metric in evaluations)
+    return RunCurve(label, steps, evaluations, time)
 
 
-def trial_html(trial: TrialRecord, metric: MetricScale) -> str:
+def trial_html(trial: TrialRecord, metric: MetricScale, per: str = "per step") -> str:
     """Write a trial as a small table.
 
     Args:
         trial: The trial.
         metric: How the metric is written.
+        per: What its relative time is of.
     """
     head = f"<h4>Trial {trial.number}: {words(trial.summary or trial.level)}</h4>"
     speed = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else math.nan
     rows = [
         ("state", trial.state + (f" ({trial.message})" if trial.message else "")),
         ("level", trial.level),
-        ("speed", f"{speed:.2f} times O0 per step" if math.isfinite(speed) else "not measured"),
+        ("speed", f"{speed:.2f} times O0 {per}" if math.isfinite(speed) else "not measured"),
         (metric.name, metric.value_text(trial.metric) if math.isfinite(trial.metric) else "none"),
         *(
             (path, compact(value) if isinstance(value, float) else number_text(value))
@@ -63,7 +71,10 @@ def trial_html(trial: TrialRecord, metric: MetricScale) -> str:
 def answer_html(study: StudyResult) -> str:
     """Say what each export takes, why, and why not the others."""
     parts = []
+    first: dict[str, str] = {}
     for target, choice in study.choices.items():
+        same = first.setdefault(choice.sentence, target)
+        sentence = choice.sentence if same == target else f"The same as for {same}, for the same reason."
         path = study.exported.get(target)
         mark = "" if choice.candidate is None else VERDICT_SYMBOLS[choice.candidate.verdict]
         name = target if path is None else path.name
@@ -71,7 +82,8 @@ def answer_html(study: StudyResult) -> str:
         others = "".join(f"<li>{words(other)}</li>" for other in choice.others)
         why_not = f"<details><summary>Why not the others</summary><ul>{others}</ul></details>" if others else ""
         where = "" if path is None else f"<br>{faint(str(path))}"
-        parts.append(f"<p>{title}<br>{words(choice.sentence)}{where}</p>{why_not}")
+        headline = f"<br><b>{words(study.headlines[target])}</b>" if target in study.headlines and mark else ""
+        parts.append(f"<p>{title}{headline}<br>{words(sentence)}{where}</p>{why_not}")
     if study.report is not None and parts:
         parts.append(f"<p>{_file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
     return f'<div role="status"><h4>Answer</h4>{"".join(parts)}</div>' if parts else ""

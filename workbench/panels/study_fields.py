@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from workbench.config import ParameterInfo
 
-__all__ = ["COMMON_FIELDS", "JOBS", "MORE_FIELDS"]
+__all__ = ["COMMON_FIELDS", "FIRST_FIELDS", "JOBS", "MINUTES", "MORE_FIELDS"]
 
 
 def _field(
@@ -39,27 +39,39 @@ def _field(
     )
 
 
-COMMON_FIELDS: Final = (
-    _field("study.task", "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", "str", ""),
-    _field(
-        "study.objective",
-        "Objective",
-        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; or "
-        "both metric and step time at once, without pruning.",
-        "choice",
-        "time_to_target",
-        choices=("time_to_target", "speed", "pareto"),
-    ),
-    _field("study.n_trials", "Trials", "Different plans in all, O0 included.", "int", 12),
-    _field("study.budget_steps", "Steps per trial", "Length of one run.", "int", 200, unit="micro-batches"),
+MINUTES: Final = _field(
+    "study.timeout_seconds",
+    "How long may I search?",
+    "Time for search and confirmation together, kept in seconds; unset sets no limit.",
+    "float",
+    None,
+    unit="minutes",
+    optional=True,
+)
+FIRST_FIELDS: Final = (
+    MINUTES,
     _field(
         "allowed_drop.o1",
-        "Allowed drop, o1",
+        "How much may it drop?",
         "How much of the metric the safe export may cost, in the metric's own unit; accuracies have 0.005 when unset.",
         "float",
         None,
         optional=True,
     ),
+)
+COMMON_FIELDS: Final = (
+    _field("study.task", "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", "str", ""),
+    _field(
+        "study.objective",
+        "Objective",
+        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; "
+        "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
+        "choice",
+        "time_to_target",
+        choices=("time_to_target", "speed", "pareto", "time_to_quality"),
+    ),
+    _field("study.n_trials", "Trials", "Different plans in all, O0 included.", "int", 12),
+    _field("study.budget_steps", "Steps per trial", "Length of one run.", "int", 200, unit="micro-batches"),
     _field(
         "allowed_drop.o2",
         "Allowed drop, o2",
@@ -76,7 +88,7 @@ MORE_FIELDS: Final = (
         "Who proposes trials.",
         "choice",
         "tpe",
-        choices=("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force"),
+        choices=("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force", "promise"),
     ),
     _field(
         "pruner.name",
@@ -85,15 +97,6 @@ MORE_FIELDS: Final = (
         "choice",
         "median",
         choices=("median", "percentile", "successive_halving", "hyperband", "threshold", "none"),
-    ),
-    _field(
-        "study.timeout_seconds",
-        "Time limit",
-        "Time for search and confirmation together; unset sets none.",
-        "float",
-        None,
-        unit="seconds",
-        optional=True,
     ),
     _field(
         "study.device_hours",

@@ -19,10 +19,12 @@ import ipywidgets as widgets
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
+from workbench.core.records import objective_title
 from workbench.core.text import format_duration
 from workbench.figures import (
     MetricScale,
     RunCurve,
+    attribution_figure,
     importance_figure,
     parallel_coordinates_figure,
     speed_accuracy_figure,
@@ -44,7 +46,7 @@ from workbench.panels.panel import (
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
-from workbench.panels.study_fields import COMMON_FIELDS, JOBS, MORE_FIELDS
+from workbench.panels.study_fields import COMMON_FIELDS, FIRST_FIELDS, JOBS, MINUTES, MORE_FIELDS
 from workbench.panels.study_space import SearchSpace
 from workbench.panels.study_text import (
     new_study_text,
@@ -76,11 +78,6 @@ _QUESTIONS: Final = {
 }
 _NO_TRIAL: Final = "No trial has ended yet: Start searches, and a folder that holds a study is opened."
 _NOTHING_HEIGHT: Final = 430  # pixels
-_OBJECTIVES: Final = {
-    "time_to_target": "Time to target (O0 steps)",
-    "speed": "Step time relative to O0",
-    "pareto": "Step time relative to O0",
-}
 _EXTENDED: Final = {
     "study.n_trials": "trials",
     "study.timeout_seconds": "timeout",
@@ -88,6 +85,7 @@ _EXTENDED: Final = {
 }
 """Values that may grow without making it another question: they are options of the command, too."""
 _OVERLAID: Final = 4
+_TARGETS: Final = ("o1", "o2")
 _BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
 
 
@@ -243,7 +241,8 @@ class StudyPanel(Panel):
         )
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
         given = {"study.task": task, "study.n_trials": trials, "study.budget_steps": steps}
-        self.entries = {info.path: control_for(info, given.get(info.path)) for info in (*COMMON_FIELDS, *MORE_FIELDS)}
+        fields = (*FIRST_FIELDS, *COMMON_FIELDS, *MORE_FIELDS)
+        self.entries = {info.path: control_for(info, given.get(info.path)) for info in fields}
         self.jobs = control_for(JOBS)
         self.space = SearchSpace(self)
         self.space.set(_FIRST_SPACE)
@@ -257,20 +256,19 @@ class StudyPanel(Panel):
         self.fresh_button.on_click(self.guarded(lambda _: self.start_over()))
         self.bar = placed.FloatProgress(min=0.0, max=1.0, css="wb-bar")
         self._told = text_of(faint("not started"))
-        self._more = column()  # filled when it is unfolded
+        self._asked, self._more = column(), column()  # filled when they are unfolded
         self._sections = placed.Accordion(
-            children=(column(self.space.widget, self._baseline), self._more),
-            titles=("What is searched", "More"),
-            selected_index=0,
+            children=(self._asked, column(self.space.widget, self._baseline), self._more),
+            titles=("Study", "What is searched", "More"),
+            selected_index=None,
             css="wb-wide",
         )
         self.on_change(self._sections, self._unfold, "selected_index")
+        self.cleaned_up_by(self.folder.close)  # it stands in the panel only once its section was unfolded
         for control in (*self.entries.values(), self.jobs):
             self.cleaned_up_by(control.close)
         self.controls.children = (
-            text_of("Folder of the study"),
-            self.folder,
-            *(self.entries[info.path].widget for info in COMMON_FIELDS),
+            *(self.entries[info.path].widget for info in FIRST_FIELDS),
             row(self.start_button, self.stop_button, self.fresh_button),
             self.bar,
             self._told,
@@ -279,7 +277,12 @@ class StudyPanel(Panel):
 
     def _make_plots(self, theme: Theme) -> None:
         self._draw: dict[str, Callable[[], Any]] = {
-            "history": lambda: study_history_figure(self._trials(), objective=self._objective(), theme=theme),
+            "history": lambda: study_history_figure(
+                self._trials(),
+                objective=self._objective(),
+                allowed_drops=self.study.allowed_drops if self.study else None,
+                theme=theme,
+            ),
             "speed": self._speed_figure,
             "parameters": lambda: parallel_coordinates_figure(
                 self._trials(),
@@ -290,6 +293,8 @@ class StudyPanel(Panel):
             "importance": lambda: importance_figure(self.study.importance if self.study else {}, theme=theme),
             "curves": lambda: loss_curves_drawing(self._curves, x="relative_time", metric=self._metric(), theme=theme),
         }
+        for target in _TARGETS:
+            self._draw[f"gain {target}"] = functools.partial(self._gain_figure, target)
         self._curves: list[RunCurve] = []
         self.live: dict[str, LiveFigure] = {}  # made when they are first looked at
         self.cleaned_up_by(self._close_figures)
@@ -301,17 +306,19 @@ class StudyPanel(Panel):
         self._answer = text_of("")
         self.take_buttons = {
             target: _button(f"Take {target}", f"Put boost_config.{target}.json into the configuration of the panels")
-            for target in ("o1", "o2")
+            for target in _TARGETS
         }
         for target, button in self.take_buttons.items():
             button.present(False)
             button.on_click(self.guarded(functools.partial(self._take_export, target)))
+        self._gains = placed.Stack(css="wb-stage")
         self._trial_text = text_of("")
         self._trial_stage = placed.Stack(css="wb-stage")
         self.on_change(self.view, lambda _: self._show_figures())
         self.plots.children = (
             self._answer,
             row(*self.take_buttons.values()),
+            self._gains,
             self.view,
             self._stage,
             self._trial_text,
@@ -319,9 +326,12 @@ class StudyPanel(Panel):
         )
 
     def _unfold(self, index: int | None) -> None:
-        if index == 1 and not self._more.children:
-            fields = (*(self.entries[info.path] for info in MORE_FIELDS), self.jobs)
-            self._more.children = tuple(control.widget for control in fields)
+        if index == 0 and not self._asked.children:
+            fields = tuple(self.entries[info.path].widget for info in COMMON_FIELDS)
+            self._asked.children = (text_of("Folder of the study"), self.folder, *fields)
+        if index == 2 and not self._more.children:
+            controls = (*(self.entries[info.path] for info in MORE_FIELDS), self.jobs)
+            self._more.children = tuple(control.widget for control in controls)
 
     # -- what the user does --------------------------------------------------------------------------------------------
 
@@ -392,11 +402,11 @@ class StudyPanel(Panel):
         with self._lock:
             others = [one for one in self.picked if one not in (0, trial.number)]
             self.picked = [*others[-(_OVERLAID - 2) :], trial.number] if trial.number else others
-        self._trial_text.value = trial_html(trial, self._metric())
+        self._trial_text.value = trial_html(trial, self._metric(), self.study.per_trial if self.study else "per step")
         self.log(f"trial {trial.number} is in the configuration now: {trial.summary or trial.level}")
         shown = [one for one in self._trials() if one.number in (0, *self.picked)]
-        directory = self.study.directory if self.study else Path()
-        self._read(lambda: [curve_of(one, directory) for one in shown], self._show_curves)
+        directory, objective = (self.study.directory, self.study.objective) if self.study else (Path(), "")
+        self._read(lambda: [curve_of(one, directory, objective) for one in shown], self._show_curves)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is under way.
@@ -442,7 +452,7 @@ class StudyPanel(Panel):
         jobs = self.jobs.value
         if not (isinstance(jobs, int) and jobs >= 1):
             self.jobs.refuse(f"`jobs` must {JOBS.rule}, got {jobs!r}")
-            self._sections.selected_index = 1  # where the sentence stands
+            self._sections.selected_index = 2  # where the sentence stands
             return None
         folder, text, options = Path(self.folder.value).expanduser(), self._wanted_text(), {}
         if self._file is not None and self._begun(folder):
@@ -453,10 +463,18 @@ class StudyPanel(Panel):
 
     def _wanted_text(self) -> str:
         values = {path: control.value for path, control in self.entries.items()}
+        values[MINUTES.path] = self._seconds(values[MINUTES.path])
         if self._file is not None:
             return study_text(self._file, self._without_defaults(values), self.space.value)
         task = str(values.pop("study.task"))
         return new_study_text(task, self._new_baseline(), self._without_defaults(values), self.space.value)
+
+    def _seconds(self, minutes: Any) -> Any:
+        """Return minutes as the file says them; what the file says already stays to the last digit."""
+        said = values_of(self._file or "").get(MINUTES.path)
+        if said is not None and minutes == _minutes(said):
+            return said
+        return 60.0 * minutes if isinstance(minutes, (int, float)) else minutes
 
     def _without_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out what the file does not say and the user left at its default."""
@@ -583,10 +601,11 @@ class StudyPanel(Panel):
             return
         self.study = result
         ended = self._n_ended()
-        self.bar.value = min(ended / max(result.n_trials, 1), 1.0)
-        waiting = any(one.state in {"waiting", "running"} for one in result.trials)
-        rest = "its answer is shown" if result.exported and not waiting else "Continue goes on"
-        self._told.value = note_html(f"{ended} of {counted(result.n_trials, 'trial')}; {rest}")
+        self.bar.max = 1.0
+        self.bar.value = 1.0 if result.is_over else min(ended / max(result.n_trials, 1), 1.0)
+        rest = "its answer is shown" if result.is_over else "Continue goes on"
+        early = ", and the search is over" if result.is_over and ended < result.n_trials else ""
+        self._told.value = note_html(f"{ended} of {counted(result.n_trials, 'trial')}{early}; {rest}")
         self._show_study()
 
     def _show_curves(self, curves: list[RunCurve]) -> None:
@@ -599,6 +618,8 @@ class StudyPanel(Panel):
 
     def _show_file(self, text: str) -> None:
         values, space = values_of(text), space_of(text)
+        if MINUTES.path in values:
+            values[MINUTES.path] = _minutes(values[MINUTES.path])
         self.space.set(space)
         for path, control in self.entries.items():
             control.set(values.get(path, control.info.default))
@@ -631,6 +652,7 @@ class StudyPanel(Panel):
         self._answer.value = "" if study is None else answer_html(study)
         for target, button in self.take_buttons.items():
             button.present(study is not None and target in study.exported)
+        self._show_gains()
         if not self.picked:
             self._trial_text.value = (
                 faint("Click a point: its configuration goes to the other panels.") if begun else ""
@@ -638,12 +660,24 @@ class StudyPanel(Panel):
             self._trial_stage.children = ()
         self._show_figures()
 
+    def _show_gains(self) -> None:
+        """Show where the gain of each export comes from, once where two take the same."""
+        parts = {} if self.study is None else self.study.attribution
+        shown = [target for target in _TARGETS if parts.get(target)]
+        if len(shown) == 2 and parts["o1"] == parts["o2"]:
+            shown = ["o1"]
+        wanted = tuple(self._shown_now(f"gain {target}").widget for target in shown)
+        if self._gains.children != wanted:
+            self._gains.children = wanted
+
     def _show_figures(self) -> None:
         if not self._trials():
             self._nothing.value = nothing_html(_QUESTIONS[self.view.value], _NO_TRIAL, height=_NOTHING_HEIGHT)
             self._stage.children = (self._nothing,)
             return
-        names = {"Overview": ("speed", "history"), "Parameters": ("parameters",), "Importance": ("importance",)}
+        is_alone = self.study is not None and len(self._trials()) == 1  # O0: one figure says so
+        overview = ("speed",) if is_alone else ("speed", "history")
+        names = {"Overview": overview, "Parameters": ("parameters",), "Importance": ("importance",)}
         shown = names[self.view.value]
         wanted = tuple(self._shown_now(name).widget for name in shown)
         if self._stage.children != wanted:
@@ -675,6 +709,14 @@ class StudyPanel(Panel):
         self.shared.set(BoostConfig.from_dict(config), target.upper())
         self.log(f"boost_config.{target}.json is in the configuration now")
 
+    def _gain_figure(self, target: str) -> Any:
+        study = self.study
+        if study is None:
+            return attribution_figure((), theme=self.theme)
+        taken = study.choices[target].candidate if target in study.choices else None
+        _, speed = study.fair_baselines.get(target, (None, math.nan))
+        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=self.theme)
+
     def _speed_figure(self) -> Any:
         study = self.study
         return speed_accuracy_figure(
@@ -683,8 +725,10 @@ class StudyPanel(Panel):
             metric=self._metric(),
             allowed_drops=study.allowed_drops if study else None,
             choices=list(study.choices.values()) if study else (),
+            per=study.per if study else "",
+            tuned_plain=study.fair_baselines if study else None,
             theme=self.theme,
-            height=380,
+            height=460,
         )
 
     def _trials(self) -> list[TrialRecord]:
@@ -697,13 +741,17 @@ class StudyPanel(Panel):
         return MetricScale("metric") if self.study is None else MetricScale.of(self.study)
 
     def _objective(self) -> str:
-        return _OBJECTIVES[self.study.objective if self.study is not None else "time_to_target"]
+        return objective_title(self.study.objective if self.study is not None else "time_to_target")
+
+
+def _minutes(seconds: Any) -> Any:
+    return round(seconds / 60.0, 2) if isinstance(seconds, (int, float)) else seconds
 
 
 def _read_study(folder: Path) -> StudyResult:
     from workbench import study as tuning
 
-    return tuning.read_result(folder)
+    return tuning.read_result(folder.absolute())  # a terminal is seldom in the kernel's folder
 
 
 _PICKABLE: Final = frozenset({"history", "speed", "parameters"})

@@ -14,6 +14,7 @@ from workbench.config import (
     ConfigError,
     ParameterInfo,
     describe_parameters,
+    parameter_at,
 )
 from workbench.config.errors import did_you_mean
 from workbench.panels import placed_widgets as placed
@@ -242,6 +243,8 @@ class SearchSpace:
             one.enable(on=on)
 
     def _info(self, path: str) -> ParameterInfo:
+        if "[" in path:
+            return parameter_at(path)
         if path not in self._known:
             hint = did_you_mean(path, list(self._known))
             raise ConfigError(f'unknown parameter "{path}"{hint}' if path else "name the parameter to search")

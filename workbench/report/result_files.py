@@ -15,6 +15,8 @@ import pandas as pd
 
 from workbench.core.files import write_text_atomically
 from workbench.core.records import StudyResult, TrialRecord
+from workbench.core.text import format_interval, format_number
+from workbench.core.trial_counts import WITHIN, outcome_of
 from workbench.report.sources import hardware_of
 from workbench.report.svg_chart import Panel, Point, chart
 
@@ -22,6 +24,7 @@ __all__ = ["results_page", "write_result_files"]
 
 _MOST_TRIALS = 40
 _FEWEST_FOR_IMPORTANCE = 10  # below, every parameter gets about the same share
+_COLORS = {"O0": "grey", WITHIN: "blue"}  # any other outcome is orange
 _FREEZE_TYPES = {0: "continuous", 1: "interval"}
 
 
@@ -64,12 +67,14 @@ def results_page(study: StudyResult) -> str:
     parts = [
         f"# {study.name}: result\n\nWritten by `workbench tune {study.directory}`, which replaces it; every table "
         "comes from the study's records.\n",
-        f"* Task `{study.task}`, metric {study.metric_name}, objective {study.objective}, {len(study.ended)} "
-        "different plans run, O0 among them.",
+        f"* Task `{study.task}`, metric {study.metric_name}, objective {study.objective}.",
+        f"* {study.counts.n_finished} of {study.n_trials} trials finished: {study.counts.text()}.",
         f"* {_hardware(study)}.",
         "",
         _exported(study),
         _candidates(study),
+        _gains(study),
+        _left_out(study),
         _trials(study),
         _policies(study),
         _freezing(study),
@@ -101,10 +106,8 @@ def _hardware(study: StudyResult) -> str:
 def _exported(study: StudyResult) -> str | None:
     if not study.choices:
         return None
-    lines = [
-        f"* {choice.target}: {told}" for choice in study.choices.values() for told in (choice.sentence, *choice.others)
-    ]
-    return "\n".join(["## Exported\n", *lines, ""])
+    headlines = [f"**{target}: {told}**\n" for target, told in study.headlines.items()]
+    return "\n".join(["## Exported\n", *headlines, *(f"* {told}" for told in study.choice_sentences), ""])
 
 
 def _candidates(study: StudyResult) -> str | None:
@@ -115,16 +118,19 @@ def _candidates(study: StudyResult) -> str | None:
             one.target,
             one.label,
             one.summary,
-            _interval(one.speedup, one.speedup_low, one.speedup_high),
-            _number(one.drop),
-            _number(one.drop_bound),
-            _number(one.allowed_drop),
+            format_interval(one.speedup, one.speedup_low, one.speedup_high),
+            format_number(one.drop),
+            format_number(one.drop_bound),
+            format_number(one.allowed_drop),
             str(one.n_seeds),
             str(one.verdict),
             "yes" if study.chosen.get(one.target) == one.label else "",
         ]
         for one in study.candidates
     ]
+    for target, (tuned, speed) in study.fair_baselines.items():
+        told = [target, "tuned plain", tuned.summary, format_interval(speed, None, None), format_number(tuned.drop)]
+        rows.append([*told, "", "", "", "reference", ""])
     head = [
         "for",
         "candidate",
@@ -139,6 +145,48 @@ def _candidates(study: StudyResult) -> str | None:
     return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
 
 
+def _gains(study: StudyResult) -> str | None:
+    """Return what each part of each export contributes."""
+    sections = []
+    for target, parts in study.attribution.items():
+        if not parts:
+            continue
+        rows = [
+            [
+                one.part,
+                f"{one.factor:.2f}",
+                _ends(one.low, one.high) or "not measured by itself",
+                f"{one.alone:.2f}" if math.isfinite(one.alone) else "",
+                one.note,
+            ]
+            for one in parts
+        ]
+        rows.append(["all parts together", f"{math.prod(one.factor for one in parts):.2f}", "", "", ""])
+        taken = study.choices[target].candidate if target in study.choices else None
+        if taken is not None:
+            measured = [f"{taken.speedup:.2f}", _ends(taken.speedup_low, taken.speedup_high)]
+            rows.append([f"whole runs of {taken.label}, measured", *measured, "", ""])
+        head = ["part", "factor, x", "95 % interval", "alone, x", "note"]
+        sections.append(f"## Where the gain of {target} comes from\n\n{_table(head, rows)}")
+    if not sections:
+        return None
+    told = (
+        "Factor: time of a run to the same quality without the part / with it, each on top of the parts above it. "
+        "Alone: the same, the part left out of the whole set-up.\n"
+    )
+    return "\n".join([*sections, told])
+
+
+def _ends(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}" if math.isfinite(low) and math.isfinite(high) else ""
+
+
+def _left_out(study: StudyResult) -> str | None:
+    if not study.left_out:
+        return None
+    return "\n".join(["## What was left out, and why\n", *(f"* {sentence}" for sentence in study.left_out), ""])
+
+
 def _trials(study: StudyResult) -> str:
     shown = study.ended
     told = ""
@@ -149,19 +197,19 @@ def _trials(study: StudyResult) -> str:
     names = _searched(study)
     overflows = any(trial.overflows for trial in study.ended)
     timed = study.objective == "time_to_target"
-    head = ["trial", "in effect", *names, "speed per step, x O0 (95 %)", study.metric_name, "drop"]
+    head = ["trial", "in effect", *names, f"speed {study.per_trial}, x O0 (95 %)", study.metric_name, "drop"]
     head += ["steps to target"] if timed else []
     head += ["wasted steps"] if overflows else []
     rows = []
     for trial in shown:
         relative = (trial.relative_step_time, trial.relative_high, trial.relative_low)
-        speed = [1.0 / time if time > 0.0 else math.nan for time in relative]
+        middle, low, high = (1.0 / time if time > 0.0 else math.nan for time in relative)
         row = [str(trial.number), trial.summary, *(_value(trial.parameters.get(name)) for name in names)]
-        row += [_interval(*speed), _number(trial.metric), _number(trial.metric_deficit)]
+        row += [format_interval(middle, low, high), format_number(trial.metric), format_number(trial.metric_deficit)]
         row += [_steps(trial)] if timed else []
         row += [str(trial.overflows)] if overflows else []
-        rows.append(row)
-    return f"## Trials, one run each\n\n{told}{_table([*head, 'feasible'], _with_feasible(rows, shown))}"
+        rows.append([*row, outcome_of(trial, study.allowed_drops)])
+    return f"## Trials, one run each\n\n{told}{_table([*head, 'came to'], rows)}"
 
 
 def _steps(trial: TrialRecord) -> str:
@@ -171,10 +219,6 @@ def _steps(trial: TrialRecord) -> str:
     if not math.isfinite(trial.steps_to_target):
         return "never"
     return f"{trial.steps_to_target:.0f}" + (f" + {trial.warm_up_steps}" if trial.warm_up_steps else "")
-
-
-def _with_feasible(rows: list[list[str]], trials: Sequence[TrialRecord]) -> list[list[str]]:
-    return [[*row, "yes" if trial.feasible else "no"] for row, trial in zip(rows, trials, strict=True)]
 
 
 def _policies(study: StudyResult) -> str | None:
@@ -193,8 +237,8 @@ def _policies(study: StudyResult) -> str | None:
             f"{one['overflows']:g} ({one['overflows_low']:g} to {one['overflows_high']:g})",
             f"{one['observed']:g}",
             "yes" if _within(one) else "no",
-            _number(one["underflow_share"]),
-            "diverged" if one["diverged"] else _number(one["metric"]),
+            format_number(one["underflow_share"]),
+            "diverged" if one["diverged"] else format_number(one["metric"]),
         ]
         for one in checked
     ]
@@ -216,12 +260,12 @@ def _freezing(study: StudyResult) -> str | None:
         [
             str(one["trial"]),
             _FREEZE_TYPES.get(one["freeze_type"], str(one["freeze_type"])),
-            _number(one["freeze_p"]),
+            format_number(one["freeze_p"]),
             str(one["param_groups"]),
             f"{100.0 * one['frozen_share']:.3g} %",
-            _interval(one["realised"], one["realised_low"], one["realised_high"]),
-            _interval(one["limit"], one["limit_low"], one["limit_high"]),
-            _interval(one["reached"], one["reached_low"], one["reached_high"]),
+            format_interval(one["realised"], one["realised_low"], one["realised_high"]),
+            format_interval(one["limit"], one["limit_low"], one["limit_high"]),
+            format_interval(one["reached"], one["reached_low"], one["reached_high"]),
         ]
         for one in study.freezing_limits
     ]
@@ -244,7 +288,7 @@ def _speed_accuracy(study: StudyResult) -> str:
     for trial in study.ended:
         if not trial.relative_step_time > 0.0:
             continue
-        color = "grey" if trial.number == 0 else "blue" if trial.feasible else "orange"
+        color = _color(study, trial)
         ends = (1.0 / trial.relative_high, 1.0 / trial.relative_low)
         told = f"trial {trial.number}: {trial.summary}"
         points.append(Point(1.0 / trial.relative_step_time, trial.metric, ends, None, color, told))
@@ -253,8 +297,14 @@ def _speed_accuracy(study: StudyResult) -> str:
     base = [trial.metric for trial in study.ended if trial.number == 0 and math.isfinite(trial.metric)]
     speeds = [point.x for point in points]
     lines = [((min(speeds), base[0]), (max(speeds), base[0]))] if base else []
-    panel = Panel(study.name, "speed of a step, x O0", study.metric_name, points, lines)
-    return chart([panel], note="grey: O0; blue: within the allowed drop; orange: beyond")
+    fair = {speed: tuned for tuned, speed in study.fair_baselines.values() if base and math.isfinite(tuned.drop)}
+    sign = 1.0 if study.higher_is_better else -1.0
+    for speed, tuned in fair.items():
+        told = f"tuned plain: {tuned.summary}"
+        points.append(Point(speed, base[0] - sign * tuned.drop, None, None, "green", told))
+    note = "; green: tuned plain" if fair else ""
+    panel = Panel(study.name, f"speed {study.per_trial}, x O0", study.metric_name, points, lines)
+    return chart([panel], note=f"grey: O0; blue: within the allowed drop of every export; orange: not{note}")
 
 
 def _parameters(study: StudyResult) -> str:
@@ -271,11 +321,15 @@ def _parameters(study: StudyResult) -> str:
             continue
         log = min(values) > 0.0 and max(values) / min(values) > 30.0
         points = [
-            Point(float(value), trial.value, color="blue" if trial.feasible else "orange", text=f"trial {trial.number}")
+            Point(float(value), trial.value, color=_color(study, trial), text=f"trial {trial.number}")
             for trial, value in found
         ]
         panels.append(Panel(name, name, f"objective ({study.objective})", points, log_x=log))
-    return chart(panels, note="blue: within the allowed drop; orange: beyond; smaller is better") if panels else ""
+    return chart(panels, note="blue: within the allowed drop of every export; smaller is better") if panels else ""
+
+
+def _color(study: StudyResult, trial: TrialRecord) -> str:
+    return _COLORS.get(outcome_of(trial, study.allowed_drops), "orange")
 
 
 def _replay_check(study: StudyResult) -> str:
@@ -340,20 +394,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _interval(middle: float | None, low: float | None, high: float | None) -> str:
-    if middle is None or not math.isfinite(middle):
-        return "unknown"
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or low == high:
-        return f"{middle:.2f}"
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "unknown"
-    return "never" if math.isinf(value) else f"{value:.4g}"
 
 
 def _value(value: Any) -> str:

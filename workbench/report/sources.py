@@ -47,11 +47,13 @@ class FreezingSchedule:
         file: Name of the file.
         frozen: Number of leading frozen groups per step.
         n_groups: Number of groups.
+        share: Share of steps that freeze, as the plan's summary says it; NaN counts them.
     """
 
     file: str
     frozen: Sequence[int]
     n_groups: int
+    share: float = float("nan")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,5 +124,7 @@ def _freezing(answer: StudyResult, exported: Mapping[str, BoostConfig]) -> Freez
             frozen = freeze_index_sequence(
                 freeze.param_groups, freeze.freeze_type, freeze.freeze_p, freeze.total_steps, rng
             )
-            return FreezingSchedule(answer.exported[target].name, frozen, freeze.param_groups)
+            # The sequence reaches a little beyond the steps it is made for; then it starts over.
+            steps = frozen[: freeze.total_steps]
+            return FreezingSchedule(answer.exported[target].name, steps, freeze.param_groups, freeze.frozen_share())
     return None

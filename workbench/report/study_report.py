@@ -10,18 +10,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
-from workbench.core.records import CandidateRecord, StudyResult, TrialRecord
+from workbench.core.records import CandidateRecord, StudyResult, TrialRecord, objective_title
+from workbench.core.trial_counts import outcome_of
 from workbench.figures import (
     MetricScale,
     RunCurve,
+    attribution_figure,
     frozen_layers_figure,
     gradient_exponents_figure,
     importance_figure,
@@ -90,30 +93,37 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
     """
     metric = MetricScale.of(answer)
     drawn = _figures(answer, sources, metric)
+    names = (*_FIGURES, *(f"attribution-{target}" for target in answer.attribution))
     return render(
         "study_report.html.j2",
         title=f"{answer.name}: study report",
         answer=answer,
         sources=sources,
         metric=metric,
-        figures={name: embed(drawn[name], f"figure-{name}") if name in drawn else Markup("") for name in _FIGURES},
+        figures={name: embed(drawn[name], f"figure-{name}") if name in drawn else Markup("") for name in names},
         key_figures=_key_figures(answer, sources, metric),
         speed_reach=_speed_reach(answer.candidates),
         parameter_text=parameter_text,
+        shown_trials=[trial for trial in answer.trials if trial.state not in {"waiting", "running"}],
+        outcome_of=outcome_of,
+        notes=[one for one in answer.messages if one not in answer.choice_sentences],
         hardware=hardware_of(answer),
         created=created,
     )
 
 
-def parameter_text(path: str, value: Any) -> str:
+def parameter_text(path: str, value: Any, config: Mapping[str, Any] | None = None) -> str:
     """Write one searched parameter as a person would say it.
 
     Args:
         path: Config path, for example ``"grad_freeze.freeze_p"``.
         value: Its value.
+        config: The whole configuration as a dictionary: what a value comes to may depend on others.
     """
-    if path.endswith("freeze_p") and isinstance(value, int | float):
-        return f"frozen steps: {percent(1 - float(value))}"  # freeze_p is the share of FULL steps
+    if path == "grad_freeze.freeze_p" and isinstance(value, int | float):
+        others = (config or {}).get("grad_freeze", {})
+        freezing = BoostConfig.from_dict({"grad_freeze": {**others, "freeze_p": value}}).grad_freeze
+        return f"frozen steps: {percent(freezing.frozen_share())}"
     if isinstance(value, bool):
         return f"{path.removeprefix('boost.')}: {'on' if value else 'off'}"
     return f"{path}: {compact(value) if isinstance(value, float) else value}"
@@ -129,9 +139,18 @@ def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict
             metric=metric,
             allowed_drops=answer.allowed_drops,
             choices=list(answer.choices.values()),
+            per=answer.per,
+            tuned_plain=answer.fair_baselines,
         )
-    if any(math.isfinite(t.value) for t in answer.trials):
-        drawn["history"] = study_history_figure(answer.trials, objective="Objective, smaller is better")
+    for target, parts in answer.attribution.items():
+        if parts:
+            taken = answer.choices[target].candidate if target in answer.choices else None
+            _, plain_speed = answer.fair_baselines.get(target, (None, math.nan))
+            drawn[f"attribution-{target}"] = attribution_figure(parts, taken, plain_speed)
+    if any(t.number and math.isfinite(t.value) for t in answer.trials):
+        drawn["history"] = study_history_figure(
+            answer.trials, objective=objective_title(answer.objective), allowed_drops=answer.allowed_drops
+        )
         if answer.importance:
             drawn["importance"] = importance_figure(answer.importance)
         curves = _learning_curves(answer)
@@ -143,21 +162,19 @@ def _figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> dict
         drawn["replay"] = replay_policies_figure(recording.replayed, recording.chosen)
         drawn["exponents"] = gradient_exponents_figure(recording.steps)
     if freezing is not None:
-        drawn["freezing"] = frozen_layers_figure(freezing.frozen, freezing.n_groups)
+        drawn["freezing"] = frozen_layers_figure(freezing.frozen, freezing.n_groups, share=freezing.share)
     return drawn
 
 
 def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> list[tuple[str, str, str]]:
     """Return label, value and note of each number at the top of the page."""
-    states = [t.state for t in answer.trials]
-    feasible = sum(t.feasible for t in answer.trials if t.state == "complete" and t.number)
+    counts = answer.counts
     seconds = sum(t.seconds for t in answer.trials if math.isfinite(t.seconds))
     name, drops = answer.metric_name, answer.allowed_drops
-    told = f"{feasible} within the allowed drop, {states.count('pruned')} pruned, {states.count('failed')} failed"
     figures = [
         (f"{name[:1].upper()}{name[1:]} of O0", metric.value_text(answer.baseline_metric), "the baseline"),
         ("Allowed drop", _drops(answer, metric) or "none set", "for " + ", ".join(drops) if drops else ""),
-        ("Trials", f"{len(states)}", told),
+        ("Trials", f"{counts.n_finished}", counts.text()),
         ("Search time", _duration(seconds) if seconds else "unknown", "all trials together"),
     ]
     recording = sources.recording
@@ -191,7 +208,8 @@ def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:
 
 def _learning_curves(answer: StudyResult) -> list[RunCurve]:
     """Return O0's curve, those of the exported trials, then the best others."""
-    done = [t for t in answer.trials if t.curve and t.state == "complete"]
+    # Where only the end of a run counts, a trial has no more than that.
+    done = [t for t in answer.trials if len(t.curve) > 1 and t.state == "complete"]
     best = sorted((t for t in done if t.number and t.feasible and math.isfinite(t.value)), key=lambda t: t.value)
     taken = {choice.candidate.trial_number for choice in answer.choices.values() if choice.candidate is not None}
     exported = [t for t in done if t.number in taken]

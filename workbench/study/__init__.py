@@ -9,6 +9,7 @@ from __future__ import annotations
 from workbench.study.answer.result import StudyResult, export_study, read_result
 from workbench.study.answer.trial_table import TRIAL_COLUMNS, trial_table, write_trial_table
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.ask.task_study import begin_study
 from workbench.study.errors import (
     OutOfTimeError,
     StudyBusyError,
@@ -41,6 +42,7 @@ __all__ = [
     "TaskExperimenter",
     "TuneProgress",
     "WorkerResult",
+    "begin_study",
     "export_study",
     "join_study",
     "parse_study",

@@ -56,6 +56,7 @@ def digits_autoencoder() -> Task:
         metric="loss",
         data_hash=f"sklearn.datasets.load_digits pixels sha256:{digest_of_tensors(load_pixels())}",
         description="deep autoencoder of scikit-learn's handwritten digits",
+        steps=600,
     )
 
 
@@ -127,12 +128,12 @@ def _split_pixels(seed: int) -> tuple[Tensor, Tensor]:
 
 def _training_batches(seed: int) -> ShuffledBatches:
     pixels, _ = _split_pixels(seed)
+    return ShuffledBatches(len(pixels), BATCH_SIZE, seed, _rows, held=pixels)
 
-    def gather(indices: Tensor) -> tuple[Tensor, Tensor]:
-        chosen = pixels[indices]
-        return chosen, chosen
 
-    return ShuffledBatches(len(pixels), BATCH_SIZE, seed, gather)
+def _rows(pixels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = pixels[indices]
+    return chosen, chosen
 
 
 def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from workbench.core.batch import move_batch
 from workbench.tasks.errors import TaskError
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "endless_batches",
     "evaluation_batches",
     "mixed_seed",
+    "opened_once",
 ]
 
 
@@ -75,16 +77,35 @@ class ShuffledBatches:
         n_samples: Number of samples, >= 1.
         batch_size: Samples per batch, >= 1; reduced to ``n_samples`` where that is smaller.
         seed: Seed of the permutations, >= 0.
-        gather: Makes a batch of int64 sample indices, shape ``[batch_size]``.
+        gather: Makes a batch of int64 sample indices, shape ``[batch_size]``; with ``held`` called as
+            ``gather(held, indices)``, both on one device.
+        held: Tensors, or tuples, lists and mappings of them: all that ``gather`` reads. With it the samples can stay on
+            a device (``runtime.data``).
     """
 
-    def __init__(self, n_samples: int, batch_size: int, seed: int, gather: Callable[[Tensor], Any]) -> None:
+    def __init__(
+        self, n_samples: int, batch_size: int, seed: int, gather: Callable[..., Any], held: Any = None
+    ) -> None:
         if n_samples < 1 or batch_size < 1:
             raise TaskError(f"`n_samples` and `batch_size` must be at least 1, got {n_samples} and {batch_size}")
         self.n_samples = n_samples
         self.batch_size = min(batch_size, n_samples)
         self.seed = seed
+        self.held = held
         self._gather = gather
+        self._device = torch.device("cpu")
+
+    def on(self, device: torch.device) -> ShuffledBatches:
+        """Return the same batches, gathered on a device from what is held there.
+
+        Raises:
+            TaskError: When it is not told what ``gather`` reads.
+        """
+        if self.held is None:
+            raise TaskError("ShuffledBatches can be moved to a device only when they are told what they hold")
+        moved = ShuffledBatches(self.n_samples, self.batch_size, self.seed, self._gather, move_batch(self.held, device))
+        moved._device = device
+        return moved
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
@@ -101,7 +122,8 @@ class ShuffledBatches:
             generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
             order = torch.randperm(self.n_samples, generator=generator, device="cpu")
             for index in range(position, len(self), stride):
-                yield self._gather(order[index * self.batch_size : (index + 1) * self.batch_size])
+                indices = order[index * self.batch_size : (index + 1) * self.batch_size]
+                yield self._gather(indices) if self.held is None else self._gather(self.held, indices.to(self._device))
             passed = range(position, len(self), stride)
             later = position + len(passed) * stride - len(self)  # the next batch, counted from the next epoch's first
             skipped, position = divmod(later, len(self))
@@ -251,6 +273,11 @@ def _feed(digest: Any, part: Any) -> None:
 
 def _takes_seed(source: Any) -> bool:
     return callable(source) and not isinstance(source, Iterable) and not isinstance(source, SeekableBatches)
+
+
+def opened_once(source: Any) -> Callable[[Any], Any] | None:
+    """Return a source that is a function of the seed alone; None where it is none, or is opened anew each epoch."""
+    return source if _takes_seed(source) and _n_positional(source) < 2 else None
 
 
 def _n_positional(function: Callable[..., Any]) -> int:

@@ -190,7 +190,11 @@ def _training_batches(seed: int) -> ShuffledBatches:
     images, targets = load_images()
     chosen, _ = split_indices(targets, seed)
     images, targets = images[chosen], targets[chosen]
-    return ShuffledBatches(len(chosen), BATCH_SIZE, seed, lambda indices: (images[indices], targets[indices]))
+    return ShuffledBatches(len(chosen), BATCH_SIZE, seed, _rows, held=(images, targets))
+
+
+def _rows(samples: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+    return samples[0][indices], samples[1][indices]
 
 
 def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
@@ -219,4 +223,5 @@ def _digits_task(name: str, model: type[nn.Module], optimizer: functools.partial
         scheduler=_schedule,
         data_hash=f"sklearn.datasets.load_digits sha256:{digest_of_tensors(*load_images())}",
         description=description,
+        steps=180,
     )

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from workbench.core import distributed as ranks
 from workbench.core.batch import batch_size_of
@@ -68,6 +69,8 @@ class Task:
         outputs: Which part of what the model returns is the prediction, for a criterion as loss and for the metric: a
             key or attribute (``"logits"``), an index, or a function of what it returns. A model that returns a tensor,
             perhaps in evaluation only, needs none; a key or an index then changes nothing.
+        steps: Batches of the loader that the task is trained for today; None where it does not say.
+        epochs: The same in passes over the data, for a loader that knows its length; at most one of the two.
         spec: How ``load_task`` found it; a worker process loads the task again by this.
 
     Raises:
@@ -86,6 +89,8 @@ class Task:
     data_hash: str = ""
     description: str = ""
     outputs: str | int | Callable[[Any], Any] | None = None
+    steps: int | None = None
+    epochs: float | None = None
     spec: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -110,6 +115,11 @@ class Task:
             raise TaskError(
                 f"`outputs` must be a key, an index or a function of what the model returns, got {chosen!r}"
             )
+        for role, length in (("steps", self.steps), ("epochs", self.epochs)):
+            if length is not None and not length > 0:
+                raise TaskError(f"`{role}` must be above 0, got {length!r}")
+        if self.steps is not None and self.epochs is not None:
+            raise TaskError("`steps` and `epochs` say the same; give one of them")
         is_criterion(self.loss)
         _batches.check_source(self.train, "train")
         _batches.check_source(self.evaluate, "evaluate")
@@ -161,11 +171,16 @@ class Task:
             total_steps: Updates of the whole run.
 
         Raises:
-            TaskError: When what the task returns has no ``step()``.
+            TaskError: When what the task returns has no ``step()``, or is a ReduceLROnPlateau.
         """
         if self.scheduler is None:
             return None
         scheduler = self.scheduler(optimizer, total_steps)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise TaskError(
+                f"task {self.name!r}: a ReduceLROnPlateau is stepped with a metric, and a run steps its scheduler "
+                "after every update, when there is none; give a schedule over the updates, such as CosineAnnealingLR"
+            )
         if not callable(getattr(scheduler, "step", None)):
             raise TaskError(
                 f"task {self.name!r}: `scheduler(optimizer, total_steps)` must return an object with step(), "

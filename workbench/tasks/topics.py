@@ -48,6 +48,7 @@ def topics_gpt() -> Task:
         scheduler=_schedule,
         data_hash=f"pydoc_data.topics of Python {platform.python_version()} sha256:{digest_of_tensors(load_text())}",
         description="byte-level transformer on the text of Python's help topics",
+        steps=300,
     )
 
 
@@ -155,14 +156,19 @@ class _EvaluationWindows:
 
 
 def _windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-    window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1, device="cpu")].long()
+    window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1, device=starts.device)].long()
     return window[:, :-1], window[:, 1:]
 
 
 def _training_batches(seed: int) -> ShuffledBatches:
     text = load_text()
     starts, _ = training_starts(len(text), seed)
-    return ShuffledBatches(len(starts), BATCH_SIZE, seed, lambda indices: _windows(text, starts[indices]))
+    return ShuffledBatches(len(starts), BATCH_SIZE, seed, _chosen_windows, held=(text, starts))
+
+
+def _chosen_windows(held: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
+    text, starts = held
+    return _windows(text, starts[indices])
 
 
 def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:

@@ -1,8 +1,8 @@
-"""Boost a user's own training loop: four changed lines, any model, any torch optimizer."""
+"""Boost a user's own training loop: five changed lines, any model, any torch optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +14,57 @@ from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
-from workbench.methods.in_effect import MethodsInEffect
+from workbench.methods.in_effect import MethodsInEffect, fitted
 from workbench.training.auto_boost import AutoBoost, read_config
 from workbench.training.boosted import Boosted
+from workbench.training.configured_optimizer import configured_optimizer
+from workbench.training.course import changes_length, has_schedule
 from workbench.training.precision import Precision, cast_model_
 
-__all__ = ["apply"]
+__all__ = ["apply", "fitted_config"]
 
 
 def apply(
     config: BoostConfig | Mapping[str, Any] | str | Path | None,
     model: nn.Module,
     optimizer: Optimizer,
+    total_steps: int | None = None,
     *,
     level: str = "O1",
     world_size: int | None = None,
     seed: int = 0,
     criterion: Any = None,
     example_inputs: Any = None,
+    scheduler: Callable[[Optimizer, int], Any] | None = None,
 ) -> Boosted:
     """Process a model and its optimizer by a configuration and return what a training loop calls.
 
     The model is changed in place (BatchNorms removed, head replaced, weights cast, as configured). Use
-    ``boosted.model`` and ``boosted.optimizer`` from here on; a learning-rate scheduler belongs on the latter. A model
-    under ``torch.compile`` stays compiled: one graph per freezing group. For several ranks call
-    ``boosted.distribute()`` afterwards. With DimReduce ``step`` needs a closure, as it tries its steps on the batch.
+    ``boosted.model``, ``boosted.optimizer`` and ``boosted.criterion`` from here on, take the batches from
+    ``boosted.batches(loader, epochs)`` and evaluate under ``boosted.evaluating()``. A learning-rate scheduler of your
+    own goes in as ``scheduler``, and ``boosted.step()`` advances it; only where the configuration changes neither
+    schedule nor batches it may instead be put on ``boosted.optimizer`` and stepped by hand. A model under
+    ``torch.compile`` stays compiled: one graph per freezing group. For several ranks call ``boosted.distribute()``
+    afterwards. With DimReduce ``step`` needs a closure, as it tries its steps on the batch.
 
     Args:
         config: Configuration, dictionary, or path of a ``boost_config.json``.
         model: Module on the device it will train on.
         optimizer: Any torch optimizer over the model's parameters; ``fused=True`` avoids a host synchronisation per
-            step when a loss scale is in use.
+            step when a loss scale is in use. Where the configuration names another (``optimizer.name``), that one is
+            built over the same parameters, in this one's groups; other settings of the section are changed in it.
+        total_steps: The loader's batches that the model is trained for today: epochs times batches per epoch. May be
+            left to ``boosted.batches(loader, epochs)``, but freezing under a shorter run needs it here.
         level: Boost level; decides about the algorithms that the configuration does not switch on or off itself.
         world_size: Ranks that train together; None asks torch.distributed.
         seed: Seed of the freezing schedule.
-        criterion: What judges the model's output, for example ``nn.CrossEntropyLoss()``; LessBN normalises the head
-            of classifiers only.
+        criterion: What judges the model's output, for example ``nn.CrossEntropyLoss()``; the one to train with is
+            ``boosted.criterion``, while this one stays as it is. LessBN normalises the head of classifiers only.
         example_inputs: A tensor, a sequence of arguments, a mapping of keyword arguments, or a function that calls the
             model it is given. LessBN records from it what the model does; needed where torch.fx cannot trace the model
             and no image of noise fits it, and for the size of a trained head's scores.
+        scheduler: Today's learning-rate schedule: a function of the optimizer and the number of updates that returns a
+            scheduler. The run goes through the whole of it, whatever its length.
 
     Returns:
         The boosted pair, with ``autocast()``, ``backward(loss)`` and ``step()``; ``notes`` says what became of the
@@ -61,6 +73,8 @@ def apply(
     Raises:
         ConfigError: When the configuration is not valid.
         TypeError: When the model is no module or the optimizer no optimizer.
+        ValueError: When a scheduler is attached to the optimizer though the configuration has a schedule, another
+            number of updates or another optimizer, or the optimizer lacks a hyper-parameter that the section sets.
         RuntimeError: When the model is a DistributedDataParallel that would not notice what is done to it, or a
             compiled one that hides what group scales have to see.
 
@@ -81,9 +95,15 @@ def apply(
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     settings = read_config(config)
     together = ranks.world_size() if world_size is None else world_size
+    if total_steps is not None:
+        settings = fitted_config(settings, level, total_steps, world_size=together)
     boost = AutoBoost(level, settings, world_size=together, seed=seed)
     inner = unwrapped(model)
-    MethodsInEffect(boost.plan).refuse(model)
+    asked_for = MethodsInEffect(boost.plan)
+    asked_for.refuse(model)
+    if not boost.plan.why_not("optimizer.name"):
+        _refuse_attached_scheduler(optimizer, asked_for, settings, scheduler is not None)
+        optimizer = configured_optimizer(settings, inner, optimizer)
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
     )
@@ -94,11 +114,54 @@ def apply(
     cast_model_(inner, precision)
     methods = MethodsInEffect(boost.plan)
     scaling = methods.loss_scaling(inner, device) or LossScaling.from_config(settings, device)
-    return Boosted(
+    boosted = Boosted(
         methods.compiled(model),
         optimizer,
         loss_scaling=scaling,
         precision=precision,
         plan=boost.plan,
         notes=boost.notes,
+        criterion=criterion,
+        make_scheduler=scheduler,
+    )
+    if total_steps is not None:
+        boosted.course.begin(total_steps)
+    return boosted
+
+
+def fitted_config(config: BoostConfig, level: str, steps: int, *, world_size: int | None = None) -> BoostConfig:
+    """Return a configuration as a run of so many loader batches takes it, where methods change the number of passes.
+
+    Args:
+        config: Configuration.
+        level: Boost level.
+        steps: Loader batches.
+        world_size: Ranks that train together; None asks torch.distributed.
+    """
+    plan = config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
+    methods = MethodsInEffect(plan)
+    passes = methods.passes(steps)
+    return config if passes == steps else fitted(plan, max(1, passes // methods.n_micro()))
+
+
+def _refuse_attached_scheduler(
+    optimizer: Optimizer, methods: MethodsInEffect, config: BoostConfig, another: bool
+) -> None:
+    """Raise where a scheduler that acts on the given optimizer would set the rates wrongly, or those of nothing."""
+    if not any("initial_lr" in group for group in optimizer.param_groups):  # torch's schedulers leave it there
+        return
+    named = None if config.optimizer is None else config.optimizer.name
+    if has_schedule(methods, optimizer):
+        why = "the configuration has a schedule of its own"
+    elif changes_length(methods):
+        why = "the configuration changes the number of updates"
+    elif named is not None:
+        why = f"the configuration replaces it by {named}"
+    elif another:
+        why = "`scheduler` makes another"
+    else:
+        return
+    raise ValueError(
+        f"a learning-rate scheduler is attached to `optimizer`, but {why}; build the optimizer without it, and give "
+        "apply() a function instead: scheduler=lambda optimizer, updates: ..."
     )

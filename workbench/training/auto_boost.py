@@ -16,9 +16,9 @@ import numpy as np
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig, NetworkFacts, Plan
 from workbench.core import distributed as ranks
-from workbench.methods.facts import facts_of
+from workbench.methods.facts import facts_of, learning_reasons
 from workbench.methods.in_effect import MethodsInEffect, prepare_
 from workbench.methods.plan_mark import mark_
 from workbench.methods.protocol import Preparation
@@ -145,6 +145,10 @@ class AutoBoost:
         """Return the plan with what this network offers, and warn of what it leaves without work."""
         facts = facts_of(preparation.model, preparation.optimizer)
         if facts.layers:  # else an optimizer of another network, which freezing refuses in its own words
+            reasons = learning_reasons(
+                preparation.model, preparation.criterion, preparation.example_inputs, self.config
+            )
+            facts = NetworkFacts.from_dict({**facts.to_dict(), **reasons})
             before = {dropped.name for dropped in self.plan.dropped}
             self.plan = self.config.resolve(self.level, self.plan.world_size, facts)
             for dropped in self.plan.dropped:

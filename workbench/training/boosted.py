@@ -12,13 +12,16 @@ In pseudocode, each line with the reason for its place::
         update unless found_inf              # the optimizer's step or a method's; decided on the device if possible
         scale rule(found_inf)                # between windows only, so one window has one scale
         schedule.advance(); clear gradients
+        learning-rate schedule, if any       # per attempted update, so that no device is waited for
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -28,14 +31,21 @@ from torch.optim import Optimizer
 
 from workbench.config import Plan
 from workbench.core import devices
+from workbench.core.batch import move_batch
 from workbench.core.records import EventSink
+from workbench.core.sampler_epoch import tell_epoch
+from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
 from workbench.methods.in_effect import MethodsInEffect
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
+from workbench.methods.parameter_groups import plain_name
 from workbench.methods.plan_mark import boosted_module_of
 from workbench.methods.protocol import GroupSchedule
 from workbench.methods.weight_update import CompleteWindow, WeightUpdate
+from workbench.tasks.reading import resident
+from workbench.training.batch_statistics import RecentInputs, batch_norms
+from workbench.training.course import Course
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
@@ -49,14 +59,16 @@ GradientObserver = Callable[[list[nn.Parameter]], None]
 class Boosted:
     """A model and its optimizer under a plan, for a training loop of any kind.
 
-    Four lines of a loop change::
+    Five lines of a loop change::
 
-        boosted = apply(config, model, optimizer)
-        for x, y in loader:
+        boosted = apply(config, model, optimizer, epochs * len(loader), criterion=criterion)
+        for x, y in boosted.batches(loader, epochs):
             with boosted.autocast():
-                loss = criterion(boosted.model(x), y)
+                loss = boosted.criterion(boosted.model(x), y)
             boosted.backward(loss)
             boosted.step()
+        with boosted.evaluating():
+            accuracy = evaluate(model)
 
     Args:
         model: The processed model.
@@ -67,6 +79,8 @@ class Boosted:
         plan: What is in effect; its methods take part in the step. None when assembled by hand.
         notes: What became of the network, one line each, for display.
         update: What makes new weights of gradients; None leaves it to the plan's methods or the optimizer.
+        criterion: What judges the model's output today; ``boosted.criterion`` is the one to train with.
+        make_scheduler: Today's learning-rate schedule, see :class:`~workbench.training.course.Course`.
     """
 
     def __init__(
@@ -80,6 +94,8 @@ class Boosted:
         plan: Plan | None = None,
         notes: Sequence[str] = (),
         update: WeightUpdate | None = None,
+        criterion: Any = None,
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -90,10 +106,22 @@ class Boosted:
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
         self.methods = MethodsInEffect(plan)
-        prepared = boosted_module_of(model) or model
+        prepared = boosted_module_of(model)
+        prepared = model if prepared is None else prepared  # an empty container is false, and some wrappers neither
         self.window = AccumulationWindow(accumulation_steps * self.methods.n_micro())
         self.update: WeightUpdate = update or self.methods.update(prepared, optimizer)
         self._hooks = self.methods.step_hooks(prepared, optimizer)
+        self.criterion = self.methods.criterion(criterion)
+        self.course = Course(
+            self.methods,
+            optimizer,
+            self.window.n_steps,
+            make_scheduler=make_scheduler,
+            takes_schedule=self.update.takes_schedule,
+        )
+        self._averaging = _averaging_optimizer(optimizer)
+        needs_statistics = self._averaging is not None and batch_norms(model)
+        self._recent = RecentInputs(model) if needs_statistics else None
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
         self.events: EventSink | None = None
@@ -276,6 +304,8 @@ class Boosted:
         self.optimizer.zero_grad(set_to_none=True)
         if self._schedule is not None:
             self._frozen_groups = self._schedule.begin_step()
+        if self.course.has_schedule:
+            self.course.advance()
         return overflow, columns
 
     def _begin_overflow_watch(self) -> None:
@@ -303,6 +333,79 @@ class Boosted:
         if self._schedule is not None and "torch._dynamo" in sys.modules:
             self._schedule.make_room_for_graphs()
             self._room_for_graphs = True
+
+    @property
+    def updates(self) -> int | None:
+        """Return the updates of the whole run; None until its length is known."""
+        return self.course.updates
+
+    def batches(self, loader: Iterable[Any], epochs: int | None = None, *, start: int = 0) -> Iterator[Any]:
+        """Return the batches of the run, on the device: merged, cut and resized, and as many as the set-up asks for.
+
+        Settings of the whole process (threads, precision of products) hold until the last one, or the iterator's end.
+
+        Args:
+            loader: Today's batches, iterated anew for each epoch; samplers are told the epoch.
+            epochs: Epochs that it is trained for today; None for as many as ``total_steps`` takes.
+            start: Batches to leave out: ``boosted.step_index`` where training is resumed.
+
+        Raises:
+            ValueError: When the loader's batches in so many epochs are not the ``total_steps`` that ``apply`` was
+                given, or neither says how long the run is; while iterating, when an epoch holds no batch or the loader
+                ends before the run.
+        """
+        given = len(loader) * epochs if epochs is not None and isinstance(loader, Sized) else None
+        total = self.course.total_steps
+        if given is not None and total is not None and given != total:
+            raise ValueError(
+                f"{epochs} epochs of {given // (epochs or 1)} batches are {given} batches, but `total_steps` is {total}"
+            )
+        if given is not None:
+            self.course.begin(given)
+        elif total is None:
+            raise ValueError(
+                "how long is the run? Give apply() `total_steps`, or `epochs` and a loader that has a length"
+            )
+        passes = self.course.passes
+        # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
+        last = None if given is not None else epochs
+        reading = self.methods.reading()
+        if reading == "resident":
+            loader = resident(loader, self.device)
+        elif reading == "prefetch":  # another process would draw other numbers than a loader does here
+            advice = "give the loader `num_workers`"
+            warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=2)
+        moved = (move_batch(batch, self.device) for batch in _epochs_of(loader, last))
+        return self._checked(islice(self.methods.batches(moved, passes or 1), start, passes), (passes or 1) - start)
+
+    def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
+        n_seen = 0
+        with self.methods.running():
+            for batch in batches:
+                n_seen += 1
+                yield batch
+        if n_seen < wanted:
+            raise ValueError(
+                f"the loader ended after {n_seen} of {wanted} forward passes; `total_steps` is "
+                f"{self.course.total_steps}"
+            )
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Surround an evaluation, or the saving of the weights to use: averages stand in the weights' place meanwhile.
+
+        An optimizer that averages (it has ``train()`` and ``eval()``, as Schedule-Free ones do) puts its average in,
+        for which BatchNorm's statistics are taken anew from the last training batches; then a method its own.
+        Afterwards weights and statistics are what they were, bit for bit. Modes and generators are the caller's.
+        """
+        model = unwrapped(self.model)
+        with contextlib.ExitStack() as stack:
+            if self._averaging is not None:
+                stack.enter_context(_averaged(self._averaging, model))
+            if self._recent is not None:
+                stack.enter_context(self._recent.statistics(model, self.precision.autocast()))
+            stack.enter_context(self.methods.evaluating(model))
+            yield
 
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
         """Let all ranks train together, between ``apply`` and the first step.
@@ -369,20 +472,21 @@ class Boosted:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
         Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``update``, ``step_index``, ``methods`` (of
-        those that keep a state in the step) and, inside an unfinished accumulation window, ``gradients`` by parameter
-        name. On several ranks every rank keeps its own.
+        those that keep a state in the step), ``course`` (where there is a schedule) and, inside an unfinished
+        accumulation window, ``gradients`` by parameter name. On several ranks every rank keeps its own.
         """
-        gradients = {}
+        model, gradients = unwrapped(self.model), {}  # names as the user knows them, compiled or not
         if self.window.position:
-            gradients = {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
+            gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
         return {
-            "model": self.model.state_dict(),
+            "model": model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss_scaling": self.loss_scaling.state_dict(),
             "window": self.window.state_dict(),
             "update": self.update.state_dict(),
             "step_index": self.step_index,
             "gradients": gradients,
+            **({"course": self.course.state_dict()} if self.course.has_schedule else {}),
             **({"methods": {name: hook.state_dict() for name, hook in self._hooks.items()}} if self._hooks else {}),
         }
 
@@ -396,24 +500,28 @@ class Boosted:
             RuntimeError: When LessBN had folded statistics there that this model did not have, or the other way round:
                 the weights would load, but the optimizer's state belongs to other parameters.
         """
-        if other := sorted(self.model.state_dict().keys() ^ state["model"].keys()):
+        model = unwrapped(self.model)
+        saved, gradients = (_without_wrappers(state[part], model) for part in ("model", "gradients"))
+        if other := sorted(model.state_dict().keys() ^ saved.keys()):
             raise RuntimeError(
                 "exact resumption needs the same weights, but the BatchNorms had learned something else before "
                 f"apply(), or the model differs: {', '.join(other[:3])}{', ...' if len(other) > 3 else ''} "
                 "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
             )
-        self.model.load_state_dict(state["model"])
+        model.load_state_dict(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         self.loss_scaling.load_state_dict(state["loss_scaling"])
         self.window.load_state_dict(state["window"])
         self.update.load_state_dict(state["update"])
         for name, hook in self._hooks.items():
             hook.load_state_dict(state.get("methods", {}).get(name, {}))
+        if self.course.has_schedule:
+            self.course.load_state_dict(state["course"])
         self.step_index = state["step_index"]
         if self._schedule is not None:
             self._frozen_groups = self._schedule.begin_step()
-        for name, parameter in self.model.named_parameters():
-            gradient = state["gradients"].get(name)
+        for name, parameter in model.named_parameters():
+            gradient = gradients.get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()
         self._loss = None
 
@@ -451,6 +559,44 @@ def _without_sync(model: DistributedDataParallel, precision: contextlib.Abstract
 
 def _largest_over_ranks(flags: Tensor) -> None:
     distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+
+
+def _without_wrappers(named: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return tensors by the model's own names; older checkpoints of wrapped models have the wrappers' in front."""
+    own = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    return {name if name in own else plain_name(name): value for name, value in named.items()}
+
+
+def _epochs_of(loader: Iterable[Any], epochs: int | None) -> Iterator[Any]:
+    for epoch in count() if epochs is None else range(epochs):
+        tell_epoch(loader, epoch)
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError(
+                f"the loader held no batch in epoch {epoch}; an iterator can be read only once, give something that "
+                "can be iterated again, such as a list or a DataLoader"
+            )
+
+
+def _averaging_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    """Return the optimizer that trains other weights than those to evaluate; None where it trains just these."""
+    has_both = callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
+    return optimizer if has_both else None
+
+
+@contextlib.contextmanager
+def _averaged(optimizer: Any, model: nn.Module) -> Iterator[None]:
+    kept = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.eval()
+    try:
+        yield
+    finally:
+        optimizer.train()  # which computes the weights back, and rounds
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), kept, strict=True):
+                parameter.copy_(value)
 
 
 def _device_of(model: nn.Module, optimizer: Optimizer) -> torch.device:

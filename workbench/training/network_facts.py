@@ -16,10 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from workbench.config import NetworkFacts
 from workbench.core.wrapped_model import unwrapped
+from workbench.methods.facts import learning_reasons
 from workbench.methods.less_bn.method import reduce_batch_norms_
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
 from workbench.tasks import Task
-from workbench.training.setup import kept_generators, loss_of_first_batch
+from workbench.training.setup import FirstBatchOfTask, kept_generators
 
 __all__ = ["network_facts"]
 
@@ -40,23 +41,24 @@ def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:
     """
     if with_weights:
         with kept_generators(torch.device("cpu")):
-            call = loss_of_first_batch(task, 0, torch.device("cpu"))
-            return _facts(task, lambda: unwrapped(task.new_model()), call)
+            first = FirstBatchOfTask(task, 0, torch.device("cpu"))
+            return _facts(task, lambda: unwrapped(task.new_model()), first)
     return _facts(task, lambda: _without_weights(task), None)
 
 
-def _facts(task: Task, new_network: Callable[[], nn.Module], call: Callable[[nn.Module], None] | None) -> NetworkFacts:
+def _facts(task: Task, new_network: Callable[[], nn.Module], call: FirstBatchOfTask | None) -> NetworkFacts:
     network = new_network()
+    reasons = learning_reasons(network, task.loss, call)
     held = {parameter for group in task.new_optimizer(network).param_groups for parameter in group["params"]}
     names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
     norms = sum(isinstance(module, _BatchNorm) for module in network.modules())
     layers = len(split_into_chunks(names))
     if not norms:
-        return NetworkFacts(0, 0, layers, layers, 0, layers)
+        return NetworkFacts(0, 0, layers, layers, 0, layers, **reasons)
     passed_over = {name for name, _ in named_trainable_parameters(network)} - set(names)
     removable, left = _reduced(network, "structure", passed_over, call)
     removable_by_reference, left_by_reference = _reduced(new_network(), "reference", passed_over, call)
-    return NetworkFacts(norms, removable, layers, left, removable_by_reference, left_by_reference)
+    return NetworkFacts(norms, removable, layers, left, removable_by_reference, left_by_reference, **reasons)
 
 
 def _reduced(

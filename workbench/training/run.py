@@ -99,8 +99,8 @@ class RunResult:
         metric: Metric of the last evaluation in the task's unit; NaN when the run diverged or was never evaluated.
         metric_name: Its name.
         higher_is_better: Its direction.
-        curve: Pairs (micro-batches done, metric).
-        steps: Micro-batches trained, on each rank.
+        curve: Pairs (loader batches used, metric).
+        steps: Forward passes (micro-batches) trained, on each rank.
         seconds: Time spent training, evaluation not included, seconds.
         overflows: Windows whose gradients overflowed.
         final_loss: Mean loss of the last tenth of the steps.
@@ -150,7 +150,11 @@ def run_task(
     pause: Pause | None = None,
     follower: Follower | None = None,
 ) -> RunResult:
-    """Train a task for a number of micro-batches.
+    """Train a task as long as it is trained today, or as the configuration makes of that.
+
+    ``steps`` counts the loader's batches of today's run; a schedule may take a share of them, and a batch factor may
+    regroup them into fewer or more forward passes (micro-batches). Evaluations stand in the curve at the loader's
+    batches.
 
     Where several ranks train together (``workbench.core.distributed``) each of them calls this with the same arguments;
     folders and callbacks count on rank 0, ``stop`` on any. A step then is one micro-batch on each rank, its recorded
@@ -160,12 +164,12 @@ def run_task(
         task: What is trained.
         config: Configuration.
         level: Boost level.
-        steps: Micro-batches, on each rank.
+        steps: Loader batches that the task is trained for today, on each rank.
         seed: Seed of weights, data order and data split.
         device: Where to train; None takes the accelerator if there is one.
         out: Folder in which a run directory is made; None records nothing on disk.
         run_id: Name of the run directory; None makes one from the time.
-        evaluate_every: Micro-batches between evaluations; None evaluates at the end only.
+        evaluate_every: Loader batches between evaluations; None evaluates at the end only.
         exponents_every: Updates between gradient exponent histograms; 0 never.
         on_progress: Called at drains and evaluations.
         on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
@@ -201,7 +205,8 @@ def run_task(
             _introduce(follower, run, task, config, level)
         if run.recorder is not None:
             run.snapshots = snapshot_recorder(config, run.boosted, run.recorder.path)
-        run.train(evaluate_every, on_evaluation, stop, pause)
+        with prepared.boosted.methods.running():
+            run.train(evaluate_every, on_evaluation, stop, pause)
         if run.recorder is not None:
             run.recorder.finish(run.summary())
         if run.follower is not None:
@@ -232,8 +237,9 @@ class _Run:
     ) -> None:
         self.task = task
         self.prepared = prepared
-        self.boosted, self.plan, self.scheduler = prepared.boosted, prepared.plan, prepared.scheduler
-        self.device, self.seed, self.steps = device, seed, steps
+        self.boosted, self.plan = prepared.boosted, prepared.plan
+        self.device, self.seed = device, seed
+        self.steps = prepared.passes
         self.leads = ranks.rank() == 0
         self.n_ranks = ranks.world_size()
         self.votes = ranks.StepVotes() if self.n_ranks > 1 else None
@@ -274,12 +280,12 @@ class _Run:
         pause: Pause | None,
     ) -> None:
         """Train to the end, or until stopped, pruned or diverged."""
+        evaluate_every = None if evaluate_every is None else self._in_passes(evaluate_every)
         loop = training_loop(
             self.boosted,
             self.prepared.task.compute_loss,
             self.prepared.batches(self.seed),
             steps=self.steps,
-            scheduler=self.scheduler,
             trace=self.trace,
             batch_size=self._batch_size,
         )
@@ -361,6 +367,10 @@ class _Run:
     def _keep_weights(self) -> None:
         if self.snapshots is not None:
             self.snapshots.after_step(self.done)
+
+    def _in_passes(self, n_batches: int) -> int:
+        """Return how many forward passes so many of the loader's batches are, at least one."""
+        return max(round(n_batches / self.prepared.batches_per_pass), 1)
 
     def _wishes(self, stop: Callable[[], bool] | None) -> tuple[bool, bool]:
         """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
@@ -471,9 +481,14 @@ class _Run:
     def _evaluate(self, on_evaluation: Callable[[int, float], bool] | None) -> bool:
         value = math.nan
         if self.leads:
-            # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate.
-            model = unwrapped(self.boosted.model) if self.n_ranks > 1 else self.boosted.model
-            with self.boosted.methods.evaluating(model):
+            # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate, and evaluation mode would
+            # be compiled anew.
+            model = unwrapped(self.boosted.model)
+            began = time.perf_counter()
+            with self.boosted.evaluating():
+                if self.done >= self.steps:  # the weights and statistics to keep are part of the run
+                    devices.synchronize(self.device)
+                    self.seconds += time.perf_counter() - began
                 value = evaluate(self.task, model, self.device, self.boosted.precision, self.seed)
         value = ranks.broadcast_object(value)
         if not math.isfinite(value):
@@ -481,7 +496,7 @@ class _Run:
             self.message = f"{self.task.metric_name} is {value:g} after {self.done} steps; training diverged"
             self.trace.emit(Event(self.done - 1, EventKind.DIVERGED, self.task.metric_name, value, self.message))
             return False
-        self.curve.append((self.done, value))
+        self.curve.append((round(self.done * self.prepared.batches_per_pass), value))
         message = f"{self.task.metric_name} {value:.6g} after {self.done} steps"
         self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, self.task.metric_name, value, message))
         self._report()

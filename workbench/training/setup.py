@@ -3,45 +3,62 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor, nn
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
 from workbench.core.batch import move_batch
-from workbench.optim import build_optimizer, change_optimizer_
 from workbench.tasks import Task
 from workbench.tasks.batches import mixed_seed
+from workbench.tasks.reading import read_ahead, resident
 from workbench.training import Boosted, apply
 
-__all__ = ["Prepared", "kept_generators", "prepare", "seed_everything"]
+__all__ = ["FirstBatchOfTask", "Prepared", "kept_generators", "prepare", "seed_everything"]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A boosted model of a task, its plan, its scheduler, and the task as its methods train it."""
+    """A boosted model of a task, ready to train.
+
+    Args:
+        boosted: Model and optimizer.
+        plan: What is in effect.
+        task: The task, with the criterion that its methods train with.
+        steps: The loader's batches that the task is trained for today.
+        passes: Forward passes that its methods make of them.
+        batches_per_pass: Loader batches in a forward pass.
+    """
 
     boosted: Boosted
     plan: Plan
-    scheduler: LRScheduler | None
-    task: Task  # with the criterion that its methods train with
+    task: Task
+    steps: int
+    passes: int
+    batches_per_pass: float
 
     def batches(self, seed: int) -> Iterator[Any]:
-        """Yield the batches to train on, on the model's device; they never end.
+        """Yield the batches of the forward passes, on the model's device; they never end.
 
         Args:
             seed: Seed of the data's order.
         """
         device = self.boosted.device
-        yield from self.boosted.methods.batches(move_batch(batch, device) for batch in self.task.batches(seed))
+        moved = (move_batch(batch, device) for batch in self._read(seed, device))
+        yield from self.boosted.methods.batches(moved, self.passes)
+
+    def _read(self, seed: int, device: torch.device) -> Iterator[Any]:
+        reading = self.boosted.methods.reading()
+        if reading == "resident":
+            return replace(self.task, train=resident(self.task.train, device)).batches(seed)
+        return read_ahead(self.task.batches(seed)) if reading == "prefetch" else self.task.batches(seed)
 
 
 def seed_everything(seed: int) -> None:
@@ -63,8 +80,8 @@ def kept_generators(device: torch.device) -> Iterator[None]:
         np.random.set_state(numpy)  # noqa: NPY002
 
 
-def loss_of_first_batch(task: Task, seed: int, device: torch.device) -> Callable[[nn.Module], None]:
-    """Return a call of a network as the task makes it, with its loss: what LessBN may record.
+class FirstBatchOfTask:
+    """A call of a network as the task makes it, with its loss: what LessBN may record, and a curriculum try.
 
     Args:
         task: The task; its data are opened at the first call.
@@ -72,14 +89,24 @@ def loss_of_first_batch(task: Task, seed: int, device: torch.device) -> Callable
         device: Where the network is.
     """
 
-    @cache
-    def batch() -> Any:
-        return move_batch(next(task.batches(seed)), device)
+    def __init__(self, task: Task, seed: int, device: torch.device) -> None:
+        self._task, self._seed, self._device = task, seed, device
 
-    def call(network: nn.Module) -> None:
-        task.compute_loss(network, batch())
+    @cached_property
+    def _batch(self) -> Any:
+        return move_batch(next(self._task.batches(self._seed)), self._device)
 
-    return call
+    def first(self) -> Any:
+        """Return the batch, on the device."""
+        return self._batch
+
+    def loss(self, network: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of a batch."""
+        return self._task.compute_loss(network, batch)
+
+    def __call__(self, network: nn.Module) -> None:
+        """Call a network with the batch."""
+        self._task.compute_loss(network, self._batch)
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
@@ -94,35 +121,31 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         level: Boost level.
         seed: Seed of initial weights, dropout and the freezing schedule.
         device: Where to train.
-        steps: Micro-batches the schedule is made for; the scheduler counts updates.
+        steps: Loader batches that the task is trained for; its methods may make fewer passes of them, and the scheduler
+            counts updates.
     """
     seed_everything(seed)
     model = task.new_model().to(device)
     model.train()
-    if config.optimizer is not None and config.optimizer.name is not None:
-        optimizer = build_optimizer(config.optimizer, model, config.compatibility)
-    else:
-        optimizer = task.new_optimizer(model)
-        if config.optimizer is not None:
-            change_optimizer_(optimizer, config.optimizer)
-
     boosted = apply(
         config,
         model,
-        optimizer,
+        task.new_optimizer(model),
+        steps,
         level=level,
         seed=seed,
         criterion=task.loss,
-        example_inputs=loss_of_first_batch(task, seed, device),
+        example_inputs=FirstBatchOfTask(task, seed, device),
+        scheduler=None if task.scheduler is None else task.new_scheduler,
     )
     plan = boosted.plan
     if plan is None:
         raise RuntimeError("apply() returned no plan")
     if ranks.world_size() > 1:
         boosted.distribute()
-    updates = max(1, steps // boosted.window.n_steps)
-    scheduler = task.new_scheduler(boosted.optimizer, updates) if boosted.update.takes_schedule else None
     if ranks.rank() > 0:
         torch.manual_seed(mixed_seed(seed, ranks.rank()))
-    criterion = boosted.methods.criterion(task.loss)
-    return Prepared(boosted, plan, scheduler, task if criterion is task.loss else replace(task, loss=criterion))
+    trained = task if boosted.criterion is task.loss else replace(task, loss=boosted.criterion)
+    passes = boosted.methods.passes(steps)
+    per_pass = boosted.methods.length(steps) / passes if passes != steps else 1.0
+    return Prepared(boosted, plan, trained, steps, passes, per_pass)

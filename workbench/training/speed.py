@@ -17,8 +17,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -49,6 +48,7 @@ class SpeedRatio:
         baseline_ms: Median step time of the baseline, milliseconds.
         candidate_ms: Median step time of the candidate, milliseconds.
         rounds: Interleaved rounds behind it.
+        cold_ms: What the candidate's first steps took beyond later ones, milliseconds: compilation above all.
     """
 
     ratio: float
@@ -57,6 +57,7 @@ class SpeedRatio:
     baseline_ms: float
     candidate_ms: float
     rounds: int
+    cold_ms: float = 0.0
 
 
 def measure_speed_ratio(
@@ -69,6 +70,7 @@ def measure_speed_ratio(
     rounds: int = 8,
     steps_per_block: int = 6,
     precision: float = 0.05,
+    loading: bool = False,
     stop: Callable[[], bool] | None = None,
     before_window: Callable[[], None] | None = None,
 ) -> SpeedRatio:
@@ -86,6 +88,7 @@ def measure_speed_ratio(
         rounds: Rounds at least; each visits every kind of step of both sides.
         steps_per_block: Steps per block at least.
         precision: Width of the interval, relative to the ratio, at which no more rounds are added.
+        loading: Whether a step includes loading its batch.
         stop: Asked between rounds; True ends the measurement after at least two rounds.
         before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
             measurement without an answer. For one rank.
@@ -101,11 +104,19 @@ def measure_speed_ratio(
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
     device = device or devices.select_device("auto")
     sides = [
-        TimedSide(task, *side, device=device, seed=seed, at_least=steps_per_block, before_window=before_window)
+        TimedSide(
+            task,
+            *side,
+            device=device,
+            seed=seed,
+            at_least=steps_per_block,
+            before_window=before_window,
+            loading=loading,
+        )
         for side in (baseline, candidate)
     ]
     for side in sides:  # warm-up: allocations, lazy initialisation, compilation
-        side.block()
+        side.warm_up()
     rows: list[tuple[float, float]] = []
     while True:
         first = len(rows) % 2  # A B, B A, ...: neither side always comes after the other
@@ -116,6 +127,8 @@ def measure_speed_ratio(
         measured = None
         if ranks.rank() == 0:
             measured = _answer(rows, rounds, precision, seed, stop)
+            if measured is not None:
+                measured = replace(measured, cold_ms=sides[1].cold_seconds(measured.candidate_ms / 1e3) * 1e3)
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
@@ -177,14 +190,22 @@ class TimedSide:
         seed: int,
         at_least: int,
         before_window: Callable[[], None] | None,
+        loading: bool = False,
     ) -> None:
         self.before_window = before_window
         self.clock = time.perf_counter
         self.device, self.at_least = device, at_least
         prepared = prepare(task, config, level=level, seed=seed, device=device, steps=10_000)
         self.boosted, self.task = prepared.boosted, prepared.task
-        self.batches = list(islice(prepared.batches(seed), _DISTINCT_BATCHES))
+        self.batches = []
+        stream, loads = prepared.batches(seed), []
+        for _ in range(_DISTINCT_BATCHES):
+            began = self.clock()
+            self.batches.append(next(stream))
+            loads.append(self.clock() - began)
+        self.loading = float(np.median(loads)) if loading else 0.0  # the first opens the data
         self.position = 0
+        self.warm_up_seconds, self.warm_up_passes = 0.0, 0
         optimizer = self.boosted.optimizer
         self.frequency: dict[int, float] = {0: 1.0}
         if isinstance(optimizer, GroupSchedule):
@@ -194,8 +215,22 @@ class TimedSide:
         inner = optimizer.optimizer_of(self.groups[0]) if isinstance(optimizer, GroupSchedule) else optimizer
         self.cyclic = cast("_Cyclic", inner) if hasattr(inner, "refresh_next") else None
 
+    def warm_up(self) -> None:
+        """Train a block that is not counted: allocations, lazy initialisation, compilation."""
+        began = self.clock()
+        self.block()
+        self.warm_up_seconds, self.warm_up_passes = self.clock() - began, self.position
+
+    def cold_seconds(self, step: float) -> float:
+        """Return what the warm-up took beyond its steps, each of which takes so many seconds later; at least 0."""
+        return max(self.warm_up_seconds - self.warm_up_passes * step, 0.0)
+
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""
+        with self.boosted.methods.running():
+            return self._block()
+
+    def _block(self) -> float:
         by_group: dict[int, list[float]] = {group: [] for group in self.groups}
         window = self.boosted.window.n_steps
         passes = max(1, -(-self.at_least // (len(self.groups) * window)))
@@ -207,7 +242,7 @@ class TimedSide:
                 by_group[group].append(seconds)
         measured = np.array([np.mean(by_group[group]) for group in self.groups])
         cost = np.interp(list(self.frequency), self.groups, measured)
-        return float(np.dot(cost, list(self.frequency.values()))) + self._dear(float(measured[0]))
+        return float(np.dot(cost, list(self.frequency.values()))) + self._dear(float(measured[0])) + self.loading
 
     def _dear(self, ordinary: float) -> float:
         """Return what the optimizer's dear steps add to an average one; ``ordinary`` is one without."""

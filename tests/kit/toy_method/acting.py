@@ -105,7 +105,7 @@ class ToyMethod(Method):
     def compiled(self, model: nn.Module) -> nn.Module:
         return Called(model)
 
-    def batches(self, batches: Iterable[Any]) -> Iterable[Any]:
+    def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
         for inputs, targets in batches:
             yield inputs * 0.9, targets
 

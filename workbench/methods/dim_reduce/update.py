@@ -33,7 +33,7 @@ def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn
     Raises:
         ConfigError: When the optimizer trains parameters that the network does not hold.
     """
-    inner = unwrapped(boosted_module_of(network) or network)
+    inner = _inner(network)
     names = {id(parameter): name for name, parameter in inner.named_parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     strangers = sum(id(parameter) not in names for parameter in trained)
@@ -84,7 +84,7 @@ def dim_reduce_update(plan: Plan, network: nn.Module, optimizer: Optimizer) -> D
         raise ConfigError(f"dim_reduce cannot start: {error}") from error
     shares = load_explained_variance(path)
     method = DimReduce(
-        unwrapped(boosted_module_of(network) or network),
+        _inner(network),
         optimizer,
         list(named.values()),
         rows,
@@ -179,3 +179,8 @@ class DimReduceUpdate(WeightUpdate):
 def _components(snapshots: NDArray[Any], n_components: int) -> tuple[NDArray[Any], NDArray[np.float64]]:
     found = principal_components(snapshots, n_components, overwrite=True)
     return found.components, found.explained_variance_ratio
+
+
+def _inner(network: nn.Module) -> nn.Module:
+    prepared = boosted_module_of(network)
+    return unwrapped(network) if prepared is None else prepared

@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.config import Plan
+from workbench.config import BoostConfig, Plan
 from workbench.methods.grad_freeze.method import GradientFreeze
 from workbench.methods.protocol import Method, Preparation
 
@@ -33,6 +33,11 @@ class FreezingMethod(Method):
             "gradients of frozen parameters; pass it, or apply() to the plain model first and call "
             "boosted.distribute() then"
         )
+
+    @staticmethod
+    def fitted(config: BoostConfig, updates: int) -> BoostConfig:
+        """Let the freezing schedule span the run's updates."""
+        return config.with_values({"grad_freeze.total_steps": updates})
 
     def prepare(self, preparation: Preparation) -> None:
         """Form the groups, draw the schedule and wrap the optimizer."""

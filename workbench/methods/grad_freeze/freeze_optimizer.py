@@ -162,6 +162,11 @@ class FreezeOpt(torch.optim.Optimizer):
                 "LBFGS moves parameters without gradients too, so freezing would not hold; "
                 'use state="per_group" or another optimizer'
             )
+        if state == "per_group" and hasattr(opt, "eval"):
+            raise ValueError(
+                f"{type(opt).__name__} averages weights, of which each group's optimizer would see its own steps only; "
+                'use state="shared"'
+            )
         if train_parameter_groups is None and train_strategy is not None:
             raise ValueError("`train_strategy` needs `train_parameter_groups`, got None")
         super().__init__(opt.param_groups, opt.defaults)
@@ -393,6 +398,12 @@ class FreezeOpt(torch.optim.Optimizer):
         rates = freeze["learning_rates"]
         self._rates = None if rates is None else [list(group) for group in rates]
         self._relink()
+
+    def __getattr__(self, name: str) -> Any:
+        # What an optimizer of averaged weights (Schedule-Free) has besides: train(), eval(), takes_schedule.
+        if name in {"train", "eval", "takes_schedule"}:
+            return getattr(self.__dict__["_inner"], name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()

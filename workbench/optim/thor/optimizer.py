@@ -17,7 +17,6 @@ factors and how they are counted, ``preconditioner.py`` when they are refreshed 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 
 from workbench.core.records import EventSink
+from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
@@ -358,7 +358,7 @@ class Thor(Optimizer):
                 if gradient.is_sparse:
                     raise RuntimeError("THOR takes dense gradients only; build the embedding with sparse=False")
                 decays = not asks or self._decays(parameter)
-                kind = decays, _has_fused_kernel(parameter)
+                kind = decays, has_fused_kernel(parameter, "_fused_sgd_")
                 batch = kinds.get(kind)
                 if batch is None:
                     batch = kinds[kind] = _Batch(group, decay if decays else 0.0, kind[1], [], [], [])
@@ -574,20 +574,6 @@ def _inner_product(first: Tensor, second: Tensor) -> Tensor:
         return (first * second).sum()
     product: Tensor = torch.dot(first.reshape(-1), second.reshape(-1))  # without a copy of either
     return product
-
-
-def _has_fused_kernel(parameter: Tensor) -> bool:
-    if parameter.device.type == "cpu":
-        # torch 2.13: the kernel leaves half of every vector of 16-bit weights as it was.
-        return parameter.dtype in (torch.float32, torch.float64)
-    return _device_has_fused_kernel(parameter.device.type)
-
-
-@functools.cache
-def _device_has_fused_kernel(kind: str) -> bool:
-    """Return whether an accelerator has a kernel of its own; some backends fall back on the CPU for what they lack."""
-    key = "PrivateUse1" if kind == torch._C._get_privateuse1_backend_name() else kind.upper()
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", key))
 
 
 def _checked_rules(

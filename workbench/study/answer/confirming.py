@@ -16,7 +16,7 @@ from dataclasses import replace
 import optuna
 from optuna.trial import TrialState
 
-from workbench.config import Plan
+from workbench.config import BoostConfig, Plan
 from workbench.core.paired_bounds import (
     TimeRatio,
     decidable_drop,
@@ -24,10 +24,11 @@ from workbench.core.paired_bounds import (
     fewest_pairs_for_a_ratio,
     format_duration,
     planned_pairs,
+    run_time_ratio,
     smallest_gap,
     time_ratio,
 )
-from workbench.core.records import CandidateRecord, Verdict
+from workbench.core.records import CandidateRecord, Verdict, timed_per
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.contenders import Contender
 from workbench.study.answer.planned_tests import (
@@ -41,6 +42,7 @@ from workbench.study.answer.planned_tests import (
     judge,
     sentence,
 )
+from workbench.study.answer.selection import TARGETS, select
 from workbench.study.ask.plans import explicit_config, needs_warm_up
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile
@@ -108,6 +110,7 @@ class Confirmation:
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._steps = file.confirm.steps or file.study.budget_steps
         self._counts_steps = file.study.objective == "time_to_target"
+        self._counts_runs = file.study.objective == "time_to_quality"
         self._evaluate_every = min(file.evaluate_every, self._steps) if self._counts_steps else self._steps
         self._baseline = file.plans.resolve(all_off(file.base_config()), "O0")
         self._baseline_key = self._baseline.key()
@@ -136,6 +139,16 @@ class Confirmation:
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
         # After all runs, so that a second call says the same.
         return [self._record(contender, why_untested) for contender, why_untested in tested]
+
+    def keys_of(self, candidates: Sequence[CandidateRecord]) -> dict[str, str]:
+        """Return for each export the key of the plan that it would take; exports that take O0 are left out."""
+        chosen: dict[str, str] = {}
+        for target in dict.fromkeys(one.target for one in candidates):
+            taken = select(target, candidates).candidate
+            if taken is not None:
+                level = TARGETS[target]
+                chosen[target] = self._file.plans.resolve(BoostConfig.from_dict(dict(taken.config)), level).key()
+        return chosen
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
         """Return who was looked at, and why those were not tested that were not."""
@@ -192,7 +205,11 @@ class Confirmation:
         pairs = self._metrics(contender, 0, n_pilots)
         has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
-            return "it was not tested over seeds, since the time was over"  # nothing is spent on a test too short
+            # Nothing is spent on a test too short.
+            begun = (
+                f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made" if pairs else ""
+            )
+            return f"it was not tested over seeds, since the time was over{begun}"
         bounds = decide(
             pairs, 0.0, higher_is_better=self._experimenter.higher_is_better, resolution=self._resolution
         ).bounds
@@ -201,6 +218,8 @@ class Confirmation:
             n_pairs = planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
+            if self._counts_runs:  # the search has aimed below the allowed drop for so many
+                n_pairs = max(n_pairs, section.usual_seeds)
             seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
             if self._deadline is not None and seconds > 0.0:
                 left = _SHARE_OF_TIME * (self._deadline - time.monotonic()) / seconds
@@ -261,7 +280,8 @@ class Confirmation:
         """Train what is missing of some pairs: O0 and the contender, seed by seed, as far as the time goes."""
         plans = {self._baseline_key: self._baseline, contender.key: contender.plan}
         seeds = self._runs.seeds(first, n_pairs)
-        missing = [(seed, key) for seed in seeds for key in plans if self._runs.run(key, seed) is None]
+        in_turn = {seed: list(plans)[:: -1 if self._counts_runs and seed % 2 else 1] for seed in seeds}
+        missing = [(seed, key) for seed in seeds for key in in_turn[seed] if self._runs.run(key, seed) is None]
         planned = self._runs_ended + len(missing)
         try:
             for seed, key in missing:
@@ -288,7 +308,7 @@ class Confirmation:
         told = sentence(
             judged,
             self._experimenter.metric_name,
-            per="to the target" if self._counts_steps else "per step",
+            per="to the target" if self._counts_steps else timed_per(self._file.study.objective),
             next_error=further_error(self._runs.n_further(contender.target)),
             seconds_per_pair=seconds,
             command=self._command,
@@ -306,7 +326,7 @@ class Confirmation:
             drop=judged.quality.bounds.mean,
             drop_bound=judged.quality.bounds.upper,
             allowed_drop=contender.allowed_drop,
-            n_seeds=judged.n_pairs,
+            n_seeds=judged.quality.bounds.n_pairs or judged.n_pairs,
             verdict=judged.verdict,
             sentence=f"{self._before(contender)}{told}",
             metrics=tuple(pairs),
@@ -346,6 +366,9 @@ class Confirmation:
 
     def _time_ratio(self, contender: Contender, test: PlannedTest, n_pairs: int, error: float) -> TimeRatio:
         """Return how much faster the contender is at a look, of the study's objective."""
+        if self._counts_runs:
+            pairs = self._runs.pairs(contender.key, test.first, n_pairs)
+            return run_time_ratio([(baseline.seconds, candidate.seconds) for baseline, candidate in pairs], error=error)
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
@@ -396,7 +419,7 @@ class Confirmation:
 
     def _time(self, contender: Contender) -> None:
         """Time the contender's steps again: by the search's own timing it was picked, which flatters it."""
-        if self._runs.speed(contender.key) is not None:
+        if self._counts_runs or self._runs.speed(contender.key) is not None:  # whole runs are timed by themselves
             return
         (seed,) = self._runs.seeds(0, 1)
         try:

@@ -18,6 +18,7 @@ from workbench.study.answer.selection import (
     with_policy,
 )
 from workbench.study.ask.study_file import StudyFile
+from workbench.study.set_up.contending import ranked
 from workbench.study.store.stored_records import baseline_record, trials_of
 
 __all__ = ["Contender", "contenders"]
@@ -65,20 +66,24 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
     higher = bool(study.user_attrs["higher_is_better"])
     searched = [dimension.path for dimension in file.dimensions]
     pools: dict[str, list[Contender]] = {}
-    for target in TARGETS:
-        allowed_drop = float(study.user_attrs["allowed_drops"][target])
-        ranked = competing_trials(
-            trials,
-            baseline,
-            target,
-            allowed_drop,
-            objective=file.study.objective,
-            higher_is_better=higher,
-            plans=file.plans,
-        )
+    for target, drop in study.user_attrs["allowed_drops"].items():
+        allowed_drop = float(drop)
+        if file.study.objective == "time_to_quality":
+            stored = study.get_trials(deepcopy=False)
+            ordered = iter(ranked(stored, trials, file, allowed_drop, study.user_attrs))
+        else:
+            ordered = competing_trials(
+                trials,
+                baseline,
+                target,
+                allowed_drop,
+                objective=file.study.objective,
+                higher_is_better=higher,
+                plans=file.plans,
+            )
         baseline_steps = aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher).steps_to_target
         pools[target] = []
-        for trial in ranked:
+        for trial in ordered:
             config = with_policy(BoostConfig.from_dict(trial.config), policy, searched)
             plan = file.plans.resolve(config, trial.level)
             if file.plans.resolve(config, TARGETS[target]).key() != plan.key():

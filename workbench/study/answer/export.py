@@ -86,14 +86,14 @@ def export_configs(
     """
     directory.mkdir(parents=True, exist_ok=True)
     files: dict[str, Path] = {}
-    for target, level in TARGETS.items():
-        candidate = choices[target].candidate
+    for target, choice in choices.items():
+        candidate, level = choice.candidate, TARGETS[target]
         config = baseline if candidate is None else BoostConfig.from_dict(candidate.config)
         plan = plans.resolve(config, "O0" if candidate is None else level)
         matrix = directory / f"pca_mat.{target}.npy"
         if plan.dim_reduce:  # before the file that names it
             plan = _with_matrix(plan, plans, snapshots, matrix)
-        provenance = _provenance(choices[target], plan, context)
+        provenance = _provenance(choice, plan, context)
         path = directory / f"boost_config.{target}.json"
         explicit_config(plan).with_values({"provenance": provenance}).save(path)
         if not plan.dim_reduce:  # what an earlier choice left
@@ -155,9 +155,14 @@ def write_tables(
     """
     directory.mkdir(parents=True, exist_ok=True)
     table, hardware = directory / "candidates.csv", directory / "environment.json"
-    write_text_atomically(table, candidates_table(candidates, choices).to_csv(index=False, lineterminator="\n"))
+    write_text_atomically(table, _known(candidates_table(candidates, choices)).to_csv(index=False, lineterminator="\n"))
     write_text_atomically(hardware, json.dumps(plain(dict(environment)), indent=2, ensure_ascii=False) + "\n")
     return [table, hardware]
+
+
+def _known(table: pd.DataFrame) -> pd.DataFrame:
+    """Leave the cells of what is not known empty, also those of a bound or interval without an end."""
+    return table.replace([math.inf, -math.inf], math.nan)
 
 
 def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: Path) -> Plan:

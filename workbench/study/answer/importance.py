@@ -6,14 +6,24 @@ import math
 import warnings
 
 import optuna
+from optuna.trial import TrialState
 
 from workbench.study.ask.study_file import StudyFile
 
 __all__ = ["parameter_importance"]
 
+_FEWEST_PLANS = 5
+
 
 def parameter_importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
-    """Return how much each parameter matters, or nothing and a sentence why."""
+    """Return how much each parameter matters, or nothing and a sentence why; of O0 alone there is nothing to say."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
+    if n_plans < _FEWEST_PLANS:
+        few = (
+            f"The importance of the parameters is not told from fewer than {_FEWEST_PLANS} plans that ran to their end."
+        )
+        return {}, few if n_plans > 1 else ""
     target = None
     if len(study.directions) > 1:
         target = _relative_time

@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import TrialRecord
+from workbench.core.trial_counts import outcome_of
 from workbench.study.ask.study_file import StudyFile
 
 __all__ = ["Notes", "study_note", "trial_note"]
@@ -95,13 +96,18 @@ class Notes:
             rows[_OWN] = _digest(body)
         for trial in trials:
             if trial.state in _ENDED and _version_key(ids[trial.number]) not in stored:
-                rows |= _rows(ids[trial.number], 1, trial_note(trial, metric), stored)
+                note = trial_note(trial, metric, attributes.get("allowed_drops"))
+                rows |= _rows(ids[trial.number], 1, note, stored)
         return rows
 
     def _name_objectives(self) -> None:
         if self._study.metric_names is not None:
             return
-        names = {"time_to_target": "time to target (steps of O0)", "speed": _STEP_TIME}
+        names = {
+            "time_to_target": "time to target (steps of O0)",
+            "speed": _STEP_TIME,
+            "time_to_quality": "time of a run (O0 = 1)",
+        }
         metric = str(self._study.user_attrs.get("metric_name", "metric"))
         objective = self._file.study.objective
         with warnings.catch_warnings():
@@ -136,6 +142,7 @@ def study_note(
     aims = {
         "time_to_target": f"time until the baseline's final {metric}, less the allowed drop, is reached",
         "speed": "time of a step",
+        "time_to_quality": f"total time of a run whose final {metric} is the baseline's, less the allowed drop",
         "pareto": f"{metric} and time of a step, both at once",
     }
     lines = [
@@ -154,12 +161,13 @@ def study_note(
     return "\n".join(lines)
 
 
-def trial_note(trial: TrialRecord, metric: str) -> str:
+def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, float] | None = None) -> str:
     """Return what a trial came to, in Markdown: what was in effect, speed, metric, verdict, message.
 
     Args:
         trial: The trial.
         metric: Name of the metric.
+        allowed_drops: Allowed drop per export; None knows that of the study's target only.
     """
     lines = [f"**In effect** ({trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
@@ -168,16 +176,12 @@ def trial_note(trial: TrialRecord, metric: str) -> str:
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")
-    lines.append(f"* **{_verdict(trial)}**{f': {hide_passwords(trial.message)}' if trial.message else ''}")
+    lines.append(
+        f"* **{outcome_of(trial, allowed_drops)}**{f': {hide_passwords(trial.message)}' if trial.message else ''}"
+    )
     if trial.run_path:
         lines.append(f"* recorded in `{trial.run_path}`")
     return "\n".join(lines)
-
-
-def _verdict(trial: TrialRecord) -> str:
-    if trial.state != "complete":
-        return trial.state
-    return "within the allowed drop" if trial.feasible else "not within the allowed drop"
 
 
 def _engine_of(study: optuna.Study) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.warm_up import WarmUpError, find_warm_up
+from workbench.study.set_up.attribution import attribution_of
+from workbench.study.set_up.beside_plain import tuned_plain_of
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
@@ -48,7 +52,8 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     with quiet_optuna():
         study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
         file = kept.on_its_network(file, study)
-        result = _with_importance(_result(study, file, directory, candidates_of(study)), study, file)
+        candidates = [_called_from_here(one, directory) for one in candidates_of(study)]
+        result = _with_importance(_result(study, file, directory, candidates), study, file)
         confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
         judged = "candidates" in study.user_attrs
         choices = _choices(result, file, require_confirmed=confirmed_only) if judged else {}
@@ -57,10 +62,10 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     report = directory / "result" / "report.html"
     exported = {target: path for target, path in files.items() if path.exists()}
     result = replace(result, exported=exported, choices=choices, report=report if report.exists() else None)
-    messages = _told(choices)
+    more = []
     if exported and written != result.chosen:
-        messages.append(f"The files hold an earlier choice; `workbench export {study_dir}` writes this one.")
-    return replace(result, messages=[*messages, *result.messages])
+        more.append(f"The files hold an earlier choice; `workbench export {study_dir}` writes this one.")
+    return _with_parts(_with_choices_told(result, more), study)
 
 
 def export_study(
@@ -144,11 +149,11 @@ def write_answer(
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
         study.set_user_attr("require_confirmed", require_confirmed)
     result = _with_importance(result, study, file)  # which takes a while: the files come first
-    told = _told(choices)
-    told += [policy_told] if policy_told else []
+    result = replace(result, exported=exported, choices=choices)
+    more = [policy_told] if policy_told else []
     if folder == directory / "result":
-        Notes(study, file).write(result.trials, told)
-    return replace(result, exported=exported, choices=choices, messages=[*told, *result.messages])
+        Notes(study, file).write(result.trials, [*result.choice_sentences, *more])
+    return _with_parts(_with_choices_told(result, more), study)
 
 
 def _snapshots(file: StudyFile, directory: Path) -> Path | None:
@@ -160,22 +165,34 @@ def _snapshots(file: StudyFile, directory: Path) -> Path | None:
     return None if warm_up is None else warm_up.snapshots
 
 
-def _told(choices: Mapping[str, Choice]) -> list[str]:
-    """Return the choices' sentences, then why not the others."""
-    sentences = [f"{target}: {choice.sentence}" for target, choice in choices.items()]
-    return sentences + [f"{target}: {other}" for target, choice in choices.items() for other in choice.others]
+def _called_from_here(candidate: CandidateRecord, directory: Path) -> CandidateRecord:
+    """Name the study's folder as it is called now in the command that a sentence was stored with."""
+    command = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
+    return replace(candidate, sentence=_COMMAND.sub(lambda _: command, candidate.sentence))
+
+
+_COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
+
+
+def _with_choices_told(result: StudyResult, more: Sequence[str]) -> StudyResult:
+    """Put the choices' sentences before the other messages; what they say already is not said again."""
+    said = " ".join(choice.sentence for choice in result.choices.values())
+    left = [one for one in result.messages if one.rstrip(".") not in said]
+    return replace(result, messages=[*result.choice_sentences, *more, *left])
 
 
 def _choices(result: StudyResult, file: StudyFile, *, require_confirmed: bool) -> dict[str, Choice]:
     """Return what each export takes."""
     metric, objective = result.metric_name, result.objective
     nothing = {
-        target: nothing_found(result.trials, float(drop), metric, objective=objective, why_not=file.not_drawn())
+        target: nothing_found(
+            result.trials, float(drop), metric, objective=objective, why_not=file.not_drawn(), plans=file.plans
+        )
         for target, drop in result.allowed_drops.items()
     }
     return {
         target: select(target, result.candidates, nothing=nothing[target], require_confirmed=require_confirmed)
-        for target in TARGETS
+        for target in nothing
     }
 
 
@@ -185,6 +202,7 @@ def _result(
     """Read a study's state; choices, files and importance are added by who asks for them."""
     attributes = study.user_attrs
     ended, notes = attributes.get("search_ended", ""), attributes.get("warm_start_notes", [])
+    cut_short = attributes.get("cut_short", "")
     return StudyResult(
         name=file.study.name,
         directory=directory,
@@ -198,9 +216,19 @@ def _result(
         loss_scale_policy=attributes.get("loss_scale_policy"),
         freezing_limits=freezing_limits_of(study),
         environment=attributes.get("environment", {}),
-        messages=[one for one in (ended, *notes, *file.not_drawn()) if one],
+        messages=[one for one in (ended, cut_short, *notes, *file.not_drawn()) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
+        tuned_plain=tuned_plain_of(attributes),
+        left_out=tuple(file.set_up.left_out),
     )
+
+
+def _with_parts(result: StudyResult, study: optuna.Study) -> StudyResult:
+    """Add where the gain of what is exported comes from."""
+    known = attribution_of(study.user_attrs)
+    taken = {target: choice.candidate for target, choice in result.choices.items() if choice.candidate is not None}
+    parts = {target: known.get(str(one.trial_number), ()) for target, one in taken.items()}
+    return replace(result, attribution={target: one for target, one in parts.items() if one})
 
 
 def _with_importance(result: StudyResult, study: optuna.Study, file: StudyFile) -> StudyResult:

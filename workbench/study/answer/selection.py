@@ -21,6 +21,7 @@ from workbench.core.records import (
     Choice,
     TrialRecord,
     Verdict,
+    timed_per,
 )
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.run.objective import steps_to_target
@@ -168,6 +169,7 @@ def nothing_found(
     *,
     objective: str = "time_to_target",
     why_not: Sequence[str] = (),
+    plans: StudyPlans | None = None,
 ) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help.
 
@@ -177,6 +179,7 @@ def nothing_found(
         metric_name: Name of the metric.
         objective: What the study minimises.
         why_not: Why parts of what is searched cannot act on this network, a sentence each.
+        plans: How the study resolves configurations, to count those that train alike as one plan; None counts trials.
 
     Returns:
         A sentence without its full stop.
@@ -185,23 +188,25 @@ def nothing_found(
     if not tried:
         reasons = [sentence.rstrip(".") for sentence in why_not]
         return f"nothing that is searched acts on this network: {'; '.join(reasons)}" if reasons else _NOTHING_TRIED
-    count = f"{len(tried)} plans were tried" if len(tried) > 1 else "one plan was tried"
+    per = timed_per(objective)
+    n_tried = len(tried) if plans is None else len({_plan(one, plans).key for one in tried})
+    count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
     told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
     within = [one for one in known if one.metric_deficit <= allowed_drop]
     beyond = [one for one in known if one.metric_deficit > allowed_drop and one.relative_step_time < 1.0]
     if within:
         best = min(within, key=lambda one: one.relative_step_time)
-        late = " per step, but reaches the target later" if objective == "time_to_target" else " per step"
+        late = f" {per}, but reaches the target later" if objective == "time_to_target" else f" {per}"
         told.append(
             f"of {len(within)} within the drop the fastest, trial {best.number} ({best.summary}), is "
-            f"{1.0 / best.relative_step_time:.2f} x O0{late if best.relative_step_time < 1.0 else ' per step'}"
+            f"{1.0 / best.relative_step_time:.2f} x O0{late if best.relative_step_time < 1.0 else f' {per}'}"
         )
     if beyond:
         near = min(beyond, key=lambda one: one.metric_deficit)
         told.append(
             f"the nearest beyond it, trial {near.number} ({near.summary}), is {1.0 / near.relative_step_time:.2f} x "
-            f"per step and drops {near.metric_deficit:.4g}: a larger allowed drop or a longer training may admit it"
+            f"{per} and drops {near.metric_deficit:.4g}: a larger allowed drop or a longer training may admit it"
         )
     elif all(one.relative_step_time >= 1.0 for one in tried):
         told.append("what is searched does not speed up this network: another space or another method would be needed")
@@ -243,4 +248,4 @@ def _resolved(config: str, level: str, plans: StudyPlans) -> _Resolved:
         plan = plans.resolve(BoostConfig.from_dict(json.loads(config)), level)
     except ConfigError as error:
         return _Resolved(f"refused: {error}")
-    return _Resolved(plan.key(), plan.adasum)
+    return _Resolved(plan.training_key(), plan.adasum)

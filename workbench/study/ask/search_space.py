@@ -5,6 +5,9 @@ drawn, by the conditions that are declared beside each parameter (`workbench.con
 reads is drawn first: ``grad_freeze.freeze_p`` only after freezing turned out to be on, whatever the reason it is on
 for. Where two decide about each other, values still to be drawn count, too: accumulation over one micro-batch, the
 default, is none, but its switch is drawn where the study searches their number.
+
+A path may belong to one optimizer, ``optimizer.lr[Muon]``: it is drawn where that one is chosen, in place of the bare
+``optimizer.lr`` where both are searched, and sets the same value.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from workbench.config import (
     ConfigError,
     acts,
     describe_parameters,
+    parameter_at,
     parents_of,
 )
 from workbench.config.errors import did_you_mean, shown
+from workbench.config.facts import cut_into
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
@@ -57,13 +62,14 @@ class Dimension:
     """One thing that is searched.
 
     Args:
-        path: Config path, or ``"level"``.
+        path: Config path, ``"level"``, or the path of an optimizer's own range, ``"optimizer.lr[Muon]"``.
         kind: ``"choice"`` for listed values, else the kind of number.
         choices: Listed values; empty for numbers.
         low: Smallest number; NaN for choices.
         high: Largest number; NaN for choices.
         log: Whether it is walked in logarithmic steps.
         step: Grid of the numbers; None for none.
+        but_for: Of a bare path: optimizers for which the study has a range of their own.
     """
 
     path: str
@@ -73,6 +79,17 @@ class Dimension:
     high: float = math.nan
     log: bool = False
     step: float | None = None
+    but_for: tuple[str, ...] = ()
+
+    @property
+    def parameter(self) -> str:
+        """The config path that a drawn value is set at."""
+        return self.path.partition("[")[0]
+
+    @property
+    def of_optimizer(self) -> str:
+        """The optimizer that the dimension belongs to; empty for all."""
+        return self.path.partition("[")[2].removesuffix("]")
 
     @property
     def extremes(self) -> tuple[Any, ...]:
@@ -80,6 +97,11 @@ class Dimension:
         if self.kind == "choice":
             return self.choices
         return (int(self.low), int(self.high)) if self.kind == "int" else (self.low, self.high)
+
+    def belongs_to(self, config: BoostConfig) -> bool:
+        """Return whether the dimension is for the optimizer that a configuration names."""
+        name = "" if config.optimizer is None else config.optimizer.name or ""
+        return name == self.of_optimizer if self.of_optimizer else name not in self.but_for
 
     def up_to(self, most: int) -> Dimension | None:
         """Return a dimension of whole numbers without those above a limit; None when nothing is left."""
@@ -125,7 +147,7 @@ class Dimension:
                     raise StudyError(f"[space] `level` must be one of {known}, got {shown(value)}{hint}")
                 continue
             try:
-                base.with_values({self.path: value})
+                base.with_values({self.parameter: value})
             except ConfigError as error:
                 raise StudyError(f"[space] {error}") from None
 
@@ -158,14 +180,23 @@ def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
     Raises:
         StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
     """
-    known = describe_parameters()
     dimensions = []
-    for path, value in _flattened(content, set(known)):
-        if path != "level" and path not in known:
-            hint = did_you_mean(path, [*known, "level"])
-            raise StudyError(f'[space] unknown parameter "{path}"{hint}')
-        dimensions.append(_dimension(path, value, None if path == "level" else known[path]))
-    return tuple(dimensions)
+    for path, value in _flattened(content, set(describe_parameters())):
+        try:
+            about = None if path == "level" else parameter_at(path)
+        except ConfigError as error:
+            hint = did_you_mean(path, ["level"])
+            raise StudyError(f"[space] {error}{hint if hint not in str(error) else ''}") from None
+        dimensions.append(_dimension(path, value, about))
+    return tuple(_but_for_others(one, dimensions) for one in dimensions)
+
+
+def _but_for_others(dimension: Dimension, dimensions: Sequence[Dimension]) -> Dimension:
+    """Return a dimension that leaves to ranges of named optimizers what is theirs."""
+    if dimension.of_optimizer:
+        return dimension
+    named = (one.of_optimizer for one in dimensions if one.parameter == dimension.path and one.of_optimizer)
+    return replace(dimension, but_for=tuple(named))
 
 
 def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[Dimension, ...], str]:
@@ -190,10 +221,7 @@ def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[D
     else:
         first, last = max(layers + 1, asked.extremes[0]), asked.extremes[1]
         named = f"{first}" if first == last else f"{first} to {last}"
-    return left, (
-        f"`{_GROUPS}` = {named} is not tried: this network has {layers} {'layer' if layers == 1 else 'layers'} to form "
-        "groups of"
-    )
+    return left, (f"`{_GROUPS}` = {named} is not tried: {cut_into(layers)}")
 
 
 def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
@@ -224,7 +252,7 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         one = waiting[0]
         if _may_be_in_effect(one, config, level, plans, waiting):
             values[one.path] = one.draw(trial)
-            config = config.with_values({one.path: values[one.path]})
+            config = config.with_values({one.parameter: values[one.path]})
         waiting = waiting[1:]
     return Suggestion(level, config, values)
 
@@ -240,9 +268,20 @@ def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: St
     found: dict[str, str | None] = {}
     for level in next((one.choices for one in dimensions if one.path == "level"), (_USUAL_LEVEL,)):
         config, waiting = _beginning(level, dimensions, base)
-        several = any(_may_be_in_effect(one, config, level, plans, waiting) for one in waiting)
-        found[level] = None if several else plans.resolve(config, level).key()
+        found[level] = None
+        try:  # what has a single value is always as that says, and makes no second plan
+            config = config.with_values({one.path: one.extremes[0] for one in waiting if _is_setting(one)})
+        except ConfigError:  # each trial will say so
+            continue
+        waiting = [one for one in waiting if not _is_setting(one)]
+        if not any(_may_be_in_effect(one, config, level, plans, waiting) for one in waiting):
+            found[level] = plans.resolve(config, level).key()
     return found
+
+
+def _is_setting(one: Dimension) -> bool:
+    """Return whether a dimension has the same value in every trial; one of a single optimizer comes and goes."""
+    return len(one.extremes) == 1 and not one.of_optimizer and not one.but_for
 
 
 def _beginning(
@@ -274,13 +313,13 @@ def _may_be_in_effect(
         plans: How the study resolves configurations.
         waiting: Dimensions still to be drawn, this one among them.
     """
-    if len(one.extremes) == 1:
+    facts, when = plans.facts(level), describe_parameters()[one.parameter].when
+    if _is_setting(one):
         return True
-    facts, when = plans.facts(level), describe_parameters()[one.path].when
     is_switch = one.path in _SWITCHES
     if is_switch and when.why_not(config, facts):
         return False
-    deciding = _deciding(one.path)
+    deciding = _deciding(one.parameter)
     others = [other for other in waiting if other.path in deciding and not (is_switch and other is one)]
     paths = [other.path for other in others]
     for values in itertools.product(*(other.extremes for other in others)):
@@ -289,7 +328,7 @@ def _may_be_in_effect(
             turned = [tried.with_values({one.path: value}) for value in one.extremes]
             if len({tuple(acts(name, each, facts) for name in SWITCHES) for each in turned}) > 1:
                 return True
-        elif not when.why_not(tried, facts):
+        elif one.belongs_to(tried) and not when.why_not(tried, facts):
             return True
     return False
 
@@ -314,7 +353,7 @@ def _parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
     def place(one: Dimension) -> None:
         if one not in placed:
             for other in dimensions:
-                if _comes_before(other.path, one.path):
+                if _comes_before(other.parameter, one.parameter):
                     place(other)
             placed.append(one)
 

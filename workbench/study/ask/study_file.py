@@ -9,6 +9,7 @@ The canonical form (`StudyFile.canonical`) is what the storage keeps: comments a
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,6 +45,7 @@ __all__ = [
     "FreezingLimitSection",
     "LossScaleReplaySection",
     "NamedOptions",
+    "SetUpSection",
     "SpeedSection",
     "StudyFile",
     "StudySection",
@@ -70,6 +72,9 @@ They may be edited while the study goes on, and are no part of the question (`as
 
 _WARM_UP_SHARE = 4
 """A warm-up whose length nobody set takes this part of the budget: one in four."""
+
+_USUAL_SHARE = "1 %"
+"""Of O0's value: what a search for the fastest set-up may lose of a metric that is no accuracy."""
 
 _ACCURACY_DROPS = {"o1": 0.005, "o2": 0.03}
 """Half a point for the safe level, three points for the bold one; only accuracies share a unit that allows defaults."""
@@ -107,7 +112,7 @@ class StudySection(_Part):
     evaluate_every: int | None = Field(None, ge=1)
     n_trials: int = Field(ge=1)
     timeout_seconds: float | None = Field(None, gt=0)
-    objective: Literal["time_to_target", "speed", "pareto"] = "time_to_target"
+    objective: Literal["time_to_target", "speed", "pareto", "time_to_quality"] = "time_to_target"
     device: str = "auto"
     threads: int | None = Field(None, ge=1)
     ranks: int = Field(1, ge=1)
@@ -115,14 +120,17 @@ class StudySection(_Part):
     patience: int | None = Field(None, ge=1)
 
 
+_Drop = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=r"^ *\d+(\.\d+)? *% *$")]
+
+
 class AllowedDrop(_Part):
-    """``[allowed_drop]``: how much of the metric each export may cost, absolute, in the metric's unit.
+    """``[allowed_drop]``: how much of the metric each export may cost, in its unit or as a share ("2 %") of O0's value.
 
     The search aims at one of them, its *target*; the other is a further question asked of the same trials.
     """
 
-    o1: float | None = Field(None, ge=0)
-    o2: float | None = Field(None, ge=0)
+    o1: _Drop | None = None
+    o2: _Drop | None = None
 
     @property
     def target(self) -> str:
@@ -209,6 +217,34 @@ class FreezingLimitSection(_Part):
     steps_per_block: int = Field(4, ge=1)
 
 
+class SetUpSection(_Part):
+    """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``.
+
+    Attributes:
+        baseline_seeds: Runs of O0 whose mean is the quality to keep, at least 2.
+        most_seeds: Seeds that a plan takes when it is tried, at most.
+        leader_seeds: Seeds that whoever leads in the end has been trained on, before it is confirmed over others.
+        runtime: Config path -> values of what changes time alone; every combination is timed, the fastest is taken.
+        plain_rates: Learning rates of *tuned plain*: the task as given with a shorter schedule and one of these.
+        plain_shape: Shape of its schedule.
+        plain_runs: Runs of tuned plain at least; 0 leaves it out.
+        plain_share: Share of the time kept for it, in [0, 1).
+        attribution_share: Share of the time kept to find out where the gain comes from, in [0, 1).
+        left_out: Why what might have been searched is not, a sentence each; for whoever reads the answer.
+    """
+
+    baseline_seeds: int = Field(5, ge=2)
+    most_seeds: int = Field(4, ge=1)
+    leader_seeds: int = Field(16, ge=2)
+    runtime: dict[str, list[Any]] = Field(default_factory=dict)
+    plain_rates: list[float] = Field(default_factory=list)
+    plain_shape: str = "task"
+    plain_runs: int = Field(12, ge=0)
+    plain_share: float = Field(0.15, ge=0, lt=1)
+    attribution_share: float = Field(0.2, ge=0, lt=1)
+    left_out: list[str] = Field(default_factory=list)
+
+
 class ConfirmSection(_Part):
     """``[confirm]``: train the best candidates again, paired with O0 over fresh seeds.
 
@@ -227,6 +263,11 @@ class ConfirmSection(_Part):
     candidates: int = Field(2, ge=1)
     steps: int | None = Field(None, ge=1)
     time_share: float = Field(0.4, ge=0, lt=1)
+
+    @property
+    def usual_seeds(self) -> int:
+        """Seeds that a test takes where neither limit binds, as far as is known before the pilots."""
+        return min(self.seeds_max, 2 * self.seeds_min)
 
 
 def _as_sources(value: Any) -> list[str]:
@@ -262,6 +303,7 @@ class StudyFile(_Part):
         loss_scale_replay: Loss-scale policy by replay; None when the study does not ask for it.
         freezing_limit: What freezing could save at best; None when the study does not ask for it.
         confirm: Confirmation.
+        set_up: How the fastest set-up is searched.
         warm_start: What is tried first; None when nothing is.
         space: What is searched; filled from ``[space]``.
     """
@@ -275,6 +317,7 @@ class StudyFile(_Part):
     loss_scale_replay: LossScaleReplaySection | None = None
     freezing_limit: FreezingLimitSection | None = None
     confirm: ConfirmSection = ConfirmSection()
+    set_up: SetUpSection = SetUpSection()
     warm_start: WarmStartSection | None = None
     space: dict[str, Any] = Field(default_factory=dict)
     _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
@@ -295,16 +338,22 @@ class StudyFile(_Part):
         if self._network is None:
             return []
         told = list(self._drawn()[1])
+        if self.most_plans() == 1:  # why the methods do not act says why the levels are equal
+            told = [one for one in told if not one.startswith("Level ")]
+        of_groups = next((i for i, one in enumerate(told) if "grad_freeze." in one), None)
+        may_freeze = self._may_freeze()
         if _may_ask_for(self, "less_bn"):
             told.append(_not_in_effect("less_bn", self._network.why_no_less_bn(self.base_config())))
-        if _may_ask_for(self, "grad_freeze") and not self._may_freeze():
+        if not may_freeze and of_groups is not None:
+            told[of_groups] += ", so nothing is frozen"
+        elif not may_freeze and _may_ask_for(self, "grad_freeze"):
             reason = self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms())
             told.append(_not_in_effect("grad_freeze", reason))
         return [f"{one}." for one in told if one]
 
     def most_plans(self) -> int | None:
         """Return how many plans the study has, O0's among them; None for more than one per level."""
-        if self._network is None:
+        if self._network is None or self.study.objective == "time_to_quality":  # which proposes plans of its own
             return None
         base = self.base_config()
         plans = plans_by_level(self.dimensions, base, self.plans).values()
@@ -383,27 +432,34 @@ class StudyFile(_Part):
         asked = self.warm_up
         return max(asked.start_step + (asked.count - 1) * asked.every_steps, 1)
 
-    def allowed_drops(self, metric: str) -> dict[str, float]:
+    def allowed_drops(self, metric: str, baseline: float = math.nan) -> dict[str, float]:
         """Return the allowed drop of each export for a metric.
 
         Args:
             metric: Name of the task's metric.
+            baseline: O0's value, of which a drop may be a share; NaN while it is not known.
 
         Returns:
-            ``{"o1": ..., "o2": ...}`` in the metric's unit.
+            ``{"o1": ..., "o2": ...}`` in the metric's unit; one that is a share of an unknown value is NaN. A search
+            for the fastest set-up has the exports that its file names, or o1.
 
         Raises:
             StudyError: When the metric is no accuracy and the file names no drop for it.
         """
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
         is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
+        if self.study.objective == "time_to_quality":
+            usual = _ACCURACY_DROPS["o1"] if is_accuracy else _USUAL_SHARE
+            given = {target: drop for target, drop in given.items() if drop is not None} or {"o1": usual}
         drops: dict[str, float] = {}
         for target, drop in given.items():
             if drop is None and not is_accuracy:
                 raise StudyError(
                     f"`allowed_drop.{target}` must be given for the metric {metric!r}: only accuracies have a default"
                 )
-            drops[target] = _ACCURACY_DROPS[target] if drop is None else drop
+            chosen = _ACCURACY_DROPS[target] if drop is None else drop
+            share = float(chosen.replace("%", "")) / 100.0 if isinstance(chosen, str) else math.nan
+            drops[target] = share * abs(baseline) if isinstance(chosen, str) else chosen
         return drops
 
     def _stated(self) -> BoostConfig:
@@ -416,6 +472,8 @@ class StudyFile(_Part):
             del content["study"]["ranks"]  # studies that were begun before there was this key ask the same
         if self.freezing_limit is None:
             del content["freezing_limit"]
+        if self.study.objective != "time_to_quality":
+            del content["set_up"]
         if self.loss_scale_replay is not None:
             for name in ("fixed_choices", "check_policies"):
                 if not content["loss_scale_replay"][name]:
@@ -509,6 +567,12 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
         raise StudyError(f"[baseline] {error}") from None
     for dimension in file.dimensions:
         dimension.check(base)
+    for path, values in file.set_up.runtime.items():
+        for value in values:
+            try:
+                base.with_values({path: value})
+            except ConfigError as error:
+                raise StudyError(f"[set_up.runtime] {error}") from None
     _check_warm_up(file)
     evaluate_every = file.study.evaluate_every
     if evaluate_every is not None and evaluate_every > file.study.budget_steps:

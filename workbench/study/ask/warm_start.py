@@ -143,9 +143,9 @@ def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, An
     values: dict[str, Any] = {}
     told: list[str] = []
     for dimension in space.dimensions:
-        if dimension.path not in known:
+        if dimension.parameter not in known or not dimension.belongs_to(plan.config):
             continue  # it had no effect there; if it has one here, the sampler draws it
-        value, sentence = _nearest(dimension, known[dimension.path])
+        value, sentence = _nearest(dimension, known[dimension.parameter])
         if sentence:
             told.append(f"{plan.label}: {sentence}")
         if value is not None:
@@ -190,7 +190,7 @@ def _best_trials(name: str, folder: Path, best: int) -> Iterator[EarlierPlan]:
     seen: set[str] = set()
     for record in sorted((one for one in records if _is_useful(one)), key=lambda one: (one.value, one.number)):
         config = BoostConfig.from_dict(record.config)
-        key = f"{record.level} {earlier.plans.resolve(config, record.level).key()}"
+        key = f"{record.level} {earlier.plans.resolve(config, record.level).training_key()}"
         if key not in seen and len(seen) < best:
             seen.add(key)
             yield EarlierPlan(f"{name} trial {record.number}", config, record.level)

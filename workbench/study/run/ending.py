@@ -49,6 +49,8 @@ class SearchEnd:
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
         if len(begun) - len(counted) >= _REPEATS_PER_TRIAL * self._n_trials:
             return f"The search ended because nearly every draw repeated a plan; {finished}."
+        if self._most_plans == 1 and counted:
+            return "The search ended with O0, since nothing that is searched acts on this network."
         if self._most_plans is not None and len(counted) >= self._most_plans:
             return f"The search ended because nothing else that it may draw acts on this network; {finished}."
         sampler = self._study.sampler

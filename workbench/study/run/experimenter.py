@@ -15,6 +15,8 @@ from workbench.config import NetworkFacts
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import (
     UNMONITORED,
+    Agreement,
+    AgreementJob,
     FreezingLimitJob,
     FreezingLimitMeasured,
     Job,
@@ -137,6 +139,8 @@ class TaskExperimenter:
                 outcome = self._speed(job, monitor.stop)
             case ReplayJob():
                 outcome = self._replay(job)
+            case AgreementJob():
+                outcome = self._agreement(job)
             case FreezingLimitJob():
                 outcome = self._freezing_limit(job, monitor.stop)
             case _:
@@ -194,11 +198,19 @@ class TaskExperimenter:
             seed=job.seed,
             rounds=job.rounds,
             steps_per_block=job.steps_per_block,
+            loading=job.loading,
+            precision=job.precision,
             stop=stop,
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
-        return SpeedMeasured(float(measured.ratio), float(measured.low), float(measured.high))
+        return SpeedMeasured(
+            float(measured.ratio),
+            float(measured.low),
+            float(measured.high),
+            float(measured.baseline_ms),
+            float(measured.cold_ms),
+        )
 
     def _replay(self, job: ReplayJob) -> Replayed:
         from workbench.loss_scale import ScalePolicy
@@ -232,6 +244,19 @@ class TaskExperimenter:
                 for row in table.to_dict("records")
             )
         )
+
+    def _agreement(self, job: AgreementJob) -> Agreement:
+        from workbench.training.agreement import agrees, first_gradient, first_losses, gradient_agrees
+
+        sides = [(self._task, config, level, job.seed, self._device) for config, level in (job.baseline, job.candidate)]
+        config, _ = job.candidate
+        coarse = config.amp.dtype if config.effective_amp_level(self._device.type) != "O0" else "float32"
+        baseline, losses = (first_losses(*side) for side in sides)
+        why_not = agrees(losses, baseline, coarse)
+        if not why_not:
+            expected, gradient = (first_gradient(*side) for side in sides)
+            why_not = gradient_agrees(gradient, expected, coarse)
+        return Agreement(why_not)
 
     def _freezing_limit(self, job: FreezingLimitJob, stop: Callable[[], bool] | None) -> FreezingLimitMeasured:
         from workbench.training.freezing_limit import measure_freezing_limit

@@ -4,6 +4,7 @@
     SpeedJob           step time relative to a baseline's            -> SpeedMeasured
     ReplayJob          loss-scale policies on a recorded run         -> Replayed
     FreezingLimitJob   a freezing schedule beside resting layers     -> FreezingLimitMeasured
+    AgreementJob       losses and gradient beside a baseline's       -> Agreement
 
 Jobs and outcomes are frozen and can be pickled, so a job runs in this process, over several ranks or on another machine
 alike. A trial's outcomes are stored as ``to_json`` gives them. Callbacks stay with whoever asked for the job: they
@@ -22,6 +23,8 @@ from workbench.config import BoostConfig
 
 __all__ = [
     "UNMONITORED",
+    "Agreement",
+    "AgreementJob",
     "FreezingLimitJob",
     "FreezingLimitMeasured",
     "Job",
@@ -39,6 +42,8 @@ __all__ = [
     "Trained",
     "plain",
 ]
+
+_KEPT_LATER = ("baseline_ms", "cold_ms")
 
 Side = tuple[BoostConfig, str]
 """A configuration and its boost level."""
@@ -101,11 +106,26 @@ class Trained(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class SpeedMeasured(Outcome):
-    """Step time relative to O0 with its 95 % interval; smaller is faster."""
+    """Step time relative to O0 with its 95 % interval; smaller is faster.
+
+    Args:
+        ratio: The candidate's step time / O0's.
+        low: Lower end of the interval.
+        high: Upper end.
+        baseline_ms: O0's step time, milliseconds; NaN where it was not kept.
+        cold_ms: What the candidate's first steps took beyond later ones, milliseconds.
+    """
 
     ratio: float
     low: float
     high: float
+    baseline_ms: float = math.nan
+    cold_ms: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as strict JSON; what was not kept is left out, as studies begun before store it."""
+        stored = Outcome.to_json(self)
+        return {name: value for name, value in stored.items() if name not in _KEPT_LATER or value}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> SpeedMeasured:
@@ -147,6 +167,17 @@ class Replayed(Outcome):
     """What replay predicts, one entry per policy asked about, in the same order."""
 
     policies: tuple[PolicyOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement(Outcome):
+    """Whether a choice computes what the baseline does, within rounding.
+
+    Args:
+        why_not: What differs, a sentence; empty where they agree.
+    """
+
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +271,8 @@ class SpeedJob(Job[SpeedMeasured]):
         seed: Seed of weights and data.
         rounds: Pairs of blocks.
         steps_per_block: Optimizer steps of a block at least.
+        loading: Whether a step includes loading its batch.
+        precision: Width of the interval, relative to the ratio, at which a noisy machine is measured no longer.
     """
 
     kind: ClassVar[str] = "speed"
@@ -249,6 +282,8 @@ class SpeedJob(Job[SpeedMeasured]):
     seed: int
     rounds: int
     steps_per_block: int
+    loading: bool = False
+    precision: float = 0.05
 
     @property
     def configs(self) -> tuple[BoostConfig, ...]:
@@ -299,6 +334,28 @@ class FreezingLimitJob(Job[FreezingLimitMeasured]):
     def configs(self) -> tuple[BoostConfig, ...]:
         """Configurations that it trains."""
         return (self.candidate[0],)
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementJob(Job[Agreement]):
+    """Compare first losses and the first gradient with a baseline's, at the same weights.
+
+    Args:
+        baseline: What they should be.
+        candidate: What changes the time of a step, and should not change them.
+        seed: Seed of weights and data.
+    """
+
+    kind: ClassVar[str] = "agreement"
+
+    baseline: Side
+    candidate: Side
+    seed: int
+
+    @property
+    def configs(self) -> tuple[BoostConfig, ...]:
+        """Configurations that it trains."""
+        return (self.baseline[0], self.candidate[0])
 
 
 # -- who watches a job -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from workbench.config import ConfigError, Plan
+from workbench.config import BoostConfig, ConfigError, Plan
 from workbench.study.ask.plans import explicit_config
 from workbench.study.ask.search_space import Suggestion, all_off, suggest
 from workbench.study.ask.study_file import StudyFile
@@ -50,6 +50,10 @@ __all__ = [
 
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
+
+
+STEP_TIME_COUNTS = frozenset({"speed", "time_to_quality"})
+"""Objectives whose value is the relative time as it was measured: of a step, or of a whole run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ def score(
         speed: Its relative step time.
         baseline: O0's run.
         allowed: Allowed drop, in the metric's unit.
-        objective: ``"time_to_target"``, ``"speed"`` or ``"pareto"``.
+        objective: ``"time_to_target"``, ``"speed"``, ``"time_to_quality"`` or ``"pareto"``.
         warm_up_steps: Micro-batches of O0 before the run; part of the time to the target.
 
     Returns:
@@ -185,7 +189,7 @@ def score(
     if objective == "pareto":
         metric = baseline.metric - sign * scale if diverged else trained.metric
         return Score((metric, max(ratio, _PENALTY) if diverged else ratio), deficit, allowed, steps, constraint)
-    if objective == "speed":
+    if objective in STEP_TIME_COUNTS:
         value = _PENALTY * max(ratio, 1.0) if diverged else ratio
     elif diverged:
         value = _PENALTY * max(ratio, 1.0) * baseline.budget_steps
@@ -297,9 +301,7 @@ class Objective:
         is_baseline = bool(trial.user_attrs.get("baseline"))
         self._reported = frozenset(trial._cached_frozen_trial.intermediate_values)
         try:
-            suggestion = (
-                self._baseline(trial) if is_baseline else suggest(trial, self._dimensions, self._base, self._plans)
-            )
+            suggestion = self._baseline(trial) if is_baseline else self._drawn(trial)
             plan = self._plans.resolve(suggestion.config, suggestion.level)
         except ConfigError as error:
             return self._refused(trial, f"not a valid configuration: {error}")
@@ -308,11 +310,12 @@ class Objective:
         trial.set_user_attr("parameters", plain(dict(suggestion.parameters)))
         trial.set_user_attr("summary", plan.summary())
         trial.set_user_attr("plan_key", plan.key())
+        trial.set_user_attr("training_key", plan.training_key())
         trial.set_user_attr("allowed_drop", self._allowed)
         self._hand.write()
         if is_baseline:
             return self._run_baseline(trial, plan)
-        twin = self._equal_plan(plan.key(), trial.number)
+        twin = self._equal_plan(plan, trial.number)
         if twin is not None:
             return self._repeat(trial, twin)
         try:
@@ -322,13 +325,23 @@ class Objective:
         trial.set_user_attr("warm_up_steps", warm_up.steps)
         return self._run(trial, plan, warm_up)
 
+    def _drawn(self, trial: optuna.Trial) -> Suggestion:
+        return suggest(trial, self._dimensions, self._start(), self._plans)
+
+    def _start(self) -> BoostConfig:
+        """Return the configuration that candidates start from."""
+        return self._base
+
+    def _baseline_config(self) -> BoostConfig:
+        return all_off(self._base)
+
     def _baseline(self, trial: optuna.Trial) -> Suggestion:
         # The level is drawn (it was enqueued as O0) so that the sampler learns from this trial, too.
         parameters: dict[str, Any] = {}
         for dimension in self._dimensions:
             if dimension.path == "level" and "O0" in dimension.choices:
                 parameters["level"] = dimension.draw(trial)
-        return Suggestion("O0", all_off(self._base), parameters)
+        return Suggestion("O0", self._baseline_config(), parameters)
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         trained = self._train(trial, plan, NO_WARM_UP, None)
@@ -506,12 +519,18 @@ class Objective:
         higher = self._experimenter.higher_is_better
         return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
 
-    def _equal_plan(self, key: str, number: int) -> FrozenTrial | None:
+    def _equal_plan(self, plan: Plan, number: int) -> FrozenTrial | None:
+        keys = {
+            "plan_key": plan.key(),
+            "training_key": plan.training_key(),
+        }  # trials of version 0.6 have the first only
         finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
         twins = [
             trial
             for trial in finished
-            if trial.user_attrs.get("plan_key") == key and "trained" in trial.user_attrs and trial.number != number
+            if any(trial.user_attrs.get(name) == key for name, key in keys.items())
+            and "trained" in trial.user_attrs
+            and trial.number != number
         ]
         # A run that went to the end says more than a pruned one.
         twins.sort(key=lambda trial: ("repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number))

@@ -11,14 +11,18 @@ from typing import Any
 import optuna
 from optuna.trial import TrialState
 
-from workbench.core.records import TrialRecord
+from workbench.core.records import TrialRecord, timed_per
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import TARGETS, competing_trials
+from workbench.study.answer.selection import competing_trials
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import RunStep
+from workbench.study.set_up.standing import allowed_by, further_of, standing_of
 from workbench.study.store.stored_records import records_of, trials_of
 
 __all__ = ["StudyWatch", "TuneProgress"]
+
+_DECIDING = frozenset({"confirm", "export"})
+"""Phases in which the search's leader is no news any more: they decide what is exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,8 @@ class TuneProgress:
         done: Units of the phase that are done (trials, runs); a running one counts by its share.
         total: Units of the phase as far as known.
         eta_seconds: Time the rest of this command will probably take, its time limit at most; NaN while unknown.
-        best: The trial that leads the search, in a few words; empty while none beats O0 within the allowed drop.
+        best: The trial that leads the search, in a few words; empty while none beats O0 within the allowed drop, and
+            from the confirmation on, whose winner may be another.
         trials: Trials that have ended, whichever way; when it changes, there is something new to read.
         note: The last thing a reader should know of what comes, a sentence; empty while there is none.
     """
@@ -79,7 +84,7 @@ class StudyWatch:
         self._ended = 0
         self._note = ""
         self._records: dict[int, TrialRecord] = {}  # of trials that have ended
-        self._attributes: dict[str, Any] = {}  # the study's, which stand once it has begun
+        self._attributes: dict[str, Any] = {}  # the study's, which stand once its drops are known
         self._notes = Notes(study, file)
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
         plans = 1 + file.confirm.candidates
@@ -92,6 +97,8 @@ class StudyWatch:
             self._refresh()
         else:
             self._phase, self._done, self._total, self._share = name, done, total, 0.0
+            if name in _DECIDING:
+                self._best = ""
             if name == "export":
                 self._later_runs = 0.0
         self._tell()
@@ -110,12 +117,14 @@ class StudyWatch:
     def run_finished(self, done: int, total: int) -> None:
         """Take the number of confirmation runs done."""
         self._phase, self._done, self._total, self._share = "confirm", float(done), float(total), 0.0
+        self._best = ""
         self._later_runs = 0.0
         self._tell()
 
     def note(self, sentence: str) -> None:
         """Pass a sentence on."""
         self._note = sentence
+        self._best = ""
         self._tell()
 
     def done(self) -> None:
@@ -131,7 +140,9 @@ class StudyWatch:
         if self._on_progress is None:
             return
         trials = self._study.get_trials(deepcopy=False)  # once: each look asks the database
-        attributes = self._attributes = self._attributes or self._study.user_attrs
+        if any(map(math.isnan, self._attributes.get("allowed_drops", {"": math.nan}).values())):
+            self._attributes = self._study.user_attrs
+        attributes = self._attributes
         records = records_of(trials, attributes, known=self._records)
         complete = [one for one in trials if one.state == TrialState.COMPLETE]
         baseline = next((one.number for one in complete if one.user_attrs.get("baseline")), None)
@@ -146,8 +157,10 @@ class StudyWatch:
 
     def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
         """Say which trial leads the search, for the export it aims at or else another."""
+        if self._file.study.objective == "time_to_quality":
+            return self._leader_of(records, attributes)
         reference = next(one for one in records if one.number == baseline)
-        for target in sorted(TARGETS, key=lambda one: one != self._file.allowed_drop.target):
+        for target in sorted(attributes["allowed_drops"], key=lambda one: one != self._file.allowed_drop.target):
             ranked = competing_trials(
                 records,
                 reference,
@@ -159,8 +172,22 @@ class StudyWatch:
             )
             best = next(ranked, None)
             if best is not None:
-                return f"{target}: trial {best.number}, {1.0 / best.relative_step_time:.2f} x per step, {best.summary}"
+                return f"{target}: {self._said(best)}"
         return ""
+
+    def _leader_of(self, records: list[TrialRecord], attributes: Mapping[str, Any]) -> str:
+        """Say which set-up leads: one that surely keeps the quality."""
+        trials = self._study.get_trials(deepcopy=False)
+        further = further_of(self._study.user_attrs)
+        leader = standing_of(
+            trials, self._file.dimensions, allowed_by(attributes), self._file.confirm.usual_seeds, further
+        ).leader
+        led = next((record for record in records if record.number == leader), None)
+        return "" if led is None else self._said(led)
+
+    def _said(self, trial: TrialRecord) -> str:
+        factor = f"{1.0 / trial.relative_step_time:.2f} x {timed_per(self._file.study.objective)}"
+        return f"trial {trial.number}, {factor}, {trial.summary}"
 
     def _tell(self) -> None:
         if self._on_progress is None:
@@ -168,6 +195,8 @@ class StudyWatch:
         done = min(self._done + self._share, self._total)
         left = max(self._total - done, 0.0)
         eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
-        if math.isfinite(eta):
+        if self._file.study.objective == "time_to_quality" and math.isfinite(self._deadline):
+            eta = math.inf  # it is the time that ends such a search, not the number of its plans
+        if not math.isnan(eta) and math.isfinite(self._deadline):
             eta = min(eta, max(self._deadline - time.monotonic(), 0.0))
         self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended, self._note))

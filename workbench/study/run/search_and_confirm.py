@@ -38,6 +38,8 @@ from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.ask.warm_start import enqueue_warm_start
 from workbench.study.errors import OutOfTimeError, StudyError, StudyStoppedError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
+from workbench.study.run.job import Monitor
+from workbench.study.run.objective import baseline_trial
 from workbench.study.run.progress import StudyWatch, TuneProgress
 from workbench.study.run.rank_experimenter import LeadingExperimenter, follow
 from workbench.study.run.ray_engine import RayEngine
@@ -46,6 +48,8 @@ from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.run.workers import run_workers
+from workbench.study.set_up.beside_plain import compare_with_plain
+from workbench.study.set_up.stages import confirmation_begins, prepare_search, settle, take_apart
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import keep_candidates, refuse_other_targets
@@ -148,9 +152,13 @@ def tune(
             leaving.enter_context(writing_ahead(database.engine))
             study = kept.open_study(database, file, experimenter)
             file = kept.on_its_network(file, study)
+            finished = baseline_trial(study)
+            if finished is not None:  # of whose value a drop may be a share
+                allowed = file.allowed_drops(experimenter.metric_name, finished.user_attrs["trained"]["metric"])
             refuse_other_targets(study, allowed[file.allowed_drop.target])
             study.set_user_attr("allowed_drops", allowed)
             study.set_user_attr("target", file.allowed_drop.target)
+            study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
             study.set_user_attr("n_trials", n_trials)  # for workers that join
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
@@ -174,6 +182,8 @@ def tune(
                 needed = error.needed_seconds + loaded - began
                 raise StudyError(_too_short(limit or 0.0, needed)) from None
             guard.deadline = search_deadline
+            if file.study.objective == "time_to_quality":
+                prepare_search(study, file, experimenter, search, deadline=search_deadline, on_note=watch.note)
             if crew is not None:
                 crew.search(database, allowed, n_trials, search_deadline, on_poll)
             elif jobs > 1:
@@ -185,10 +195,18 @@ def tune(
             search.run()
             if not any(contenders(study, file, None).values()):
                 # Nobody to confirm: the search has that time, too.
-                guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
+                if file.study.objective == "time_to_quality":
+                    guard.deadline = confirmation_begins(study, file, deadline)
+                else:
+                    guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
 
             cut_short: list[str] = []
+            if file.study.objective == "time_to_quality":
+                watch.phase("attribution")
+                guard.deadline = confirmation_begins(study, file, deadline)
+                settle(file, search, deadline=guard.deadline)
+                take_apart(study, file, experimenter, search, deadline=guard.deadline)
             policy = None
             guard.deadline = _half_way(deadline)
             if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
@@ -222,6 +240,13 @@ def tune(
             keep_candidates(study, candidates)
             if confirmation.cut_short:
                 cut_short.append("the confirmation")
+            if file.study.objective == "time_to_quality":
+                keys = confirmation.keys_of(candidates)
+                compare_with_plain(
+                    study, file, experimenter, keys, monitor=Monitor(on_step=watch.step), deadline=deadline
+                )
+            by_time = f"The time limit ended {' and '.join(cut_short)}; the same command goes on from there."
+            study.set_user_attr("cut_short", by_time if cut_short else "")
 
             watch.phase("export")
             result = write_answer(
@@ -235,8 +260,6 @@ def tune(
             )
             watch.done()
         told = [] if archived is None else [f"The earlier study is archived in {archived}."]
-        if cut_short:
-            told.append(f"The time limit ended {' and '.join(cut_short)}; the same command goes on from there.")
         messages = [*result.messages, *told]
         result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
@@ -278,6 +301,8 @@ def _deadlines(file: StudyFile, began: float, limit: float | None) -> tuple[floa
     # How quick the machine is, starting has shown: writing the answer and ending take less than half of that.
     writing = min(max(0.5 * (time.monotonic() - began), _WRITING_SECONDS), _WRITING_SHARE * limit)
     share = file.confirm.time_share if file.confirm.enabled else 0.0
+    if file.study.objective == "time_to_quality":
+        share += file.set_up.attribution_share
     return began + (limit - writing) * (1.0 - share), began + limit - writing
 
 

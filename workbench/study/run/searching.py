@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -27,6 +27,7 @@ from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked, end_if_over
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.sample.sampling import make_pruner, make_sampler
+from workbench.study.set_up.objective import GIVEN, SetUpObjective
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import FINISHED, counted_among
@@ -122,7 +123,8 @@ class Search:
         self._stale = kept.StaleTrials(database, study)
         self._heart: kept.Heart | None = None
         self.finished_here = 0
-        self._objective = Objective(file, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
+        trial = SetUpObjective if file.study.objective == "time_to_quality" else Objective
+        self._objective = trial(file, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,
@@ -164,8 +166,18 @@ class Search:
 
     def run_until(self, deadline: float | None) -> None:
         """Go on as `run` does, with another deadline."""
-        self._deadline = self._objective.deadline = deadline
+        self.until(deadline)
         self.run()
+
+    def settle(self, n_seeds: int) -> None:
+        """Train whoever leads the search for a set-up on further seeds (`SetUpObjective.settle`)."""
+        if isinstance(self._objective, SetUpObjective):
+            self._objective.settle(n_seeds)
+            self._watch.trial_finished()
+
+    def until(self, deadline: float | None) -> None:
+        """Set another deadline."""
+        self._deadline = self._objective.deadline = deadline
 
     def run(self) -> None:
         """Run the other trials, until enough have finished: those of processes that die on the way are run here."""
@@ -193,6 +205,33 @@ class Search:
                 raise StudyFailedError(f"{failures} trials in a row failed, the last with: {_message(last)}")
         self._end.note(self._end.reason() or self._end.out_of_time())
         self._watch.trial_finished()
+
+    def run_given(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+        """Run a trial whose parameters are given instead of drawn.
+
+        Args:
+            values: Config path -> value, on top of the ground that every trial starts from.
+            attributes: Further user attributes of the trial.
+
+        Returns:
+            Its number.
+
+        Raises:
+            OutOfTimeError: When the time is over; the trial waits for the next command.
+        """
+        end_if_asked(self._stop)
+        asked = {GIVEN: dict(values), **attributes}
+        while True:
+            waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            # This very trial, which an earlier command may have left behind: one that was drawn may wait, too.
+            same = [one for one in waiting if asked.items() <= one.user_attrs.items()]
+            if not same:
+                self._study.enqueue_trial({}, user_attrs=asked)
+            elif self._database.set_trial_state_values(same[0]._trial_id, TrialState.RUNNING):
+                break
+        self._run_one(optuna.Trial(self._study, same[0]._trial_id))
+        self._watch.trial_finished()
+        return same[0].number
 
     def is_wanted(self) -> bool:
         """Return whether the study wants further trials, or some are running."""
@@ -258,6 +297,8 @@ class Search:
 
     def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""
+        if GIVEN in next(one for one in trials if one.number == number).user_attrs:
+            return False
         others = [one for one in counted_among(trials) if one.number != number]
         earlier = [one for one in others if one.state in FINISHED or one.number < number]
         return len(earlier) >= self._n_trials

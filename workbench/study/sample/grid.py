@@ -113,7 +113,7 @@ def grid_points(space: SearchedSpace, points: int | None) -> list[dict[str, Any]
         walk = _Walk(path, points)
         try:
             suggestion = space.suggest(walk)
-            plan = (suggestion.level, space.plans.resolve(suggestion.config, suggestion.level).key())
+            plan = (suggestion.level, space.plans.resolve(suggestion.config, suggestion.level).training_key())
             if plan not in plans:
                 plans.add(plan)
                 found.append(walk.drawn)

@@ -82,6 +82,11 @@ def check_sampler(
     SAMPLERS[name](options, space=space, seed=0, study_seed=0, n_trials=n_trials)
     if name in _GRIDS:
         check_finite(space.dimensions, options.get("points"))
+    if name == "promise" and objective != "time_to_quality":
+        raise StudyError(
+            f'`sampler.name` "promise" knows the time of a plan beforehand, which the objective "{objective}" does not '
+            'let it; take "tpe", or the objective "time_to_quality"'
+        )
     if name == "cmaes" and objective == "pareto":
         raise StudyError(
             '`sampler.name` "cmaes" minimises one number, but the objective "pareto" has two; take "tpe", "gp", '
@@ -139,6 +144,13 @@ def _brute_force(
     return GridSampler(space, (), seed=seed, study_seed=study_seed)
 
 
+def _promise(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, **_: Any) -> BaseSampler:
+    from workbench.study.set_up.proposing import ProposingSampler
+
+    _known_options("sampler", "promise", options, [])
+    return ProposingSampler(space, seed)
+
+
 SAMPLERS: dict[str, Callable[..., BaseSampler]] = {
     "tpe": _tpe,
     "random": _random,
@@ -149,6 +161,7 @@ SAMPLERS: dict[str, Callable[..., BaseSampler]] = {
     "qmc": _qmc,
     "grid": _grid,
     "brute_force": _brute_force,
+    "promise": _promise,
 }
 """Name -> what makes the sampler of one trial.
 

@@ -40,6 +40,9 @@ __all__ = [
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of a trial that has run to an end."""
 
+UNCOUNTED = frozenset({"repeats", "skipped"})
+"""User attributes of trials that are no trials of their own: an equal plan again, or one too slow to be trained."""
+
 _STATES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -57,7 +60,8 @@ def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
 def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return those of some trials that count, as `counted_trials` does."""
     begun = (*FINISHED, TrialState.RUNNING)
-    return [trial for trial in trials if trial.state in begun and "repeats" not in trial.user_attrs]
+    apart = UNCOUNTED | {"given"}  # given set-ups come beside those that are drawn
+    return [trial for trial in trials if trial.state in begun and not apart & trial.user_attrs.keys()]
 
 
 def allowed_drop_of(attributes: Mapping[str, Any]) -> float:
@@ -129,7 +133,7 @@ def records_of(
     return [
         known.get(trial.number) or _record(trial, baseline, allowed_drop, objective)
         for trial in trials
-        if "repeats" not in trial.user_attrs
+        if not UNCOUNTED & trial.user_attrs.keys()
     ]
 
 

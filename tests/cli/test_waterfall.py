@@ -1,0 +1,87 @@
+"""Where a gain comes from in the terminal, and what tune and status say of the fastest set-up."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.reports.synthetic_study import PARTS, candidate, fastest_study
+from workbench import study as tuning
+from workbench.cli.study_commands import _print_result, status
+from workbench.cli.waterfall import waterfall_rows
+from workbench.core.records import GainPart
+
+TAKEN = candidate(label="trial 7", speedup=2.0, speedup_low=1.8, speedup_high=2.25)
+
+
+def test_bars_follow_each_other_on_a_logarithmic_scale() -> None:
+    parts = [GainPart("a", 2.0, 1.9, 2.1), GainPart("b", 2.0), GainPart("c", 0.25, 0.2, 0.3, note="Slower.")]
+    rows = waterfall_rows(parts)
+    assert [row[0] for row in rows] == ["█" * 12, " " * 12 + "░" * 12, "█" * 24, "█"]
+    assert [row[1:] for row in rows] == [
+        ("2.00 x", "1.90 to 2.10", "a"),
+        ("2.00 x", "not by itself", "b"),
+        ("0.25 x", "0.20 to 0.30", "c: Slower."),
+        ("1.00 x", "", "all together"),
+    ]
+
+
+def test_the_whole_is_what_was_measured() -> None:
+    assert waterfall_rows(PARTS, TAKEN)[-1][1:] == ("2.00 x", "1.80 to 2.25", "all together")
+    unknown = candidate(speedup=float("nan"))
+    assert waterfall_rows(PARTS, unknown)[-1][1:3] == ("2.00 x", "")
+
+
+def test_a_terminal_without_blocks_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    rows = waterfall_rows(PARTS, TAKEN)
+    assert all(row[0].isascii() for row in rows)
+    assert "." in rows[1][0]
+
+
+def test_tune_says_headline_candidates_parts_and_tuned_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    study = fastest_study()
+    _print_result(study, json=False)
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == f"o1: {study.headlines['o1']}"
+    assert "speed to the same quality (95 %)" in lines[1]
+    (plain_row,) = [line for line in lines if "tuned plain" in line and "reference" in line]
+    assert "1.25 x" in plain_row
+    assert "where the gain of o1 comes from, 1 x being the task as given:" in lines
+    assert any(line.endswith("not by itself  batch x 4: Its runs do not bound the factor.") for line in lines)
+    assert "the parts multiply" not in out
+
+
+def test_a_row_of_the_waterfall_fits_into_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    _print_result(fastest_study(), json=False)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.endswith("LessBN")]
+    assert row.strip().startswith("█")
+    assert len(row) <= 80
+
+
+def test_status_says_what_its_speeds_are_of_and_what_was_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(fastest_study(), messages=["Measured beside other work."])
+    monkeypatch.setattr(tuning, "read_result", lambda *_, **__: study)
+    status(Path("fastest"), None, False)
+    out = capsys.readouterr().out
+    assert "speed to the same quality" in out
+    assert "per step" not in out
+    assert out.count(study.left_out[0]) == 1
+    assert f"o1: {study.headlines['o1']}" in out
+    status(Path("fastest"), None, True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["exports"]["o1"]["tuned_plain"]["speedup"] == 1.6
+    assert [part["part"] for part in told["exports"]["o1"]["attribution"]] == [part.part for part in PARTS]

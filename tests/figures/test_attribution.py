@@ -1,0 +1,81 @@
+"""Where a gain comes from: bars that follow each other, in light and dark, with any number of parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.reports.synthetic_study import PARTS, candidate
+from workbench.core.records import GainPart
+from workbench.figures import attribution_figure, attribution_numbers, figure_text
+from workbench.figures.theme import BLUE, VERMILLION
+
+TAKEN = candidate(label="trial 7", speedup=2.0, speedup_low=1.8, speedup_high=2.25)
+
+
+def test_each_bar_begins_where_the_one_before_it_ends() -> None:
+    numbers = attribution_numbers(PARTS, TAKEN, 1.25)
+    assert [(bar.start, bar.end) for bar in numbers.parts] == [(1.0, 2.0), (2.0, 2.5), (2.5, 2.0)]
+    assert [(bar.low, bar.high) for bar in (numbers.parts[0], numbers.parts[2])] == [(1.8, 2.2), (1.75, 2.25)]
+    assert [bar.is_measured for bar in numbers.parts] == [True, False, True]
+    total = numbers.total
+    assert (total.start, total.end, total.low, total.high) == (1.0, 2.0, 1.8, 2.25)
+    assert numbers.tuned_plain == 1.25
+
+
+@pytest.mark.parametrize("taken", [None, candidate(speedup=math.nan)], ids=["O0", "not known"])
+def test_without_a_measured_whole_the_parts_are_multiplied(taken: None) -> None:
+    total = attribution_numbers(PARTS, taken).total
+    assert (total.end, total.is_measured) == (2.0, False)
+
+
+def test_bars_intervals_and_references_are_drawn() -> None:
+    figure = attribution_figure(PARTS, TAKEN, 1.25)
+    drawn = {trace.name: trace for trace in figure.data if trace.name}
+    assert list(drawn) == [
+        "one part, 95 % interval",
+        "one part, not measured by itself",
+        "all together, 95 % interval",
+        "task as given, 1.00 ×",
+        "tuned plain, 1.25 ×",
+    ]
+    measured = drawn["one part, 95 % interval"]
+    assert (list(measured.base), list(measured.x), list(measured.y)) == ([1.0, 2.5], [1.0, -0.5], [0, 2])
+    assert list(measured.error_x.array) == pytest.approx([0.2, 0.25])
+    assert list(measured.error_x.arrayminus) == pytest.approx([0.2, 0.25])
+    assert list(measured.marker.color) == [BLUE, VERMILLION]
+    assert not drawn["one part, not measured by itself"].error_x.visible
+    assert list(drawn["tuned plain, 1.25 ×"].x) == [1.25, 1.25]
+    assert figure.layout.xaxis.type == "log"
+    assert figure.layout.xaxis.title.text == "Speed to the same quality (× as given)"
+    assert 10 ** figure.layout.xaxis.range[0] < 1.0 < 2.5 < 10 ** figure.layout.xaxis.range[1]
+    assert 1.0 in figure.layout.xaxis.tickvals
+    assert figure_text(figure).startswith("schedule x 0.5 gives most: 2.00 × of 2.00 ×")
+
+
+def test_a_whole_that_the_parts_do_not_make_is_told() -> None:
+    figure = attribution_figure(PARTS, candidate(speedup=2.2))
+    assert "the parts multiply to 2.00 ×, whole runs were measured at 2.20 ×" in figure_text(figure).replace("\n", " ")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark", "auto"])
+@pytest.mark.parametrize("n", [1, 3, 12])
+def test_any_number_of_parts_has_room(n: int, theme: str) -> None:
+    parts = [GainPart(f"part {i} <b> with a long name of its own, {'and more ' * 5}", 1.1) for i in range(n)]
+    figure = attribution_figure(parts, theme=theme)  # type: ignore[arg-type]
+    names = figure.layout.yaxis.ticktext
+    assert len(names) == n + 1
+    assert figure.layout.height > 20 * max(name.count("<br>") + 1 for name in names) * (n + 1)
+    assert "<b>" not in "".join(names)
+    assert len(figure.layout.xaxis.tickvals) <= 5
+
+
+def test_without_parts_it_says_why() -> None:
+    figure = attribution_figure((), TAKEN)
+    assert not figure.data
+    assert "there was no time for it" in figure_text(figure)
+
+
+def test_nothing_that_helps_is_no_answer() -> None:
+    assert figure_text(attribution_figure([GainPart("LessBN", 0.9)])).startswith("Where does the gain come from?")

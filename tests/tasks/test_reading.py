@@ -1,0 +1,141 @@
+"""Batches that stay on a device, or are read ahead: the same ones, in the same order, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from workbench.tasks import load_task
+from workbench.tasks.batches import ShuffledBatches, endless_batches
+from workbench.tasks.reading import read_ahead, resident
+
+CPU = torch.device("cpu")
+ROWS = torch.arange(22.0).reshape(11, 2)
+LABELS = torch.arange(11)
+
+
+class Noisy(Dataset[Tensor]):
+    """Draws from all three global generators."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Tensor:
+        drawn = torch.rand(()), np.random.random(), random.random()  # noqa: NPY002
+        return torch.tensor([index, *drawn])
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(ROWS, LABELS), batch_size=3, **options)
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "list": lambda: [(ROWS[:4], LABELS[:4]), (ROWS[4:], LABELS[4:])],
+    "held": lambda: ShuffledBatches(11, 3, 5, lambda held, i: (held[0][i], held[1][i]), held=(ROWS, LABELS)),
+    "of a seed": lambda: lambda seed: ShuffledBatches(11, 3, seed, lambda held, i: held[i], held=ROWS),
+    "shuffled loader": lambda: loader(shuffle=True),
+    "loader with a generator": lambda: loader(shuffle=True, generator=torch.Generator().manual_seed(3)),
+    "loader that drops": lambda: loader(shuffle=True, drop_last=True),
+    "part": lambda: DataLoader(Subset(TensorDataset(ROWS, LABELS), [9, 2, 7, 4]), batch_size=3, shuffle=True),
+    "loader of a seed": lambda: lambda seed: loader(shuffle=True, generator=torch.Generator().manual_seed(seed)),
+}
+
+
+def assert_equal_batches(found: list[Any], wanted: list[Any]) -> None:
+    assert len(found) == len(wanted)
+    for mine, other in zip(found, wanted, strict=True):
+        assert type(mine) is type(other)
+        if isinstance(mine, Tensor):
+            assert torch.equal(mine, other)
+            assert mine.dtype == other.dtype
+        else:
+            assert_equal_batches(list(mine), list(other))
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("start", [0, 5])
+def test_resident_batches_are_the_sources(source: Callable[[], Any], start: int) -> None:
+    wanted = list(islice(endless_batches(source(), 2, start), 12))
+    found = list(islice(endless_batches(resident(source(), CPU), 2, start), 12))
+    assert_equal_batches(found, wanted)
+
+
+def test_a_resident_loader_gathers_without_asking_for_single_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = resident(loader(shuffle=True), CPU)
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda *_: pytest.fail("a sample was picked"))
+    assert len(list(islice(endless_batches(source, 0), 8))) == 8
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(lambda: DataLoader(Noisy(), batch_size=3), id="code of the user's"),
+        pytest.param(lambda: loader(collate_fn=lambda samples: samples), id="batches of the user's"),
+        pytest.param(lambda: ShuffledBatches(11, 3, 0, lambda i: ROWS[i]), id="a closure"),
+    ],
+)
+def test_what_is_not_known_is_left_alone_with_a_sentence(source: Callable[[], Any]) -> None:
+    given = source()
+    with pytest.warns(UserWarning, match="`runtime.data` = resident has no effect"):
+        assert resident(given, CPU) is given
+
+
+def test_resident_samples_lie_on_the_device() -> None:
+    meta = torch.device("meta")
+    for make in (SOURCES["list"], SOURCES["held"], SOURCES["shuffled loader"]):
+        x, _ = next(endless_batches(resident(make(), meta), 0))
+        assert x.device == meta
+
+
+@pytest.mark.parametrize("name", ["digits-lenet", "digits-autoencoder", "topics-gpt"])
+def test_built_in_tasks_can_be_resident(name: str) -> None:
+    train = load_task(name).train
+    wanted = list(islice(endless_batches(train, 1), 3))
+    assert_equal_batches(list(islice(endless_batches(resident(train, CPU), 1), 3)), wanted)
+
+
+PREFETCHED: dict[str, Callable[[], Any]] = {
+    **SOURCES,
+    "noisy": lambda: DataLoader(Noisy(), batch_size=3, shuffle=True),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", PREFETCHED.values(), ids=PREFETCHED)
+def test_batches_read_ahead_are_the_sources_while_training_draws(source: Callable[[], Any]) -> None:
+    wanted = list(islice(endless_batches(source(), 2), 12))
+    torch.manual_seed(1)
+    found, drawn = [], []
+    for batch in islice(read_ahead(endless_batches(source(), 2)), 12):
+        found.append(batch)
+        drawn.append(torch.rand(()))
+    assert_equal_batches(found, wanted)
+    torch.manual_seed(1)
+    assert drawn == [torch.rand(()) for _ in range(12)]
+
+
+@pytest.mark.slow
+def test_a_loader_with_processes_of_its_own_is_read_here_and_says_so() -> None:
+    source = DataLoader(TensorDataset(ROWS, LABELS), batch_size=3, num_workers=1)
+    wanted = list(islice(endless_batches(loader(), 2), 4))
+    with pytest.warns(UserWarning, match="`runtime.data` = prefetch has no effect: .*not allowed to have children"):
+        found = list(islice(read_ahead(endless_batches(source, 2)), 4))
+    assert_equal_batches(found, wanted)
+
+
+@pytest.mark.slow
+def test_trouble_in_a_source_is_its_own() -> None:
+    def broken() -> Iterator[Tensor]:
+        yield from ()
+        raise KeyError("pixels")
+
+    with pytest.warns(UserWarning, match="prefetch has no effect"), pytest.raises(KeyError, match="pixels"):
+        list(read_ahead(broken()))

@@ -1,0 +1,95 @@
+"""The answer of a search for the fastest set-up, in one sentence and as JSON."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.reports.synthetic_study import PARTS, candidate, fastest_study
+from workbench.cli.output import plain
+from workbench.core.headline import headline, parts_against_total, tuned_plain_sentence, tuned_plain_speed
+from workbench.core.records import Choice, TunedPlain, Verdict
+
+STUDY = fastest_study()
+CHOICE = STUDY.choices["o1"]
+TUNED = STUDY.tuned_plain["o1"]
+
+
+def _choice(**changed: object) -> Choice:
+    assert CHOICE.candidate is not None
+    return replace(CHOICE, candidate=replace(CHOICE.candidate, **changed))
+
+
+def test_a_confirmed_export_reaches_the_same_quality() -> None:
+    assert headline(CHOICE, "accuracy", TUNED) == (
+        "Trial 7 reaches the same accuracy in 0.50 of the time (2.00 x, 95 % interval 1.80 to 2.25), confirmed on 6 "
+        "seeds, allowed drop 0.005; tuned plain needs 0.80 of the time, 1.60 x (1.50 to 1.70) as long as the export."
+    )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"), [(6, "undecided on 6 seeds"), (0, "undecided without a test over seeds")], ids=["tested", "not"]
+)
+def test_what_is_not_confirmed_only_may(seeds: int, told: str) -> None:
+    said = headline(_choice(verdict=Verdict.UNDECIDED, n_seeds=seeds), "accuracy")
+    assert said.startswith("Trial 7 may reach the same accuracy in 0.50 of the time")
+    assert told in said
+    assert "reaches" not in said
+
+
+def test_an_interval_without_ends_is_not_told() -> None:
+    assert "(2.00 x)" in headline(_choice(speedup_low=0.0, speedup_high=math.inf), "accuracy")
+
+
+@pytest.mark.parametrize("choice", [Choice("o1", None, "O0 is exported: nothing."), _choice(speedup=math.nan)])
+def test_without_a_speed_the_choice_speaks_for_itself(choice: Choice) -> None:
+    assert headline(choice, "accuracy", TUNED) == choice.sentence
+
+
+def test_tuned_plain_is_measured_beside_the_export_or_else_predicted() -> None:
+    predicted = replace(TUNED, speedup=math.nan)
+    assert tuned_plain_speed(CHOICE, TUNED) == 2.0 / 1.6
+    assert tuned_plain_speed(CHOICE, predicted) == 1.0 / 0.7
+    assert tuned_plain_sentence(CHOICE, predicted) == "tuned plain is predicted to need 0.70 of the time"
+    unknown = TunedPlain("", {}, math.nan)
+    assert math.isnan(tuned_plain_speed(CHOICE, unknown))
+    assert tuned_plain_sentence(CHOICE, unknown) == "what tuned plain needs is not known"
+
+
+def test_an_export_that_is_tuned_plain_says_so() -> None:
+    own = replace(TUNED, config={"batch": {"factor": 4}})
+    assert "it is tuned plain itself" in headline(CHOICE, "accuracy", own)
+
+
+def test_parts_that_make_less_than_was_measured_say_so() -> None:
+    assert parts_against_total(PARTS, CHOICE.candidate) == ""
+    assert parts_against_total(PARTS, candidate(speedup=2.2)) == (
+        "the parts multiply to 2.00 x, whole runs were measured at 2.20 x"
+    )
+    assert parts_against_total(PARTS, candidate(speedup=math.nan)) == ""
+    assert parts_against_total((), candidate(speedup=2.2)) == ""
+
+
+def test_json_has_the_fair_baseline_and_the_parts() -> None:
+    told = plain(STUDY.exports)["o1"]
+    expected = {
+        "label": "trial 7", "summary": "AdamW, batch x 4", "verdict": "confirmed", "speedup": 2.0, "speedup_low": 1.8,
+        "speedup_high": 2.25, "drop": 0.001, "drop_bound": 0.004, "seeds": 6, "path": "boost_config.o1.json",
+        "headline": headline(CHOICE, "accuracy", TUNED),
+        "tuned_plain": {"speedup": 1.6, "speedup_low": 1.5, "speedup_high": 1.7},
+    }  # fmt: skip
+    assert {name: told[name] for name in expected} == expected
+    assert told["attribution"] == [
+        {"part": "schedule x 0.5", "factor": 2.0, "low": 1.8, "high": 2.2},
+        {"part": "batch x 4", "factor": 1.25, "low": None, "high": None},
+        {"part": "LessBN", "factor": 0.8, "low": 0.7, "high": 0.9},
+    ]
+
+
+def test_another_objective_has_no_headline() -> None:
+    other = replace(STUDY, objective="speed", attribution={}, tuned_plain={})
+    assert other.headlines == {}
+    told = other.exports["o1"]
+    assert (told["tuned_plain"], told["attribution"], told["headline"]) == (None, [], CHOICE.sentence)

@@ -1,0 +1,386 @@
+"""One set-up, three ways: `workbench.train`, a loop of one's own with `apply`, and `Model` train the same network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
+
+import workbench
+from workbench.config import BoostConfig
+from workbench.config.optimizer import HYPER_PARAMETERS
+from workbench.mindspore.model import Model
+from workbench.tasks import Task
+from workbench.training import Boosted, apply
+from workbench.training.evaluation import evaluate
+from workbench.training.precision import Precision
+from workbench.training.setup import seed_everything
+
+EPOCHS, N_BATCHES = 4, 8
+TOTAL = EPOCHS * N_BATCHES
+OFF = {"boost": {"mode": "disable_all"}}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def images(n: int = N_BATCHES) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(n, 8, 1, 16, 16, generator=generator)
+    return [(x, (x.mean((1, 2, 3)) > 0).long()) for x in drawn]
+
+
+def sgd(parameters: Any) -> Optimizer:
+    return SGD(parameters, lr=0.05, momentum=0.9, fused=True)
+
+
+def cosine(optimizer: Optimizer, updates: int) -> LRScheduler:
+    return CosineAnnealingLR(optimizer, updates)
+
+
+def task() -> Task:
+    return Task(
+        name="images",
+        model=Net,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda named: sgd([p for _, p in named]),
+        train=images(),
+        evaluate=images(3),
+        metric="loss",
+        scheduler=cosine,
+        data_hash="images",
+    )
+
+
+SET_UPS: dict[str, dict[str, Any]] = {
+    "as given": OFF,
+    "shorter on the task's curve": {**OFF, "schedule": {"length": 0.4}},
+    "larger batches on the task's curve": {**OFF, "batch": {"factor": 3.0, "lr_rule": "sqrt"}},
+    "parts of batches": {**OFF, "batch": {"factor": 0.5}, "schedule": {"length": 0.5, "shape": "constant"}},
+    "everything": {
+        **OFF,
+        "schedule": {"length": 0.75, "shape": "linear", "warmup": 0.2},
+        "batch": {"factor": 2.0},
+        "curriculum": {"kind": "resolution", "start": 0.5, "until": 0.5, "stages": 1},
+        "regularization": {"label_smoothing": 0.1, "weight_average": "ema", "decay": 0.8},
+        "optimizer": {"name": "AdamW", "lr": 0.01, "weight_decay": 0.1},
+        "loss_scale": {"kind": "dynamic"},
+    },
+    "with boost methods": {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True, "grad_accumulation": True},
+        "grad_freeze": {"param_groups": 2, "freeze_p": 0.3},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+        "schedule": {"length": 0.5, "shape": "cosine"},
+        "optimizer": {"lr": 0.02},
+    },
+}
+
+
+def by_hand(config: dict[str, Any], model: nn.Module, **options: Any) -> tuple[Boosted, list[float]]:
+    rates = []
+    options = {"total_steps": TOTAL, "criterion": nn.CrossEntropyLoss(), "scheduler": cosine} | options
+    boosted = apply(config, model, sgd(model.parameters()), **options)
+    for x, y in boosted.batches(images(), EPOCHS):
+        with boosted.autocast():
+            loss = boosted.criterion(boosted.model(x), y)
+        boosted.backward(loss)
+        rates.append(float(boosted.step().learning_rate))
+    boosted.finish()
+    return boosted, rates
+
+
+@pytest.mark.parametrize("name", SET_UPS)
+def test_a_loop_of_ones_own_trains_as_the_command_does_bit_for_bit(name: str) -> None:
+    config, told = SET_UPS[name], []
+    trained = workbench.train(
+        task(),
+        BoostConfig.from_dict(config),
+        level="O1",
+        steps=TOTAL,
+        out=None,
+        on_records=lambda records, _: told.extend(record.learning_rate for record in records),
+    )
+    seed_everything(0)
+    model = Net()
+    boosted, rates = by_hand(config, model)
+    with boosted.evaluating():
+        metric = evaluate(task(), model, torch.device("cpu"), Precision("O0", "float16", "cpu"))
+    assert metric == trained.metric
+    assert rates == told
+    assert len(rates) == trained.steps == boosted.course.passes
+    assert boosted.updates == trained.steps // boosted.window.n_steps
+
+
+@pytest.mark.parametrize("name", [name for name in SET_UPS if "task's" not in name and name != "with boost methods"])
+def test_model_trains_and_evaluates_the_same_set_up(name: str) -> None:
+    unscheduled = Task(**{**{f: getattr(task(), f) for f in task().__dataclass_fields__}, "scheduler": None})
+    trained = workbench.train(unscheduled, BoostConfig.from_dict(SET_UPS[name]), level="O0", steps=TOTAL, out=None)
+    seed_everything(0)
+    network = Net()
+    epochs: list[int] = []
+    model = Model(
+        network,
+        nn.CrossEntropyLoss(),
+        sgd(network.parameters()),
+        metrics={"loss"},
+        boost_level="O0",
+        boost_config_dict=SET_UPS[name],
+    )
+    model.fit(EPOCHS, images(), images(3), callbacks=_Epochs(epochs))
+    assert model.boosted is not None
+    assert model.boosted.step_index == trained.steps
+    assert model.eval(images(3))["loss"] == pytest.approx(trained.metric, rel=1e-6)
+    share = SET_UPS[name].get("schedule", {}).get("length", 1.0)
+    assert epochs == list(range(1, round(EPOCHS * share) + 1))
+
+
+class _Epochs(workbench.mindspore.callbacks.Callback):  # type: ignore[misc, name-defined]
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        self.seen.append(run_context.original_args().cur_epoch_num)
+
+
+def test_model_needs_a_length_where_the_configuration_changes_it() -> None:
+    network = Net()
+    model = Model(
+        network, nn.CrossEntropyLoss(), sgd(network.parameters()), boost_config_dict={"schedule": {"length": 0.5}}
+    )
+
+    class Unsized:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(images())
+
+    with pytest.raises(ValueError, match="give `train_dataset` a length"):
+        model.train(2, Unsized())
+
+
+# How long a run is
+
+
+def plain(config: dict[str, Any], total_steps: int | None = None, **options: Any) -> Boosted:
+    model = Net()
+    return apply(config, model, sgd(model.parameters()), total_steps, level="O0", **options)
+
+
+def test_epochs_and_total_steps_must_agree() -> None:
+    boosted = plain(OFF, 30)
+    with pytest.raises(ValueError, match="4 epochs of 8 batches are 32 batches, but `total_steps` is 30"):
+        boosted.batches(images(), 4)
+    assert len(list(boosted.batches(images()))) == 30  # as many epochs as that takes
+
+
+def test_a_loader_that_ends_early_or_at_once_is_told_of() -> None:
+    unsized = (batch for batch in images())
+    with pytest.raises(ValueError, match="the loader ended after 8 of 16 forward passes; `total_steps` is 16"):
+        list(plain(OFF, 16).batches(unsized, 1))
+    with pytest.raises(ValueError, match="the loader held no batch in epoch 1; an iterator can be read only once"):
+        list(plain(OFF, 16).batches(batch for batch in images()))
+    with pytest.raises(ValueError, match="how long is the run"):
+        plain(OFF).batches(images())
+    with pytest.raises(ValueError, match="`total_steps` must be a whole number of batches, 1 or more, got 0"):
+        plain(OFF, 0)
+
+
+def test_a_schedule_without_a_length_ends_at_the_first_update_with_the_way_out() -> None:
+    boosted = plain({**OFF, "schedule": {"shape": "linear"}})
+    x, y = images()[0]
+    boosted.backward(F.cross_entropy(boosted.model(x), y))
+    with pytest.raises(RuntimeError, match=r"give apply\(\) `total_steps`, or take the batches from boosted"):
+        boosted.step()
+
+
+def test_a_loop_that_runs_past_the_schedules_end_is_warned_once() -> None:
+    boosted = plain({**OFF, "schedule": {"length": 0.5}}, 8, scheduler=cosine)
+
+    def train_on_the_loader_itself() -> None:
+        for x, y in images():
+            boosted.backward(F.cross_entropy(boosted.model(x), y))
+            boosted.step()
+
+    with pytest.warns(UserWarning, match="the schedule has come to its end after 4 updates") as told:
+        train_on_the_loader_itself()
+    assert len(told) == 1
+
+
+def test_epochs_are_told_to_a_sampler() -> None:
+    epochs: list[int] = []
+
+    class Told(list[Any]):
+        def set_epoch(self, epoch: int) -> None:
+            epochs.append(epoch)
+
+    list(plain(OFF).batches(Told(images()), 3))
+    assert epochs == [0, 1, 2]
+
+
+def test_training_resumes_in_the_middle_of_the_schedule_and_of_the_batches() -> None:
+    config = SET_UPS["everything"]
+
+    def begin() -> tuple[nn.Module, Boosted]:
+        torch.manual_seed(0)
+        model = Net()
+        return model, apply(config, model, sgd(model.parameters()), TOTAL, criterion=nn.CrossEntropyLoss(), level="O0")
+
+    def train(boosted: Boosted, start: int = 0, stop: int | None = None) -> None:
+        for x, y in boosted.batches(images(), EPOCHS, start=start):
+            if boosted.step_index == stop:
+                return
+            boosted.backward(boosted.criterion(boosted.model(x), y))
+            boosted.step()
+
+    (whole, one), (_, broken), (resumed, other) = begin(), begin(), begin()
+    train(one)
+    train(broken, stop=7)
+    other.load_state_dict(copy.deepcopy(broken.state_dict()))
+    train(other, start=other.step_index)
+    twin = copy.deepcopy(broken)
+    train(twin, start=7)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+        assert torch.equal(twin.model.state_dict()[name], value), name
+
+
+# The optimizer
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"schedule": {"shape": "linear"}}, "the configuration has a schedule of its own"),
+        ({"schedule": {"length": 0.5}}, "the configuration changes the number of updates"),
+        ({"batch": {"factor": 2.0}}, "the configuration changes the number of updates"),
+        ({"optimizer": {"name": "AdamW"}}, "the configuration replaces it by AdamW"),
+    ],
+)
+def test_an_optimizer_with_a_scheduler_is_refused_where_the_rates_would_be_wrong(
+    sections: dict[str, Any], why: str
+) -> None:
+    model = Net()
+    optimizer = sgd(model.parameters())
+    StepLR(optimizer, 3)
+    with pytest.raises(ValueError, match=f"a learning-rate scheduler is attached to `optimizer`, but {why}"):
+        apply({**OFF, **sections}, model, optimizer, TOTAL, level="O0")
+    apply({**OFF, "regularization": {"weight_average": "ema"}}, model, optimizer, TOTAL, level="O0")
+
+
+def test_a_named_optimizer_takes_over_groups_rates_and_what_is_trained() -> None:
+    model = Net()
+    given = AdamW(
+        [
+            {"params": [model.head.weight], "lr": 0.02},
+            {"params": [model.head.bias, model.norm.bias, model.norm.weight], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+    )
+    section = {"name": "SGD", "lr": 0.3, "momentum": 0.9, "weight_decay": 0.1}
+    boosted = apply({**OFF, "optimizer": section}, model, given, level="O0")
+    assert isinstance(boosted.optimizer, SGD)
+    found = {id(p): group for group in boosted.optimizer.param_groups for p in group["params"]}
+    assert set(found) == {id(p) for group in given.param_groups for p in group["params"]}  # not the convolution
+    assert (found[id(model.head.weight)]["lr"], found[id(model.head.weight)]["weight_decay"]) == (0.6, 0.1)
+    assert (found[id(model.norm.bias)]["lr"], found[id(model.norm.bias)]["weight_decay"]) == (0.3, 0.0)
+    assert all(group["momentum"] == 0.9 for group in boosted.optimizer.param_groups)
+    x, y = images()[0]
+    before = copy.deepcopy(model.state_dict())
+    boosted.backward(F.cross_entropy(boosted.model(x), y))
+    boosted.step()
+    after = model.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name]) and "running" not in name}
+    assert moved == {"head.weight", "head.bias", "norm.weight", "norm.bias", "norm.num_batches_tracked"}
+
+
+@pytest.mark.parametrize("name", sorted(HYPER_PARAMETERS))
+def test_every_optimizer_takes_over_groups(name: str) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    given = AdamW(
+        [{"params": [model.conv.weight]}, {"params": [model.head.weight, model.head.bias], "lr": 0.02}], lr=0.01
+    )
+    boosted = apply({**OFF, "optimizer": {"name": name, "lr": 0.01}}, model, given, level="O0")
+    found = {id(p): float(group["lr"]) for group in boosted.optimizer.param_groups for p in group["params"]}
+    assert found[id(model.conv.weight)] == pytest.approx(0.01)
+    if name != "Muon":  # whose head is AdamW's and has a rate of its own
+        assert found[id(model.head.weight)] == pytest.approx(0.02)
+    assert set(found) == {id(p) for group in given.param_groups for p in group["params"]}
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    x, y = images()[0]
+    boosted.backward(F.cross_entropy(boosted.model(x), y))
+    boosted.step()
+    moved = {key for key, value in model.named_parameters() if not torch.equal(before[key], value)}
+    assert moved == {"conv.weight", "head.weight", "head.bias"}
+
+
+def test_without_a_name_the_given_optimizer_stays_with_the_settings_changed() -> None:
+    model = Net()
+    optimizer = sgd(model.parameters())
+    boosted = apply({**OFF, "optimizer": {"lr": 0.7}}, model, optimizer, level="O0")
+    assert boosted.optimizer is optimizer
+    assert optimizer.param_groups[0]["lr"] == 0.7
+    with pytest.raises(ValueError, match=r"`optimizer\.eps` is set, but SGD has no such parameter"):
+        apply({**OFF, "optimizer": {"eps": 0.7}}, model, optimizer, level="O0")
+
+
+class Averaging(SGD):
+    """Trains one set of weights and evaluates another, as Schedule-Free optimizers do."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr=lr)
+        self.modes: list[str] = []
+
+    def eval(self) -> None:
+        self.modes.append("eval")
+        self._each(lambda p: p.mul_(3))
+
+    def train(self) -> None:
+        self.modes.append("train")
+        self._each(lambda p: p.div_(3))
+
+    @torch.no_grad()
+    def _each(self, change: Callable[[Tensor], Any]) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                change(parameter)
+
+
+def test_an_optimizer_that_averages_evaluates_its_average_with_statistics_of_its_own() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = Averaging(model.parameters(), lr=0.1)
+    boosted = apply(OFF, model, optimizer, level="O0")
+    for x, y in images():
+        boosted.backward(F.cross_entropy(boosted.model(x), y))
+        boosted.step()
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    with boosted.evaluating():
+        assert model.training
+        assert torch.equal(model.head.weight, trained["head.weight"] * 3)
+        inputs = model.conv(torch.cat([x for x, _ in images()]))  # of equal batches, so that means may be averaged
+        torch.testing.assert_close(model.norm.running_mean, inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+        assert int(model.norm.num_batches_tracked) == 8
+        assert model.norm.momentum == 0.1
+    assert optimizer.modes == ["eval", "train"]
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+def test_with_nothing_to_average_an_evaluation_touches_nothing() -> None:
+    boosted = plain(OFF)
+    versions = [parameter._version for parameter in boosted.model.parameters()]
+    with boosted.evaluating():
+        assert [parameter._version for parameter in boosted.model.parameters()] == versions
+    assert not boosted.model._forward_pre_hooks

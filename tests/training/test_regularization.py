@@ -1,0 +1,269 @@
+"""Smoothed labels and averaged weights: what is trained on, what is evaluated, and what is left alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, AdamW
+
+import workbench
+from tests.scaling.host_reads import forbid_host_reads
+from workbench.config import BoostConfig
+from workbench.methods.regularization.label_smoothing import smoothed, why_no_smoothing
+from workbench.methods.regularization.weight_average import decay_at
+from workbench.tasks import Task
+from workbench.training import Boosted, apply
+
+EMA = {"boost": {"mode": "disable_all"}, "regularization": {"weight_average": "ema", "decay": 0.5}}
+SMOOTH = {"boost": {"mode": "disable_all"}, "regularization": {"label_smoothing": 0.2}}
+
+
+def batches(n: int = 8) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(n, 16, 4, generator=generator)
+    return [(x, (x.sum(1) > 0).long()) for x in inputs]
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).to(dtype)
+
+
+def step(boosted: Boosted, batch: tuple[Tensor, Tensor], factor: float = 1.0) -> None:
+    with boosted.autocast():
+        loss = factor * F.cross_entropy(boosted.model(batch[0]), batch[1])
+    boosted.backward(loss)
+    boosted.step()
+
+
+def state(model: nn.Module) -> list[Tensor]:
+    return [value.detach().clone() for value in model.state_dict().values()]
+
+
+# Labels
+
+
+class Weighted(nn.CrossEntropyLoss):
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # torch's name
+        return 2 * super().forward(input, target)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "reason"),
+    [
+        (nn.CrossEntropyLoss(), ""),
+        (F.cross_entropy, ""),
+        (functools.partial(F.cross_entropy, ignore_index=-1), ""),
+        (None, "no criterion is known whose labels it could smooth; pass `criterion`"),
+        (nn.BCEWithLogitsLoss(), "BCEWithLogitsLoss has no label smoothing"),
+        (F.mse_loss, "mse_loss has no label smoothing"),
+        (Weighted(), "Weighted has a forward of its own"),
+        (lambda model, batch: model(batch).sum(), "the loss is a function (model, batch), whose labels are its own; "),
+    ],
+)
+def test_a_criterion_says_whether_its_labels_can_be_smoothed(criterion: Any, reason: str) -> None:
+    found = why_no_smoothing(criterion)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize("form", ["module", "function", "partial"])
+def test_smoothing_is_torchs_own_and_leaves_the_given_criterion_as_it_is(form: str) -> None:
+    weight = torch.tensor([1.0, 3.0])
+    given: Any = {
+        "module": nn.CrossEntropyLoss(weight=weight),
+        "function": F.cross_entropy,
+        "partial": functools.partial(F.cross_entropy, weight=weight),
+    }[form]
+    scores, labels = torch.randn(5, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0, 1])
+    before = given(scores, labels)
+    wanted = F.cross_entropy(scores, labels, None if form == "function" else weight, label_smoothing=0.3)
+    assert torch.equal(smoothed(given, 0.3)(scores, labels), wanted)
+    assert torch.equal(given(scores, labels), before)
+    assert not torch.equal(before, wanted)
+
+
+def task(loss: Any = None, metric: str = "loss", **others: Any) -> Task:
+    return Task(
+        name="points",
+        model=network,
+        loss=loss or nn.CrossEntropyLoss(),
+        optimizer=lambda named: SGD([p for _, p in named], lr=0.1, fused=True),
+        train=batches(),
+        evaluate=batches(3),
+        metric=metric,
+        data_hash="points",
+        **others,
+    )
+
+
+def test_training_sees_smoothed_labels_and_the_evaluation_does_not() -> None:
+    losses: list[float] = []
+    config = BoostConfig.from_dict(SMOOTH)
+
+    def kept(records: Any, _: Any) -> None:
+        losses.extend(record.loss for record in records)
+
+    smooth = workbench.train(task(), config, level="O0", steps=40, out=None, on_records=kept)
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, fused=True)
+    by_hand = []
+    for x, y in batches() * 5:
+        loss = F.cross_entropy(model(x), y, label_smoothing=0.2)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        by_hand.append(loss.item())
+    assert losses == by_hand
+    model.eval()
+    with torch.no_grad():
+        plain = torch.stack([F.cross_entropy(model(x), y) for x, y in batches(3)]).mean()
+    assert smooth.metric == pytest.approx(plain.item(), rel=1e-6)
+
+
+def test_a_loss_of_model_and_batch_keeps_its_labels_and_says_so() -> None:
+    def own(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.warns(UserWarning, match=r"section regularization is not in effect because the loss is a function"):
+        result = workbench.train(task(own), BoostConfig.from_dict(SMOOTH), level="O0", steps=4, out=None)
+    assert result.plan.in_effect() == ()
+
+
+def test_the_average_acts_where_only_the_labels_cannot_be_smoothed() -> None:
+    both = BoostConfig.from_dict({**EMA, "regularization": {"weight_average": "ema", "label_smoothing": 0.1}})
+    model = network()
+    with pytest.warns(UserWarning, match=r"`regularization.label_smoothing` is not in effect because MSELoss has no"):
+        boosted = apply(both, model, SGD(model.parameters(), lr=0.1), criterion=nn.MSELoss(), level="O0")
+    assert boosted.plan is not None
+    assert boosted.plan.in_effect() == ("regularization",)
+    assert "regularization.label_smoothing" not in boosted.plan.parameters_in_effect()
+
+
+# Weights
+
+
+def test_the_average_is_the_formula_over_parameters_and_statistics() -> None:
+    model = network()
+    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5, momentum=0.9), level="O0")
+    wanted = {name: value.double() for name, value in model.state_dict().items()}
+    for t, batch in enumerate(batches()):
+        step(boosted, batch)
+        keep = min(0.5, (1 + t) / (10 + t))
+        assert keep == decay_at(t, 0.5)
+        for name, value in model.state_dict().items():
+            wanted[name] = keep * wanted[name] + (1 - keep) * value.double()
+    trained = state(model)
+    with boosted.evaluating():
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                torch.testing.assert_close(value.double(), wanted[name], rtol=1e-5, atol=1e-6)
+            else:
+                assert int(value) == 8  # the model's own number of batches
+    assert all(torch.equal(one, other) for one, other in zip(state(model), trained, strict=True))
+
+
+def test_before_the_first_update_the_weights_themselves_are_evaluated() -> None:
+    model = network()
+    boosted = apply(EMA, model, SGD(model.parameters(), lr=0.5), level="O0")
+    before = state(model)
+    with boosted.evaluating():
+        assert all(torch.equal(one, other) for one, other in zip(state(model), before, strict=True))
+
+
+def test_an_update_that_overflowed_leaves_the_average_as_it_is() -> None:
+    model = network()
+    scaled = {**EMA, "loss_scale": {"kind": "dynamic", "init": 1024.0}}
+    boosted = apply(scaled, model, SGD(model.parameters(), lr=0.5, fused=True), level="O0")
+    step(boosted, batches()[0])
+    with boosted.evaluating():
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+    step(boosted, batches()[1], factor=float("inf"))
+    with boosted.evaluating():
+        assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+
+
+def test_the_average_makes_no_host_wait_for_an_accelerators_flag() -> None:
+    from workbench.methods.regularization.weight_average import WeightAverage
+    from workbench.methods.weight_update import CompleteWindow
+
+    class OnAnAccelerator(Tensor):
+        is_cpu = False
+
+    def window(flag: float) -> CompleteWindow:
+        found = torch.tensor(flag).as_subclass(OnAnAccelerator)
+        return CompleteWindow(0, SGD(model.parameters()), torch.zeros(()), found, torch.ones(()), None, None)
+
+    model = network()
+    twins = [WeightAverage(model, 0.5) for _ in range(2)]
+    for twin in twins:
+        twin.before_update(window(0.0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    with forbid_host_reads():
+        twins[0].after_update(window(1.0))
+        twins[1].after_update(window(0.0))
+    for skipped, moved, value in zip(
+        twins[0].state_dict()["averages"], twins[1].state_dict()["averages"], model.parameters(), strict=False
+    ):
+        torch.testing.assert_close(skipped, value - 1.0)
+        torch.testing.assert_close(moved, value - decay_at(0, 0.5))
+
+
+def test_half_precision_weights_are_averaged_in_float32() -> None:
+    slow = {"boost": {"mode": "disable_all"}, "regularization": {"weight_average": "ema", "decay": 0.999}}
+    model = nn.Linear(4, 2).to(torch.bfloat16)
+    boosted = apply(slow, model, SGD(model.parameters(), lr=1e-2), level="O0")
+    for _ in range(3):
+        loss = boosted.model(torch.ones(2, 4, dtype=torch.bfloat16)).float().sum()
+        boosted.backward(loss)
+        boosted.step()
+    averages = boosted.state_dict()["methods"]["regularization"]["averages"]
+    assert {average.dtype for average in averages} == {torch.float32}
+    with boosted.evaluating():
+        assert model.weight.dtype == torch.bfloat16
+
+
+def test_training_goes_on_bit_for_bit_after_evaluations_and_from_a_checkpoint() -> None:
+    def trained(stop: int | None = None) -> tuple[Boosted, list[Tensor]]:
+        model = network()
+        boosted = apply(EMA, model, AdamW(model.parameters(), lr=0.05, fused=True), level="O0")
+        for index, batch in enumerate(batches()):
+            if index == stop:
+                kept = io.BytesIO()
+                torch.save(boosted.state_dict(), kept)
+                kept.seek(0)
+                model = network()
+                boosted = apply(EMA, model, AdamW(model.parameters(), lr=0.05, fused=True), level="O0")
+                boosted.load_state_dict(torch.load(kept, weights_only=True))
+            if stop is not None:
+                with boosted.evaluating(), torch.no_grad():
+                    model.eval()(batch[0])
+                model.train()
+            step(boosted, batch)
+        with boosted.evaluating():
+            return boosted, state(model)
+
+    whole, resumed = trained(), trained(stop=3)
+    assert all(torch.equal(one, other) for one, other in zip(whole[1], resumed[1], strict=True))
+    copied = copy.deepcopy(whole[0])
+    with copied.evaluating():
+        assert all(torch.equal(one, other) for one, other in zip(state(copied.model), whole[1], strict=True))
+    assert not all(torch.equal(one, other) for one, other in zip(state(whole[0].model), whole[1], strict=True))
+
+
+def test_a_run_evaluates_the_average() -> None:
+    averaged = workbench.train(task(), BoostConfig.from_dict(EMA), level="O0", steps=20, out=None, evaluate_every=7)
+    silent = workbench.train(task(), BoostConfig.from_dict(EMA), level="O0", steps=20, out=None)
+    plain = workbench.train(task(), BoostConfig.from_dict({"boost": {"mode": "disable_all"}}), steps=20, out=None)
+    assert averaged.metric == silent.metric
+    assert averaged.metric != plain.metric
+    assert averaged.final_loss == plain.final_loss

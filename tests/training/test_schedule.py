@@ -1,0 +1,150 @@
+"""Shorter runs and other batches: how many passes there are, what they see, and where the learning rate ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+
+import workbench
+from workbench.config import BoostConfig
+from workbench.methods.schedule.method import factor_at, recorded
+from workbench.tasks import Task
+from workbench.tasks.errors import TaskError
+
+STEPS = 24
+
+
+def config(**sections: Any) -> BoostConfig:
+    return BoostConfig.from_dict({"boost": {"mode": "disable_all"}, **sections})
+
+
+def task(scheduler: Any = None, seen: list[Tensor] | None = None) -> Task:
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    batches = [(inputs[i : i + 8], (inputs[i : i + 8].sum(dim=1) > 0).long()) for i in range(0, 64, 8)]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if seen is not None and model.training:
+            seen.append(batch[0])
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return Task(
+        name="points",
+        model=lambda: nn.Linear(4, 2),
+        loss=loss,
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+        train=batches,
+        evaluate=batches,
+        metric="accuracy",
+        scheduler=scheduler,
+        data_hash="points",
+    )
+
+
+def rates(scheduler: Any, **sections: Any) -> list[float]:
+    told: list[float] = []
+    workbench.train(
+        task(scheduler),
+        config(**sections),
+        level="O0",
+        steps=STEPS,
+        out=None,
+        on_records=lambda records, _: told.extend(record.learning_rate for record in records),
+    )
+    return told
+
+
+@pytest.mark.parametrize(
+    ("sections", "passes", "samples"),
+    [
+        ({"schedule": {"length": 0.5}}, 12, 8),
+        ({"batch": {"factor": 2.0}}, 12, 16),
+        ({"batch": {"factor": 0.5}}, 48, 4),
+        ({"schedule": {"length": 0.5}, "batch": {"factor": 4.0}}, 3, 32),
+    ],
+)
+def test_a_run_sees_its_share_of_the_samples(sections: dict[str, Any], passes: int, samples: int) -> None:
+    seen: list[Tensor] = []
+    result = workbench.train(task(seen=seen), config(**sections), level="O0", steps=STEPS, out=None)
+    used = [inputs for inputs in seen if len(inputs) == samples]
+    assert result.steps == passes
+    assert len(used) >= passes  # the outputs are checked with one batch before training
+    assert result.curve[-1][0] == passes * samples // 8
+    unchanged: list[Tensor] = []
+    workbench.train(task(seen=unchanged), config(), level="O0", steps=STEPS, out=None)
+    here, there = torch.cat(used[-passes:]), torch.cat([inputs for inputs in unchanged if len(inputs) == 8][-STEPS:])
+    assert torch.equal(here, there[: len(here)])  # the same samples in the same order
+
+
+def test_evaluations_stand_at_batches_of_the_loader() -> None:
+    result = workbench.train(task(), config(batch={"factor": 2.0}), level="O0", steps=STEPS, out=None, evaluate_every=8)
+    assert [step for step, _ in result.curve] == [8, 16, 24]
+
+
+def cosine(optimizer: torch.optim.Optimizer, total: int) -> CosineAnnealingLR:
+    return CosineAnnealingLR(optimizer, total)
+
+
+def test_a_shorter_run_goes_through_the_whole_curve_of_the_task() -> None:
+    whole, short = rates(cosine), rates(cosine, schedule={"length": 0.5})
+    assert len(short) == STEPS // 2
+    assert short[0] == pytest.approx(whole[0])
+    assert short[-1] == pytest.approx(whole[-1])
+    assert short[6] == pytest.approx((whole[12] + whole[13]) / 2, rel=0.1)
+
+
+def test_a_scheduler_that_counts_its_own_steps_is_stretched_too() -> None:
+    def drops(optimizer: torch.optim.Optimizer, _total: int) -> StepLR:
+        return StepLR(optimizer, step_size=STEPS // 2)
+
+    short = rates(drops, schedule={"length": 0.5})
+    assert short[0] == pytest.approx(0.1)
+    assert short[-1] == pytest.approx(0.01)
+
+
+def test_length_one_keeps_the_scheduler_itself_bit_for_bit() -> None:
+    assert rates(cosine, schedule={"warmup": 0.3}) == rates(cosine)
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "warmup_stable_decay"])
+def test_every_shape_rises_to_the_rate_and_ends_where_it_is_told(shape: Any) -> None:
+    told = rates(cosine, schedule={"shape": shape, "warmup": 0.25, "final": 0.1, "length": 0.5})
+    assert told[:3] == pytest.approx([0.1 / 3, 0.2 / 3, 0.1])
+    assert told[-1] == pytest.approx(0.01)
+    assert told[3:] == sorted(told[3:], reverse=True)
+
+
+def test_the_constant_shape_replaces_a_falling_curve() -> None:
+    assert rates(cosine, schedule={"shape": "constant", "warmup": 0.0}) == [0.1] * STEPS
+
+
+def test_factors_of_one_update_are_defined() -> None:
+    assert factor_at(0, 1, "linear", warmup=0.0) == 1.0
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
+def test_the_rate_follows_the_batch_by_the_rule(rule: str, factor: float) -> None:
+    assert rates(None, batch={"factor": 4.0, "lr_rule": rule})[0] == pytest.approx(0.1 * factor)
+
+
+def test_freezing_spans_the_updates_of_the_shorter_run() -> None:
+    from workbench.training.apply import fitted_config
+
+    freezing = {
+        "boost": {"mode": "manual", "grad_freeze": True, "less_bn": False, "adasum": False},
+        "grad_freeze": {"total_steps": 24, "param_groups": 2},
+    }
+    short = BoostConfig.from_dict({**freezing, "schedule": {"length": 0.5}})
+    assert fitted_config(short, "O1", STEPS).grad_freeze.total_steps == 12
+    assert fitted_config(BoostConfig.from_dict(freezing), "O1", STEPS).grad_freeze.total_steps == 24
+
+
+def test_a_plateau_scheduler_cannot_be_stretched_and_says_so() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    with pytest.raises(ValueError, match="its course is not known beforehand"):
+        recorded(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one), optimizer, 5)
+    with pytest.raises(TaskError, match="is stepped with a metric"):
+        rates(lambda one, _: torch.optim.lr_scheduler.ReduceLROnPlateau(one))

@@ -1,0 +1,179 @@
+"""One count, one wording and one winner, wherever a study is looked at."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pandas as pd
+import pytest
+
+from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
+from workbench.api import export
+from workbench.cli import main
+from workbench.config import BoostConfig
+from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord, Verdict
+from workbench.core.trial_counts import count_trials, outcome_of, suited_exports
+from workbench.panels.study_answer import answer_html
+from workbench.study import TuneProgress, read_result, tune
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
+from workbench.study.store.storage import default_storage, open_storage
+
+DROPS = {"o1": 0.01, "o2": 0.03}
+
+
+def trial(number: int, state: str = "complete", deficit: float = math.nan, **known: Any) -> TrialRecord:
+    return TrialRecord(number, state, metric_deficit=deficit, **known)
+
+
+TRIALS = [trial(0, deficit=0.0), trial(1, deficit=0.01), trial(2, deficit=0.02), trial(3, deficit=0.04), trial(4),
+          trial(5, "pruned", 0.0), trial(6, "failed"), trial(7, "waiting")]  # fmt: skip
+
+
+def test_a_trial_comes_to_one_thing_and_the_counts_add_up() -> None:
+    told = ["O0", "within the allowed drop", "within the drop of o2 only", *["beyond the allowed drop"] * 2,
+            "pruned", "failed", "waiting"]  # fmt: skip
+    assert [outcome_of(one, DROPS) for one in TRIALS] == told
+    counts = count_trials(TRIALS, DROPS)
+    assert counts.n_finished == sum(counts.finished.values()) == 6
+    assert counts.text() == (
+        "O0, 1 within the allowed drop, 1 within the drop of o2 only, 2 beyond the allowed drop, 1 pruned; "
+        "besides 1 failed, 1 waiting"
+    )
+    assert suited_exports(TRIALS[5], DROPS) == ()  # it was given up
+    assert outcome_of(replace(TRIALS[2], feasible=True)) == "within the allowed drop"  # by the study's target
+
+
+def test_schedules_that_round_to_the_same_one_are_one_plan_with_keys_of_their_own() -> None:
+    def plan(freeze_p: float, freeze_type: int = 0) -> Any:
+        values = {"param_groups": 2, "freeze_type": freeze_type, "freeze_p": freeze_p}
+        return BoostConfig.from_dict({"grad_freeze": values}).resolve("O1")
+
+    assert plan(0.2).training_key() == plan(0.38).training_key()  # each freezes in every step
+    assert plan(0.2).training_key() != plan(0.5).training_key()
+    assert plan(0.2, 1).training_key() != plan(0.38, 1).training_key()
+    assert plan(0.2).key() != plan(0.38).key()
+    # As version 0.6 made it: confirmations are stored by it.
+    assert BoostConfig().resolve("O1").key() == "1af9e01c6907c4d7"
+
+
+def test_a_search_trains_one_of_the_plans_that_train_alike(tmp_path: Path) -> None:
+    text = STUDY.replace('["O0", "O1", "O2"]', '["O1"]').replace("[0, 1]", "[0]").replace("[false, true]", "[true]")
+    text = text.replace("low = 0.3, high = 0.9", "low = 0.36, high = 0.6").replace("n_trials = 10", "n_trials = 6")
+    directory = write_study(tmp_path / "s", text.replace("[confirm]", '"grad_freeze.param_groups" = [2]\n[confirm]'))
+    result = tune(directory, make_experimenter=make_fake)
+    plans = {BoostConfig.from_dict(one.config).resolve(one.level).training_key() for one in result.trials}
+    assert len(plans) == len(result.trials) == 3  # O0, no full step (below 0.5), one full step in two
+    assert result.importance == {}
+
+
+class OneCandidate(FakeRunner):
+    """The search finds each plan faster than it is."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        return SpeedMeasured(0.8, 0.79, 0.81) if isinstance(job, SpeedJob) else super().run(job, monitor)
+
+
+def make_one(file: StudyFile, directory: Path) -> OneCandidate:
+    return OneCandidate(directory)
+
+
+def test_progress_names_no_leader_once_the_confirmation_decides(tmp_path: Path) -> None:
+    seen: list[TuneProgress] = []
+    tune(write_study(tmp_path / "s"), make_experimenter=make_one, on_progress=seen.append)
+    assert any(one.best for one in seen if one.phase == "search")
+    deciding = [one for one in seen if one.phase in {"confirm", "export"}]
+    assert deciding
+    assert not any(one.best for one in deciding)
+
+
+def test_every_place_counts_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_study(tmp_path / "s")
+    tune(directory, make_experimenter=make_fake)
+    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
+    study.enqueue_trial({"level": "O1"})
+    export(directory)
+    result = read_result(directory)
+    assert len(result.trials) == 11
+    told = result.counts.text()
+    assert told.endswith("besides 1 waiting")
+    assert not result.is_over
+    assert f"10 of 10 trials finished: {told}." in (directory / "result" / "results.md").read_text(encoding="utf-8")
+    page = (directory / "result" / "report.html").read_text(encoding="utf-8")
+    assert f'<span class="value">10</span><span class="note">{told}</span>' in page
+    assert f"All trials: {told}" in page
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["status", str(directory)])
+    assert told in capsys.readouterr().out
+
+
+def candidate(**changed: Any) -> CandidateRecord:
+    values: dict[str, Any] = {
+        "label": "trial 1", "trial_number": 1, "target": "o1", "summary": "freezing", "config": {}, "speedup": 1.2,
+        "speedup_low": 0.0, "speedup_high": math.inf, "drop": math.nan, "drop_bound": math.inf, "allowed_drop": 0.01,
+        "n_seeds": 0, "verdict": Verdict.UNDECIDED, "sentence": "Undecided.",
+    }  # fmt: skip
+    return CandidateRecord(**(values | changed))
+
+
+def study_result(directory: Path, **changed: Any) -> StudyResult:
+    known: dict[str, Any] = {
+        "name": "s", "directory": directory, "task": "t", "metric_name": "accuracy", "higher_is_better": True,
+        "objective": "speed", "n_trials": 8, "trials": TRIALS, "allowed_drops": DROPS,
+    }  # fmt: skip
+    return StudyResult(**(known | changed))
+
+
+def test_what_is_not_known_is_said_in_one_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from workbench.cli.study_commands import _print_candidates
+    from workbench.report.result_files import results_page
+    from workbench.study.answer.export import write_tables
+
+    one = candidate()
+    result = study_result(tmp_path, candidates=[one], choices={"o1": Choice("o1", one, "")})
+    _print_candidates(result)
+    row = capsys.readouterr().out.splitlines()[-1]
+    assert row.split()[3:7] == ["1.20", "x", "unknown", "unknown"]
+    assert "| 1.20 | unknown | unknown | 0.01 | 0 | undecided | yes |" in results_page(result)
+    write_tables(tmp_path, [one], result.choices, {})
+    table = pd.read_csv(tmp_path / "candidates.csv")
+    assert table[["speedup_high", "drop", "drop_bound"]].isna().all(axis=None)
+
+
+def test_exports_with_one_answer_say_it_once() -> None:
+    choices = {target: Choice(target, None, "O0 is exported: nothing acts.") for target in DROPS}
+    result = study_result(Path("s"), choices=choices)
+    assert result.choice_sentences == ["o1, o2: O0 is exported: nothing acts."]
+    assert result.in_effect("o1") == result.exports["o1"]["summary"] == "nothing switched on"
+    told = answer_html(result)
+    assert told.count("nothing acts") == 1
+    assert "The same as for o1, for the same reason." in told
+
+
+def test_a_stored_command_names_the_folder_as_it_is_called_now(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s")
+    tune(directory, make_experimenter=make_fake)
+    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
+    stored = study.user_attrs["candidates"]
+    stored[0]["sentence"] = (
+        "Undecided. About 9 fresh seeds would decide: `workbench tune elsewhere --confirm-seeds 44`."
+    )
+    study.set_user_attr("candidates", stored)
+    told = read_result(directory).candidates[0].sentence
+    assert told.endswith(f"would decide: `workbench tune {directory} --confirm-seeds 44`.")
+
+
+def test_status_says_that_the_limit_ended_the_confirmation(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s")
+    tune(directory, make_experimenter=make_fake)
+    study = optuna.load_study(study_name="s", storage=open_storage(default_storage(directory)))
+    assert json.dumps(study.user_attrs["cut_short"]) == '""'
+    sentence = "The time limit ended the confirmation; the same command goes on from there."
+    study.set_user_attr("cut_short", sentence)
+    assert sentence in read_result(directory).messages
+    assert sentence not in tune(directory, make_experimenter=make_fake).messages

@@ -1,0 +1,321 @@
+"""The study that is written for a task: what applies is searched, what does not is left out with a sentence."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.config import NetworkFacts
+from workbench.study.ask.set_up_study import SetUpQuestion, ask
+from workbench.study.ask.study_file import StudyFile, parse_study, read_study
+from workbench.study.ask.task_study import begin_study, folder_of
+from workbench.study.errors import StudyError
+from workbench.tasks import Task
+from workbench.tasks.errors import TaskError
+from workbench.tasks.loading import load_task
+from workbench.training.task_look import TaskLook, look_at
+
+CPU = torch.device("cpu")
+
+
+def regression(**changes: Any) -> Task:
+    """Return a regression by a small net; any field of the task can be another."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 6, generator=generator)
+    batches = [(x[i::8], x[i::8].sum(1, keepdim=True)) for i in range(8)]
+    fields: dict[str, Any] = {
+        "name": "sums",
+        "model": lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)),
+        "loss": nn.MSELoss(),
+        "optimizer": lambda named: torch.optim.Adam(named, lr=0.01),
+        "train": batches,
+        "evaluate": batches,
+        "metric": "mse",
+    }
+    return Task(**fields | changes)
+
+
+LOOK = TaskLook(
+    optimizer="SGD",
+    rates=(0.1,),
+    momentum=0.9,
+    nesterov=False,
+    weight_decay=5e-4,
+    has_scheduler=False,
+    no_merging="",
+    convolutions=4,
+    matrices=4,
+    network=NetworkFacts(4, 4, 8, 4, 4, 4, no_sequence="its inputs are no tokens"),
+    fast_bfloat16=True,
+    device="cpu",
+    step_seconds=0.01,
+    epoch_batches=45,
+)
+
+
+def asked(look: TaskLook = LOOK, *, steps: int = 180, minutes: float = 15.0, drop: Any = None) -> SetUpQuestion:
+    return ask(look, "mine.py:task", steps=steps, minutes=minutes, allowed_drop=drop)
+
+
+def study_of(task: Task, steps: int = 100) -> tuple[SetUpQuestion, StudyFile]:
+    """Look at a task and return the question with the study that its text means."""
+    question = ask(look_at(task, CPU), task.name, steps=steps, minutes=60.0, allowed_drop=None)
+    file = parse_study(question.text)
+    for dimension in file.dimensions:
+        dimension.check(file.base_config())
+    return question, file
+
+
+def paths(file: StudyFile) -> set[str]:
+    return {one.path for one in file.dimensions}
+
+
+def said(question: SetUpQuestion, start: str) -> str:
+    """Return the one sentence that begins so."""
+    found = [sentence for sentence in question.left_out if sentence.startswith(start)]
+    assert len(found) == 1, question.left_out
+    assert found[0].endswith(".")
+    return found[0]
+
+
+@pytest.mark.parametrize("name", ["digits-lenet", "digits-resnet"])
+def test_an_image_classifier_may_have_everything_but_shorter_sequences(name: str) -> None:
+    question, file = study_of(load_task(name))
+    assert file.study.objective == "time_to_quality"
+    assert file.study.task == name
+    assert {
+        "optimizer.name",
+        "schedule.length",
+        "batch.factor",
+        "regularization.label_smoothing",
+        "regularization.weight_average",
+    } <= paths(file)
+    assert "runtime.memory_format" in file.set_up.runtime
+    assert list(file.set_up.left_out) == question.left_out
+    names = next(one for one in file.dimensions if one.path == "optimizer.name").choices
+    assert "Muon" in names
+    less_bn = next((one for one in file.dimensions if one.path == "boost.less_bn"), None)
+    assert (less_bn is not None) == (name == "digits-resnet"), "only one of them has BatchNorms"
+    if name == "digits-lenet":
+        assert "BatchNorm" in said(question, "less_bn is left out")
+
+
+def test_a_look_changes_nothing_and_draws_nothing() -> None:
+    task = regression()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    look_at(task, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_regression_has_no_labels_to_smooth_and_no_images() -> None:
+    question, file = study_of(regression())
+    assert "because" in said(question, "Label smoothing is left out")
+    assert "because" in said(question, "Smaller inputs at first are left out")
+    assert not {"regularization.label_smoothing", "curriculum.kind", "boost.less_bn"} & paths(file)
+    assert "runtime.memory_format" not in file.set_up.runtime
+    names = next(one for one in file.dimensions if one.path == "optimizer.name").choices
+    assert set(names) == {"Adam", "Muon"}
+    own = next(one for one in file.dimensions if one.path == "optimizer.lr[Adam]")
+    assert own.low < 0.01 < own.high, "around the task's own rate"
+    assert file.allowed_drops("mse", 2.0) == {"o1": pytest.approx(0.02)}
+
+
+def test_a_schedule_that_waits_for_a_metric_is_refused_in_a_sentence() -> None:
+    plateau = regression(
+        scheduler=lambda optimizer, _steps: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+    )
+    with pytest.raises(TaskError, match="a ReduceLROnPlateau is stepped with a metric"):
+        study_of(plateau)
+
+
+def test_batches_that_cannot_be_put_together_are_not() -> None:
+    ragged = [(torch.randn(4, 6 + i % 2), torch.randn(4, 1)) for i in range(4)]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.mse_loss(model(batch[0][:, :6]), batch[1])
+
+    question, file = study_of(regression(train=ragged, loss=loss, evaluate=[(torch.randn(4, 6), torch.randn(4, 1))]))
+    assert "because" in said(question, "Larger batches are left out")
+    assert not any(path.startswith("batch.") for path in paths(file))
+
+
+def test_a_loader_of_one_batch_has_none_to_put_together() -> None:
+    task = regression()
+    question, _ = study_of(replace(task, train=task.train[:1]))
+    assert said(question, "Larger batches") == "Larger batches are left out, because the loader gives one batch."
+
+
+def test_groups_with_rates_of_their_own_keep_them() -> None:
+    def two_rates(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        first, *others = [parameter for _, parameter in named]
+        return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": others}], lr=0.1)
+
+    question, file = study_of(regression(optimizer=two_rates))
+    assert "learning rates of their own" in said(question, "Other optimizers are left out")
+    assert not any(path.startswith("optimizer.") for path in paths(file))
+    assert file.set_up.plain_rates == []
+    assert "schedule.length" in paths(file)
+
+
+def test_an_optimizer_that_is_no_family_of_ours_is_kept_as_it_is() -> None:
+    question, file = study_of(regression(optimizer=functools.partial(_rprop)))
+    assert "Rprop" in said(question, "The task's own optimizer")
+    assert "Rprop" not in next(one for one in file.dimensions if one.path == "optimizer.name").choices
+
+
+def _rprop(named: Iterator[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.Rprop([parameter for _, parameter in named], lr=0.01)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bfloat16_is_tried_where_it_can_pay(fast: bool) -> None:
+    question = asked(replace(LOOK, fast_bfloat16=fast))
+    file = parse_study(question.text)
+    assert ("amp.level" in file.set_up.runtime) == fast
+    assert bool([one for one in question.left_out if one.startswith("bfloat16")]) != fast
+    if fast:
+        assert file.base_config().amp.dtype == "bfloat16"
+
+
+def test_compiling_is_tried_where_a_run_is_long_enough_to_pay_for_it() -> None:
+    short, long = asked(steps=180), asked(replace(LOOK, step_seconds=1.0), minutes=600.0)
+    assert "too short to pay" in said(short, "torch.compile is left out")
+    assert parse_study(long.text).set_up.runtime["runtime.compile"] == ["off", "default"]
+
+
+def test_too_little_time_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(StudyError, match=r"0\.1 minutes are too short .* give it --minutes (\d+) at least") as refused:
+        asked(steps=100_000, minutes=0.1)
+    needed = float(str(refused.value).split("--minutes ")[1].split()[0])
+    assert asked(steps=100_000, minutes=needed).steps >= 100_000 / 16
+
+
+def test_a_long_training_is_asked_about_at_a_horizon_that_is_said() -> None:
+    question = asked(steps=10_000, minutes=15.0)
+    assert question.steps == 1800, "fifty runs of 1,800 batches of 10 ms are 15 minutes"
+    sentence = said(question, "The study trains 1800 of 10000 batches")
+    needed = float(sentence.split("--minutes ")[1].split()[0])
+    assert asked(steps=10_000, minutes=needed).steps == 10_000
+    file = parse_study(question.text)
+    assert file.study.budget_steps == 1800
+    assert sentence in file.set_up.left_out
+
+
+def test_a_short_training_keeps_its_length() -> None:
+    question = asked(steps=180)
+    assert question.steps == 180
+    assert not any("annealed" in sentence for sentence in question.left_out)
+    assert question.run_seconds == pytest.approx(1.8)
+    assert "500" in question.forecast(15.0)
+
+
+@pytest.mark.parametrize(
+    ("drop", "metric", "expected"),
+    [
+        (None, "accuracy", 0.005),
+        (None, "mse", 0.005),
+        (0.02, "accuracy", 0.02),
+        ("2 %", "mse", 0.01),
+        ("0.5%", "accuracy", 0.0025),
+    ],
+)
+def test_one_drop_is_asked_about_the_given_or_the_usual_one(drop: Any, metric: str, expected: float) -> None:
+    file = parse_study(asked(drop=drop).text)
+    assert file.allowed_drops(metric, 0.5) == {"o1": pytest.approx(expected)}
+
+
+def test_a_share_is_unknown_until_the_baseline_is() -> None:
+    assert math.isnan(parse_study(asked(drop="1 %").text).allowed_drops("accuracy")["o1"])
+
+
+def test_a_task_s_own_length_is_taken_and_what_is_said_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lengths = {}
+    for name, fields, said_now in (
+        ("steps", {"steps": 24}, {}),
+        ("epochs", {"epochs": 2.5}, {}),
+        ("said", {"steps": 24}, {"steps": 40}),
+        ("passes", {"steps": 24}, {"epochs": 4}),
+    ):
+        folder = begin_study(regression(name=name, **fields), minutes=60.0, device="cpu", **said_now)
+        lengths[name] = read_study(folder).study.budget_steps
+    assert lengths == {"steps": 24, "epochs": 20, "said": 40, "passes": 32}
+
+
+def test_a_study_that_is_there_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task, notes = regression(name="a task / of mine", steps=24), list[str]()
+    folder = begin_study(task, minutes=60.0, device="cpu", allowed_drop="2 %")
+    assert folder == folder_of(task) == Path("studies/a-task-of-mine")
+    written = (folder / "study.toml").read_bytes()
+    assert begin_study(task, minutes=30.0, device="cpu", on_note=notes.append) == folder
+    assert (folder / "study.toml").read_bytes() == written
+    assert any("Going on with" in note for note in notes)
+    assert begin_study(task, device="cpu", allowed_drop="2%") == folder, "the same share, written without a blank"
+
+
+@pytest.mark.parametrize(
+    "other", [{"steps": 12}, {"steps": 48}, {"epochs": 9}, {"allowed_drop": 0.5}, {"allowed_drop": "3 %"}], ids=str
+)
+def test_another_question_than_the_one_that_is_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = regression(steps=24)
+    begin_study(task, minutes=60.0, device="cpu", allowed_drop="2 %")
+    with pytest.raises(StudyError, match="--fresh begins anew"):
+        begin_study(task, minutes=60.0, device="cpu", **other)
+    begin_study(task, minutes=60.0, device="cpu", fresh=True, **other)
+
+
+@pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "a %", "-2 %"], ids=str)
+def test_a_drop_that_is_none_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drop: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = regression(steps=24)
+    with pytest.raises(StudyError, match="drop"):
+        begin_study(task, minutes=60.0, device="cpu", allowed_drop=drop)
+    assert not (folder_of(task) / "study.toml").exists()
+
+
+def test_what_a_shortened_study_was_asked_may_be_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    task, many = regression(), 10_000_000
+    step_seconds = look_at(task, CPU).step_seconds
+    minutes = many / 4 * 50 * step_seconds / 60  # time for a quarter of them, give or take
+    folder = begin_study(task, steps=many, minutes=minutes, device="cpu")
+    assert read_study(folder).study.budget_steps < many
+    assert begin_study(task, steps=many, device="cpu") == folder
+    with pytest.raises(StudyError, match="--fresh begins anew"):
+        begin_study(task, steps=many - 1, device="cpu")
+
+
+def test_steps_and_epochs_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyError, match="give one of them"):
+        begin_study(regression(), steps=10, epochs=2, device="cpu")
+
+
+def test_nobody_says_how_long_a_task_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyError, match="how long is sums trained today"):
+        begin_study(regression(), device="cpu")
+
+    def endless(seed: int) -> Iterator[Any]:
+        yield from regression().train
+
+    with pytest.raises(StudyError, match="does not know its length"):
+        begin_study(regression(train=endless, epochs=3), device="cpu")

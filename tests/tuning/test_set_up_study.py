@@ -1,0 +1,379 @@
+"""Whole searches for the fastest set-up, on a surface whose truth is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from tests.kit.surface_runner import SurfaceRunner, optimizer_of, step_ratio, true_metric
+from workbench.config import BoostConfig
+from workbench.core.records import StudyResult
+from workbench.methods.batch.section import BatchSection
+from workbench.methods.schedule.section import ScheduleSection
+from workbench.study import read_result, tune
+from workbench.study.ask.study_file import read_study
+from workbench.study.errors import StudyStoppedError
+from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
+from workbench.study.run.progress import StudyWatch
+from workbench.study.run.searching import Search
+from workbench.study.run.warm_up import WarmUps
+from workbench.study.set_up.objective import SKIPPED
+from workbench.study.store import storage as kept
+from workbench.study.store.quiet import quiet_optuna
+
+ALLOWED = 0.02
+STUDY = """\
+[study]
+task = "fake"
+budget_steps = 200
+n_trials = 14
+objective = "time_to_quality"
+[allowed_drop]
+o1 = {allowed}
+[sampler]
+name = "promise"
+[pruner]
+name = "none"
+[set_up]
+plain_rates = [0.05, 0.1]
+plain_runs = 9
+leader_seeds = 6
+{set_up}
+[space]
+"optimizer.name" = ["AdamW", "SGD"]
+"optimizer.lr" = {{low = 0.001, high = 0.3, log = true}}
+"schedule.length" = {{low = 0.1, high = 0.9, log = true}}
+{space}
+[confirm]
+seeds_min = 10
+seeds_max = 20
+candidates = 1
+"""
+LINEAR = '"schedule.shape" = ["linear"]'
+
+
+def write(
+    folder: Path, *, space: str = LINEAR + '\n"batch.factor" = [1.0, 2.0]', allowed: Any = ALLOWED, set_up: str = ""
+) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "study.toml").write_text(STUDY.format(space=space, allowed=allowed, set_up=set_up))
+    return folder
+
+
+def run(folder: Path, *runners: SurfaceRunner, **options: Any) -> StudyResult:
+    """Tune with a runner of the surface; a given one records what it was asked."""
+    runner = runners[0] if runners else SurfaceRunner(folder)
+    return tune(folder, make_experimenter=lambda _file, _folder: runner, **options)
+
+
+def stored_trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / 'study.db'}")
+    return study.get_trials(deepcopy=False)
+
+
+def waiting_trials(folder: Path) -> list[optuna.trial.FrozenTrial]:
+    return [one for one in stored_trials(folder) if one.state == optuna.trial.TrialState.WAITING]
+
+
+def predicted_time(config: BoostConfig) -> float:
+    return step_ratio(config) * config.part(ScheduleSection).length / config.part(BatchSection).factor
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult, SurfaceRunner]:
+    """Return one study that was run to its end, its result and who trained it."""
+    folder = write(tmp_path_factory.mktemp("searched") / "study")
+    runner = SurfaceRunner(folder, noise=0.004, seed=3)
+    return folder, run(folder, runner), runner
+
+
+Searched = tuple[Path, StudyResult, SurfaceRunner]
+
+
+def test_what_is_exported_is_faster_and_truly_keeps_the_quality(searched: Searched) -> None:
+    _, result, _ = searched
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    config = BoostConfig.from_dict(taken.config)
+    assert 1.0 / predicted_time(config) > 1.3
+    assert taken.speedup == pytest.approx(1.0 / predicted_time(config), rel=0.05)
+    assert true_metric(BoostConfig()) - true_metric(config) < ALLOWED
+
+
+def test_its_verdict_follows_from_its_figures_and_is_said_everywhere(searched: Searched) -> None:
+    _, result, _ = searched
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    holds = taken.speedup_low > 1.0 and taken.drop_bound <= taken.allowed_drop
+    assert str(taken.verdict) == ("confirmed" if holds else "undecided")
+    assert str(taken.verdict) in result.choices["o1"].sentence.lower()
+    assert taken.drop == pytest.approx(
+        sum(reference - metric for reference, metric in taken.metrics) / len(taken.metrics)
+    )
+    assert taken.n_seeds >= 10
+
+
+def test_the_exported_file_means_the_plan_that_was_confirmed(searched: Searched) -> None:
+    _, result, _ = searched
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    assert list(result.exported) == ["o1"], "one drop, one export"
+    exported = BoostConfig.from_json(result.exported["o1"])
+    confirmed = BoostConfig.from_dict(taken.config)
+    assert exported.resolve("O1").key() == confirmed.resolve("O1").key()
+    assert true_metric(exported) == true_metric(confirmed)
+    assert predicted_time(exported) == predicted_time(confirmed)
+
+
+def test_what_is_read_later_is_what_tune_has_told(searched: Searched) -> None:
+    folder, result, _ = searched
+    later = read_result(folder)
+    assert later.chosen == result.chosen
+    assert later.choice_sentences == result.choice_sentences
+    assert later.candidates == result.candidates
+    assert later.attribution == result.attribution
+    assert later.tuned_plain == result.tuned_plain
+    assert later.allowed_drops == result.allowed_drops == {"o1": ALLOWED}
+    assert later.counts == result.counts
+    assert set(later.messages) >= set(result.choice_sentences)
+
+
+def test_the_parts_of_the_gain_multiply_to_the_total(searched: Searched) -> None:
+    _, result, _ = searched
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    parts = result.attribution["o1"]
+    total = 1.0 / predicted_time(BoostConfig.from_dict(taken.config))
+    assert math.prod(part.factor for part in parts) == pytest.approx(total, rel=0.01)
+    assert parts[0].part.startswith("length"), "the schedule is the ground on which the others stand"
+
+
+def test_tuned_plain_differs_from_the_task_in_its_schedule_and_rate_alone(searched: Searched) -> None:
+    _, result, _ = searched
+    beside = result.tuned_plain["o1"]
+    config = BoostConfig.from_dict(beside.config)
+    assert optimizer_of(config) == "task"
+    assert config.part(BatchSection).factor == 1.0
+    assert beside.relative_time == pytest.approx(config.part(ScheduleSection).length, rel=0.02)
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    expected = beside.relative_time / predicted_time(BoostConfig.from_dict(taken.config))
+    assert beside.speedup == pytest.approx(expected, rel=0.05)
+
+
+def test_every_value_is_the_whole_run_s_predicted_time(searched: Searched) -> None:
+    folder, _, _ = searched
+    trained = [one for one in stored_trials(folder) if one.state == optuna.trial.TrialState.COMPLETE]
+    for trial in trained:
+        config = BoostConfig.from_dict(trial.user_attrs["config"])
+        if not trial.user_attrs["trained"]["diverged"]:
+            one_pass = step_ratio(config) / 200  # there are no halves of them
+            assert trial.value == pytest.approx(predicted_time(config), abs=one_pass)
+
+
+def test_a_plan_that_cannot_lead_is_pruned_untrained_and_does_not_count(searched: Searched) -> None:
+    folder, result, _ = searched
+    trials = stored_trials(folder)
+    drawn = [one for one in trials if "given" not in one.user_attrs]
+    counted = [one for one in drawn if SKIPPED not in one.user_attrs and "repeats" not in one.user_attrs]
+    assert len(counted) == 14
+    for trial in (one for one in trials if SKIPPED in one.user_attrs):
+        assert trial.state == optuna.trial.TrialState.PRUNED
+        assert trial.values is None
+        assert not trial.constraints
+        assert "trained" not in trial.user_attrs
+        assert math.isnan(result.trials[trial.number].value)
+
+
+def test_all_runs_go_to_their_own_end_and_are_evaluated_there_alone(searched: Searched) -> None:
+    _, _, runner = searched
+    runs = [job for job in runner.jobs if isinstance(job, TrainJob)]
+    assert runs
+    assert all(job.steps == job.evaluate_every == 200 for job in runs)
+
+
+def test_nothing_but_the_baseline_is_exported_where_no_shorter_run_keeps_the_quality(tmp_path: Path) -> None:
+    def truth(config: BoostConfig) -> float:
+        return 0.98 if config.part(ScheduleSection).length == 1.0 else 0.5
+
+    folder = write(tmp_path / "study", space=LINEAR)
+    result = run(folder, SurfaceRunner(folder, truth=truth), trials=6)
+    assert result.chosen == {"o1": "O0"}
+    assert "O0 is exported" in result.choices["o1"].sentence
+    assert result.attribution == {}
+    exported = BoostConfig.from_json(result.exported["o1"])
+    assert exported.part(ScheduleSection).length == 1.0
+    assert optimizer_of(exported) == "task"
+    assert read_result(folder).choice_sentences == result.choice_sentences
+
+
+def test_a_study_that_was_stopped_goes_on_and_trains_nothing_again(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study")
+
+    class Stopping(SurfaceRunner):
+        """Asks for the end at its twentieth run."""
+
+        def wants_to_end(self) -> bool:
+            return self.runs >= 20
+
+    first = Stopping(folder)
+    with pytest.raises(StudyStoppedError):
+        run(folder, first, stop=first.wants_to_end)
+    before = [one for one in stored_trials(folder) if one.state.is_finished()]
+    assert len(before) >= 3
+    second = SurfaceRunner(folder)
+    result = run(folder, second)
+    after = {one.number: one for one in stored_trials(folder)}
+    for trial in before:
+        assert after[trial.number].state == trial.state
+        assert after[trial.number].values == trial.values
+        assert after[trial.number].user_attrs.get("deficits") == trial.user_attrs.get("deficits")
+    known = {(job.seed, repr(job.config)) for job in first.jobs if isinstance(job, TrainJob)}
+    again = [job for job in second.jobs if isinstance(job, TrainJob) and (job.seed, repr(job.config)) in known]
+    # The trial in hand is run again, no other; the baseline's seeds are 0 to 4.
+    assert len({repr(job.config) for job in again}) <= 1
+    baseline = next(job for job in first.jobs if isinstance(job, TrainJob))
+    assert not any(job.config == baseline.config for job in again)
+    assert result.chosen["o1"] != ""
+
+
+def test_a_finished_study_is_not_trained_any_further(searched: Searched) -> None:
+    folder, result, _ = searched
+    again = SurfaceRunner(folder)
+    told = run(folder, again)
+    assert again.runs == 0
+    assert told.chosen == result.chosen
+    assert told.attribution == result.attribution
+
+
+def test_a_relative_drop_is_a_share_of_the_mean_baseline_and_stays_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", allowed='"2 %"')
+    runner = SurfaceRunner(folder)
+    first = run(folder, runner, trials=3)
+    baseline = next(job.config for job in runner.jobs if isinstance(job, TrainJob))
+    metrics = [
+        SurfaceRunner(folder).run(TrainJob(baseline, "O0", seed=seed, steps=200, evaluate_every=200)).metric
+        for seed in range(5)
+    ]
+    expected = 0.02 * sum(metrics) / 5
+    assert first.allowed_drops == {"o1": pytest.approx(expected)}
+    again = run(folder, trials=5)
+    assert again.allowed_drops == first.allowed_drops
+    assert read_result(folder).allowed_drops == first.allowed_drops
+
+
+@pytest.mark.parametrize(("metric", "share"), [("accuracy", None), ("val_accuracy", None), ("f1", 0.01), ("mse", 0.01)])
+def test_the_usual_drop_is_half_a_point_of_an_accuracy_and_else_one_percent(
+    tmp_path: Path, metric: str, share: float | None
+) -> None:
+    folder = write(tmp_path / "study", allowed=0.5)
+    text = (folder / "study.toml").read_text().replace("[allowed_drop]\no1 = 0.5\n", "")
+    (folder / "study.toml").write_text(text)
+    runner = SurfaceRunner(folder)
+    runner.metric_name = metric
+    result = run(folder, runner, trials=1)
+    expected = 0.005 if share is None else share * result.baseline_metric
+    assert result.allowed_drops == {"o1": pytest.approx(expected)}
+
+
+def useless_average(folder: Path) -> Path:
+    return write(folder, space=f'{LINEAR}\n"regularization.weight_average" = ["ema"]\n"regularization.decay" = [0.9]')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Path, seed: int) -> None:
+    folder = useless_average(tmp_path / "study")
+    result = run(folder, SurfaceRunner(folder, noise=0.003, seed=seed))
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    assert BoostConfig.from_dict(taken.config).leaves()["regularization.weight_average"] == "none"
+    assert not any("average" in bar.part for bar in result.attribution["o1"])
+    assert math.prod(bar.factor for bar in result.attribution["o1"]) == pytest.approx(
+        1.0 / predicted_time(BoostConfig.from_dict(taken.config)), rel=0.01
+    )
+
+
+class FailingCompiler(SurfaceRunner):
+    """Nothing but AdamW gets through its compiler."""
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        is_shorter = isinstance(job, TrainJob) and job.config.part(ScheduleSection).length < 1.0
+        if is_shorter and optimizer_of(job.configs[0]) == "task":
+            raise RuntimeError("the compiler failed")
+        return super().run(job, monitor)
+
+
+def test_a_run_that_fails_while_a_set_up_is_taken_apart_ends_nothing(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", space=LINEAR)
+    text = (folder / "study.toml").read_text().replace("plain_runs = 9", "plain_runs = 0")
+    (folder / "study.toml").write_text(text)
+    result = run(folder, FailingCompiler(folder, noise=0.004, seed=3))
+    taken = result.choices["o1"].candidate
+    assert taken is not None
+    assert optimizer_of(BoostConfig.from_dict(taken.config)) == "AdamW"
+    assert any(trial.state == "failed" and "the compiler failed" in trial.message for trial in result.trials)
+
+
+def test_taking_apart_may_come_to_the_baseline_itself(tmp_path: Path) -> None:
+    """Without AdamW and at full length nothing is left of the set-up, so that run is a repeat of O0's."""
+    folder = write(tmp_path / "study", space="")
+    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
+    assert result.choices["o1"].sentence
+
+
+def test_a_drawn_plan_that_waits_is_not_taken_for_a_given_one(tmp_path: Path) -> None:
+    """A trial that the time limit has ended waits; tuned plain and the attribution must not train it for their own."""
+    folder = write(tmp_path / "study", space=LINEAR)
+    run(folder, SurfaceRunner(folder), trials=1)
+    with quiet_optuna():
+        database = kept.open_storage(kept.default_storage(folder))
+        study = kept.find_study(database, folder.name)
+        study.enqueue_trial({"optimizer.name": "SGD"})
+        file = read_study(folder)
+        runner = SurfaceRunner(folder)
+        watch = StudyWatch(study, file, 14, None, None)
+        search = Search(
+            file, database, study, runner, WarmUps(file, folder, runner, watch.step), {"o1": ALLOWED}, 14, None, watch
+        )
+        given = {"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}
+        number = search.run_given(given, {"purpose": "a test"})
+        trial = study.get_trials(deepcopy=False)[number]
+    assert trial.user_attrs["parameters"] == given
+    assert [one.number for one in waiting_trials(folder)] == [number - 1]
+    assert trial.user_attrs["purpose"] == "a test"
+
+
+def test_trials_are_paired_with_the_baseline_s_seeds(searched: Searched) -> None:
+    """The first seed of a trial goes round the baseline's five; a deficit is the difference on one seed."""
+    folder, _, runner = searched
+    runs = [job for job in runner.jobs if isinstance(job, TrainJob)]
+    baseline = runs[0].config
+    assert [job.seed for job in runs[:5]] == [0, 1, 2, 3, 4]
+    assert all(job.config == baseline for job in runs[:5])
+    noisy = SurfaceRunner(folder, noise=0.004, seed=3)
+
+    def metric(config: BoostConfig, seed: int) -> float:
+        trained = noisy.run(TrainJob(config, "O1", seed=seed, steps=200, evaluate_every=200))
+        assert isinstance(trained, Trained)
+        return trained.metric
+
+    checked = 0
+    for trial in stored_trials(folder):
+        lost = trial.user_attrs.get("deficits", [None])[0]
+        seed = trial.number % 5
+        own = next((job for job in runs if job.seed == seed and job.config.leaves() == _explicit(trial)), None)
+        if own is not None and lost is not None:
+            checked += 1
+            assert lost == pytest.approx(metric(baseline, seed) - metric(own.config, seed))
+    assert checked > 5
+
+
+def _explicit(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    return (
+        BoostConfig.from_dict(trial.user_attrs["config"]).resolve(trial.user_attrs["level"]).explicit_config().leaves()
+    )

@@ -1,0 +1,141 @@
+"""The time of a whole run is known before it is trained: passes times step times, each kind of step timed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from tests.kit.surface_runner import STEP_MS, SurfaceRunner, step_ratio
+from workbench.config import BoostConfig, NetworkFacts, Plan
+from workbench.study.ask.study_file import StudyFile, parse_study
+from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured
+from workbench.study.set_up.total_time import (
+    StepTimes,
+    kinds_of_steps,
+    known_step_times,
+    mean_step,
+    passes_of,
+    total_time,
+)
+
+STEPS = 200
+RESIZABLE = NetworkFacts(0, 0, 4, 4, 0, 4, no_sequence="it takes images")
+
+
+@pytest.fixture
+def file() -> StudyFile:
+    text = f'[study]\ntask = "fake"\nbudget_steps = {STEPS}\nn_trials = 4\nobjective = "time_to_quality"\n'
+    return parse_study(text).on_network(RESIZABLE)
+
+
+def plan_of(file: StudyFile, **values: Any) -> Plan:
+    """Return a plan; a path's dot is written as two underlines."""
+    stated = {path.replace("__", "."): value for path, value in values.items()}
+    return file.plans.resolve(BoostConfig().with_values({"boost.mode": "manual"} | stated), "O1")
+
+
+@pytest.mark.parametrize(
+    ("length", "factor", "passes"),
+    [(1.0, 1.0, 200), (0.5, 1.0, 100), (0.25, 1.0, 50), (1.0, 4.0, 50), (0.5, 2.0, 50), (0.1, 4.0, 5)],
+)
+def test_a_run_takes_its_passes_times_the_step_time(file: StudyFile, length: float, factor: float, passes: int) -> None:
+    plan = plan_of(file, schedule__length=length, batch__factor=factor)
+    assert passes_of(plan, STEPS) == passes
+    whole = total_time(plan, SpeedMeasured(1.6, 1.5, 1.7, STEP_MS), STEPS)
+    share = passes / STEPS
+    assert (whole.ratio, whole.low, whole.high) == pytest.approx((1.6 * share, 1.5 * share, 1.7 * share))
+
+
+def test_compiling_and_a_warm_up_count_in_full_however_short_the_run(file: StudyFile) -> None:
+    step = SpeedMeasured(0.5, 0.5, 0.5, STEP_MS, cold_ms=1000.0)
+    baseline_ms = STEPS * STEP_MS
+    for length in (1.0, 0.25):
+        plan = plan_of(file, schedule__length=length)
+        assert total_time(plan, step, STEPS).ratio == pytest.approx(0.5 * length + 1000.0 / baseline_ms)
+        assert total_time(plan, step, STEPS, 50).ratio == pytest.approx(0.5 * length + 1000.0 / baseline_ms + 0.25)
+
+
+def test_a_curriculum_takes_the_time_of_its_stages(file: StudyFile) -> None:
+    plan = plan_of(
+        file, curriculum__kind="resolution", curriculum__start=0.5, curriculum__until=0.5, curriculum__stages=2
+    )
+    kinds = kinds_of_steps(plan, file.plans, STEPS)
+    assert sum(share for _, share in kinds) == pytest.approx(1.0)
+    assert [share for _, share in kinds] == pytest.approx([0.25, 0.25, 0.5])
+    assert len({kind.step_key() for kind, _ in kinds}) == 3, "one of these kinds would never be timed"
+    assert kinds[-1][0].step_key() == plan_of(file).step_key(), "at full size a step is the step without a curriculum"
+
+    def timed(ratio: float, cold_ms: float) -> SpeedMeasured:
+        return SpeedMeasured(ratio, ratio - 0.1, ratio + 0.1, STEP_MS, cold_ms)
+
+    mean = mean_step([(timed(0.3, 10.0), 0.25), (timed(0.6, 20.0), 0.25), (timed(1.0, 0.0), 0.5)])
+    assert mean.ratio == pytest.approx(0.25 * 0.3 + 0.25 * 0.6 + 0.5)
+    assert (mean.low, mean.high) == pytest.approx((mean.ratio - 0.1, mean.ratio + 0.1))
+    assert mean.cold_ms == 30.0, "each size is compiled once, whatever its share"
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"schedule__length": 0.3},
+        {"schedule__shape": "linear", "schedule__warmup": 0.2},
+        {"optimizer__lr": 0.02, "optimizer__weight_decay": 0.1},
+    ],
+    ids=["length", "course", "rates"],
+)
+def test_rates_and_lengths_share_a_step_time(file: StudyFile, same: dict[str, Any]) -> None:
+    name = {"optimizer__name": "AdamW"}
+    plain, other = plan_of(file, **name), plan_of(file, **name, **same)
+    assert plain.key() != other.key()
+    assert plain.step_key() == other.step_key()
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [{"optimizer__name": "AdamW"}, {"batch__factor": 2.0}, {"amp__level": "O2"}],
+    ids=lambda one: next(iter(one)),
+)
+def test_what_changes_a_step_is_timed_by_itself(file: StudyFile, unlike: dict[str, Any]) -> None:
+    assert plan_of(file, **unlike).step_key() != plan_of(file).step_key()
+
+
+class CountingRunner(SurfaceRunner):
+    """Counts what it times."""
+
+    timed = 0
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        assert isinstance(job, SpeedJob)
+        assert job.loading, "a step's time includes its batch"
+        self.timed += 1
+        return super().run(job, monitor)
+
+
+def test_a_step_is_timed_once_for_all_plans_that_share_it_and_never_again_by_later_commands(
+    file: StudyFile, tmp_path: Path
+) -> None:
+    study, runner = optuna.create_study(), CountingRunner(tmp_path)
+    times = StepTimes(study, file, runner)
+    short, long = (plan_of(file, optimizer__name="AdamW", schedule__length=length) for length in (0.2, 0.9))
+    first = times.measured(short)
+    assert first.ratio == pytest.approx(step_ratio(short.config))
+    assert times.measured(long) == first
+    assert runner.timed == 1
+    assert StepTimes(study, file, runner).measured(long) == first
+    assert runner.timed == 1
+    times.measured(plan_of(file, optimizer__name="AdamW", batch__factor=2.0))
+    assert runner.timed == 2
+    assert len(known_step_times(study.user_attrs)) == 2
+
+
+def test_what_another_process_has_timed_is_taken(file: StudyFile, tmp_path: Path) -> None:
+    study, here, there = optuna.create_study(), CountingRunner(tmp_path), CountingRunner(tmp_path)
+    times = StepTimes(study, file, here)
+    plan = plan_of(file, optimizer__name="AdamW")
+    StepTimes(study, file, there).measured(plan)
+    times.read_again()
+    times.measured(plan)
+    assert (here.timed, there.timed) == (0, 1)

@@ -1,0 +1,66 @@
+"""Where a gain comes from, as rows of a table with bars made of characters."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.core.records import CandidateRecord, GainPart
+
+__all__ = ["waterfall_rows"]
+
+Row = tuple[str, str, str, str]
+
+_WIDTH = 24  # characters from the smallest speed to the largest; 80 hold a whole row
+_FULL, _LIGHT = "█", "░"
+_FULL_ASCII, _LIGHT_ASCII = "#", "."
+
+
+def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None = None) -> list[Row]:
+    """Return a row per part and one for the whole: bar, factor, interval, and what it is.
+
+    Bars stand on a logarithmic scale, each beginning where the one before it ends; that of a part that was not measured
+    by itself is light. What the terminal cannot write is replaced by ASCII.
+
+    Args:
+        parts: In the order in which they are built up from the task as given; at least one, factors above 0.
+        candidate: The whole set-up with its measured speed-up; None, or one that is not known, multiplies the parts.
+    """
+    if candidate is not None and not 0.0 < candidate.speedup < math.inf:
+        candidate = None
+    ends = [0.0]
+    for part in parts:
+        ends.append(ends[-1] + math.log(part.factor))
+    whole = ends[-1] if candidate is None else math.log(candidate.speedup)
+    low, high = min(0.0, whole, *ends), max(0.0, whole, *ends)
+    scale = _WIDTH / (high - low) if high > low else 0.0
+    full, light = _blocks()
+
+    def bar(start: float, end: float, block: str) -> str:
+        first, last = sorted((round((start - low) * scale), round((end - low) * scale)))
+        return " " * min(first, _WIDTH - 1) + block * max(last - first, 1)
+
+    rows: list[Row] = []
+    for part, start, end in zip(parts, ends[:-1], ends[1:], strict=True):
+        interval = _interval(part.low, part.high)
+        drawn = bar(start, end, full if interval else light)
+        interval = interval or "not by itself"
+        rows.append((drawn, f"{part.factor:.2f} x", interval, f"{part.part}: {part.note}" if part.note else part.part))
+    interval = "" if candidate is None else _interval(candidate.speedup_low, candidate.speedup_high)
+    rows.append((bar(0.0, whole, full), f"{math.exp(whole):.2f} x", interval, "all together"))
+    return rows
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{low:.2f} to {high:.2f}" if math.isfinite(low) and math.isfinite(high) else ""
+
+
+def _blocks() -> tuple[str, str]:
+    try:
+        f"{_FULL}{_LIGHT}".encode(sys.stdout.encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return _FULL_ASCII, _LIGHT_ASCII
+    return _FULL, _LIGHT

@@ -1,0 +1,103 @@
+"""The answer of a search for the fastest set-up in one sentence: the same for terminal, panel, report and JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.core.records import CandidateRecord, Choice, GainPart, TunedPlain
+
+__all__ = ["headline", "parts_against_total", "tuned_plain_sentence", "tuned_plain_speed"]
+
+_AGREE = 0.02  # relative; below, what the parts make and what was measured look the same
+
+
+def headline(choice: Choice, metric_name: str, tuned: TunedPlain | None = None) -> str:
+    """Say how much of the time an export needs to the same quality, how sure that is, and what tuned plain needs.
+
+    Args:
+        choice: What the export takes.
+        metric_name: Name of the metric.
+        tuned: The fair baseline; None where there is none.
+
+    Returns:
+        One sentence; for O0, and where nothing is known of the speed, the choice's own.
+    """
+    taken = choice.candidate
+    if taken is None or not (0.0 < taken.speedup < math.inf):
+        return choice.sentence
+    share = f"{_share(1.0 / taken.speedup)} of the time ({_faster(taken)})"
+    is_confirmed = choice.verdict == "confirmed"
+    reaches = "reaches" if is_confirmed else "may reach"
+    seeds = f"on {taken.n_seeds} seeds" if taken.n_seeds else "without a test over seeds"
+    sure = f"{choice.verdict} {seeds}, allowed drop {taken.allowed_drop:g}"
+    told = f"{taken.label} {reaches} the same {metric_name} in {share}, {sure}"
+    beside = "" if tuned is None else f"; {tuned_plain_sentence(choice, tuned)}"
+    return f"{told[:1].upper()}{told[1:]}{beside}."
+
+
+def tuned_plain_sentence(choice: Choice, tuned: TunedPlain) -> str:
+    """Say what the fair baseline needs; a part of a sentence, without its full stop.
+
+    Args:
+        choice: What the export takes.
+        tuned: The fair baseline of that export.
+    """
+    taken = choice.candidate
+    if taken is not None and taken.config == tuned.config:
+        return "it is tuned plain itself, a tuned length and learning rate and nothing else"
+    speed = tuned_plain_speed(choice, tuned)
+    if not math.isfinite(speed):
+        return "what tuned plain needs is not known"
+    share = _share(1.0 / speed)
+    if taken is None or not math.isfinite(tuned.speedup):
+        return f"tuned plain is predicted to need {share} of the time"
+    ends = f" ({tuned.speedup_low:.2f} to {tuned.speedup_high:.2f})" if _has_ends(tuned) else ""
+    return f"tuned plain needs {share} of the time, {tuned.speedup:.2f} x{ends} as long as the export"
+
+
+def tuned_plain_speed(choice: Choice, tuned: TunedPlain) -> float:
+    """Return how many times faster than the task as given the fair baseline is; NaN while unknown.
+
+    As measured beside the export where that was done, else as the search predicts.
+
+    Args:
+        choice: What the export takes.
+        tuned: The fair baseline of that export.
+    """
+    if choice.candidate is not None and tuned.speedup > 0.0:
+        return choice.candidate.speedup / tuned.speedup
+    return 1.0 / tuned.relative_time if tuned.relative_time > 0.0 else math.nan
+
+
+def parts_against_total(parts: Sequence[GainPart], candidate: CandidateRecord | None) -> str:
+    """Say what the parts of a gain multiply to where that is not what the whole set-up was measured at.
+
+    The search knows the time of a run from its steps, and the confirmation times whole runs: they may differ a little.
+
+    Args:
+        parts: The parts of an export.
+        candidate: The export; None was not measured.
+
+    Returns:
+        A part of a sentence; empty where both agree within 2 %.
+    """
+    product = math.prod(part.factor for part in parts)
+    if not parts or candidate is None or not abs(candidate.speedup / product - 1.0) > _AGREE:
+        return ""
+    return f"the parts multiply to {product:.2f} x, whole runs were measured at {candidate.speedup:.2f} x"
+
+
+def _faster(taken: CandidateRecord) -> str:
+    interval = f", 95 % interval {taken.speedup_low:.2f} to {taken.speedup_high:.2f}" if _has_ends(taken) else ""
+    return f"{taken.speedup:.2f} x{interval}"
+
+
+def _has_ends(ratio: CandidateRecord | TunedPlain) -> bool:
+    return math.isfinite(ratio.speedup_low) and math.isfinite(ratio.speedup_high)
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

@@ -1,0 +1,103 @@
+"""What a trial came to, in a few words, and how many came to what: one answer for terminal, panel, report and files."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.core.records import TrialRecord
+
+__all__ = ["BEYOND", "WITHIN", "WITHIN_SOME", "TrialCounts", "count_trials", "outcome_of", "suited_exports"]
+
+WITHIN = "within the allowed drop"
+BEYOND = "beyond the allowed drop"
+
+WITHIN_SOME = "within the drop of "  # how the outcome begins that some exports allow and others do not
+
+_FINISHED_WORDS = ("O0", WITHIN, WITHIN_SOME, BEYOND, "pruned")  # in the order in which they are told
+_OTHER_STATES = ("failed", "running", "waiting")
+
+
+def suited_exports(trial: TrialRecord, allowed_drops: Mapping[str, float]) -> tuple[str, ...]:
+    """Return the exports whose allowed drop a finished trial kept in its one run.
+
+    Args:
+        trial: The trial; one that was pruned, failed or diverged suits none.
+        allowed_drops: Export -> allowed drop, in the metric's unit.
+    """
+    if trial.state != "complete":
+        return ()
+    return tuple(target for target, drop in allowed_drops.items() if trial.metric_deficit <= drop)
+
+
+def outcome_of(trial: TrialRecord, allowed_drops: Mapping[str, float] | None = None) -> str:
+    """Say what a trial came to.
+
+    Args:
+        trial: The trial.
+        allowed_drops: Export -> allowed drop, in the metric's unit; without any the study's target decides.
+
+    Returns:
+        ``"O0"``, ``"within the allowed drop"`` (of every export), ``"within the drop of o2 only"``, ``"beyond the
+        allowed drop"``, or the state of a trial that has not run to its end.
+    """
+    if trial.state != "complete":
+        return trial.state
+    if trial.number == 0:
+        return "O0"
+    if not allowed_drops or math.isnan(trial.metric_deficit):
+        return WITHIN if trial.feasible else BEYOND
+    suited = suited_exports(trial, allowed_drops)
+    if len(suited) == len(allowed_drops):
+        return WITHIN
+    return f"{WITHIN_SOME}{' and '.join(suited)} only" if suited else BEYOND
+
+
+@dataclass(frozen=True, slots=True)
+class TrialCounts:
+    """How many trials came to what.
+
+    Args:
+        finished: Outcome (`outcome_of`) -> number of trials, of those that were run to an end.
+        others: State -> number of trials, of those that were not.
+    """
+
+    finished: Mapping[str, int]
+    others: Mapping[str, int]
+
+    @property
+    def n_finished(self) -> int:
+        """Trials that were run to an end, O0 and pruned ones among them."""
+        return sum(self.finished.values())
+
+    def plain_text(self) -> str:
+        """Return all counts in words, one after the other."""
+        return ", ".join(f"{n} {word}" for word, n in (*self.finished.items(), *self.others.items()))
+
+    def text(self) -> str:
+        """Return all counts in words; those before the semicolon add up to `n_finished`."""
+        told = ["O0" if word == "O0" else f"{n} {word}" for word, n in self.finished.items()]
+        others = [f"{n} {word}" for word, n in self.others.items()]
+        return "; ".join(part for part in (", ".join(told), f"besides {', '.join(others)}" if others else "") if part)
+
+
+def count_trials(trials: Iterable[TrialRecord], allowed_drops: Mapping[str, float] | None = None) -> TrialCounts:
+    """Count trials by what they came to.
+
+    Args:
+        trials: The trials.
+        allowed_drops: See `outcome_of`.
+    """
+    counted = Counter(outcome_of(trial, allowed_drops) for trial in trials)
+    finished = sorted((word for word in counted if word not in _OTHER_STATES), key=_place)
+    return TrialCounts(
+        {word: counted[word] for word in finished}, {word: counted[word] for word in _OTHER_STATES if counted[word]}
+    )
+
+
+def _place(outcome: str) -> tuple[int, str]:
+    return next(i for i, word in enumerate(_FINISHED_WORDS) if outcome.startswith(word)), outcome

@@ -1,0 +1,255 @@
+"""Where a gain comes from: a waterfall from the task as given to the whole set-up, one bar per part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from workbench.core.headline import parts_against_total
+from workbench.core.records import CandidateRecord, GainPart
+from workbench.core.text import format_interval
+from workbench.figures.labels import plain, wrapped
+from workbench.figures.theme import (
+    BLUE,
+    GREEN,
+    GREY,
+    PURPLE,
+    VERMILLION,
+    Theme,
+    empty_figure,
+    new_figure,
+    translucent,
+)
+
+__all__ = ["AttributionBar", "AttributionNumbers", "attribution_figure", "attribution_numbers"]
+
+_QUESTION = "Where does the gain come from?"
+_UNMEASURED = "not measured by itself"
+_NAME_WIDTH = 26  # characters of a line beside a bar
+_BAR_WIDTH = 0.56  # of a row
+_MOST_TICKS = 5  # beside a panel's controls there is no room for more
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionBar:
+    """One bar, in times the speed of the task as given.
+
+    Args:
+        name: What it is.
+        start: Where it begins: what the parts before it make.
+        end: Where it ends.
+        low: Where it would end at the lower end of its 95 % interval; NaN where it was not measured by itself.
+        high: The same of the upper end.
+        text: What it is in a sentence.
+    """
+
+    name: str
+    start: float
+    end: float
+    low: float
+    high: float
+    text: str
+
+    @property
+    def factor(self) -> float:
+        """How many times faster the part makes what stands before it."""
+        return self.end / self.start
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class AttributionNumbers:
+    """Numbers behind the waterfall.
+
+    Args:
+        parts: A bar per part, each beginning where the one before it ends; the first begins at 1.
+        total: The bar from 1 to the whole.
+        tuned_plain: How many times faster than the task as given tuned plain is; NaN where it is not known.
+    """
+
+    parts: tuple[AttributionBar, ...]
+    total: AttributionBar
+    tuned_plain: float
+
+
+def attribution_numbers(
+    parts: Sequence[GainPart], candidate: CandidateRecord | None = None, tuned_plain: float = math.nan
+) -> AttributionNumbers:
+    """Set the parts of a gain behind each other.
+
+    Args:
+        parts: In the order in which they are built up from the task as given; their factors are above 0.
+        candidate: The whole set-up with its measured speed-up; None, or one that is not known, multiplies the parts.
+        tuned_plain: How many times faster than the task as given tuned plain is; NaN leaves it out.
+    """
+    bars, reached = [], 1.0
+    for part in parts:
+        low, high = reached * part.low, reached * part.high
+        bars.append(AttributionBar(part.part, reached, reached * part.factor, low, high, _part_text(part)))
+        reached *= part.factor
+    if candidate is None or not 0.0 < candidate.speedup < math.inf:
+        text = f"All parts together: {reached:.2f} × as fast."
+        total = AttributionBar("together", 1.0, reached, math.nan, math.nan, text)
+    else:
+        ends = candidate.speedup_low, candidate.speedup_high
+        speed = format_interval(candidate.speedup, *ends, " ×")
+        text = f"{plain(candidate.label)}, against the task as given: {speed}, {candidate.verdict}."
+        total = AttributionBar(f"together, {candidate.label}", 1.0, candidate.speedup, *ends, text)
+    return AttributionNumbers(tuple(bars), total, tuned_plain)
+
+
+def attribution_figure(
+    parts: Sequence[GainPart],
+    candidate: CandidateRecord | None = None,
+    tuned_plain: float = math.nan,
+    *,
+    theme: Theme = "auto",
+) -> go.Figure:
+    """Draw the waterfall from 1 to the total; arguments as ``attribution_numbers``.
+
+    Speed is on a logarithmic axis, so a bar is as long as its factor is large, wherever it stands.
+    """
+    if not parts:
+        return empty_figure(
+            _QUESTION, "The parts of this set-up have not been taken out one by one: there was no time for it.",
+            theme=theme,
+        )  # fmt: skip
+    numbers = attribution_numbers(parts, candidate, tuned_plain)
+    bars = (*numbers.parts, numbers.total)
+    names = [wrapped(plain(bar.name), _NAME_WIDTH) for bar in bars]
+    total = parts_against_total(parts, candidate).replace(" x", " ×") or "the factors multiply to the total"
+    figure = new_figure(
+        _answer(numbers),
+        f"a bar is as long as its factor: time without the part / with it; {total}",
+        theme=theme,
+        height=262 + max(40, 20 * max(map(len, names))) * len(bars),
+    )
+    measured = [i for i, bar in enumerate(numbers.parts) if bar.is_measured]
+    unmeasured = [i for i, bar in enumerate(numbers.parts) if not bar.is_measured]
+    _add_bars(figure, bars, measured, [BLUE if bars[i].factor >= 1.0 else VERMILLION for i in measured], "one part")
+    _add_bars(figure, bars, unmeasured, [translucent(BLUE, 0.25)] * len(unmeasured), f"one part, {_UNMEASURED}")
+    _add_bars(figure, bars, [len(parts)], [GREEN], "all together")
+    _add_texts(figure, bars)
+    _add_references(figure, numbers)
+    low, high = _reach(numbers)
+    figure.update_xaxes(
+        title_text="Speed to the same quality (× as given)",
+        type="log",
+        range=[math.log10(low), math.log10(high)],
+        tickvals=_ticks(low, high),
+        ticksuffix=" ×",
+        minor={"ticks": "", "showgrid": False},
+    )
+    figure.update_yaxes(
+        tickvals=list(range(len(bars))),
+        ticktext=["<br>".join(lines) for lines in names],
+        range=[len(bars) - 0.4, -0.6],
+        showgrid=False,
+    )
+    figure.update_layout(showlegend=True, barmode="overlay", margin={"b": 108})
+    return figure
+
+
+def _part_text(part: GainPart) -> str:
+    is_measured = math.isfinite(part.low) and math.isfinite(part.high)
+    measured = f"({part.low:.2f} to {part.high:.2f})" if is_measured else f"({_UNMEASURED})"
+    alone = f" Left out of the whole set-up: {part.alone:.2f} ×." if math.isfinite(part.alone) else ""
+    note = f"<br>{plain(part.note)}" if part.note else ""
+    return f"{plain(part.part)}: {part.factor:.2f} × {measured}.{alone}{note}"
+
+
+def _answer(numbers: AttributionNumbers) -> str:
+    most = max(numbers.parts, key=lambda bar: bar.factor)
+    if most.factor <= 1.0:
+        return _QUESTION
+    if len(numbers.parts) == 1:
+        return f"All of the {numbers.total.end:.2f} × comes from {plain(most.name)}"
+    return f"{plain(most.name)} gives most: {most.factor:.2f} × of {numbers.total.end:.2f} ×"
+
+
+def _add_bars(
+    figure: go.Figure, bars: Sequence[AttributionBar], chosen: Sequence[int], colours: Sequence[str], name: str
+) -> None:
+    if not chosen:
+        return
+    shown = [bars[i] for i in chosen]
+    edge = 1.4 if not shown[0].is_measured else 0.0
+    figure.add_bar(
+        x=[bar.end - bar.start for bar in shown],
+        base=[bar.start for bar in shown],
+        y=list(chosen),
+        width=_BAR_WIDTH,  # of its own accord plotly takes the room between the nearest two of a trace
+        orientation="h",
+        marker={"color": list(colours), "line": {"width": edge, "color": BLUE}},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [bar.high - bar.end if bar.is_measured else 0.0 for bar in shown],
+            "arrayminus": [bar.end - bar.low if bar.is_measured else 0.0 for bar in shown],
+            "color": GREY,
+            "thickness": 1.8,
+            "visible": any(bar.is_measured for bar in shown),
+        },
+        name=f"{name}, 95 % interval" if shown[0].is_measured else name,
+        customdata=[[bar.text] for bar in shown],
+        hovertemplate="%{customdata[0]}<extra></extra>",
+    )
+
+
+def _add_texts(figure: go.Figure, bars: Sequence[AttributionBar]) -> None:
+    """Write the factor behind the end of each bar and its interval."""
+    figure.add_scatter(
+        x=[float(np.nanmax([bar.start, bar.end, bar.high])) for bar in bars],
+        y=list(range(len(bars))),
+        mode="text",
+        text=[f" {bar.factor:.2f} ×" for bar in bars],
+        textposition="middle right",
+        cliponaxis=False,
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
+def _add_references(figure: go.Figure, numbers: AttributionNumbers) -> None:
+    references = [(1.0, "task as given", GREY, "dot"), (numbers.tuned_plain, "tuned plain", PURPLE, "dash")]
+    for speed, name, colour, dash in references:
+        if not math.isfinite(speed):
+            continue
+        told = f"{name}, {speed:.2f} ×"
+        figure.add_scatter(
+            x=[speed, speed],
+            y=[-0.6, len(numbers.parts) + 0.6],
+            mode="lines",
+            line={"width": 1.8, "dash": dash, "color": colour},
+            name=told,
+            hovertemplate=f"{told}<extra></extra>",
+        )
+
+
+def _reach(numbers: AttributionNumbers) -> tuple[float, float]:
+    """Return the ends of the axis, with room for what is written behind the bars."""
+    bars = (*numbers.parts, numbers.total)
+    values = np.array([1.0, numbers.tuned_plain, *(v for b in bars for v in (b.start, b.end, b.low, b.high))])
+    low, high = float(np.nanmin(values[values > 0.0])), float(np.nanmax(values))
+    span = max(math.log(high / low), math.log(1.2))
+    return low * math.exp(-0.05 * span), high * math.exp(0.16 * span)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round speeds between two, about as many as there is room for; 1 among them."""
+    fine = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
+    steps = (fine, fine[::2], (1.0, 1.5, 2.0, 3.0, 5.0), (1.0, 2.0, 5.0), (1.0,))
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for mantissas in steps:
+        ticks = [m * 10.0**d for d in decades for m in mantissas if low <= m * 10.0**d <= high]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    return ticks

@@ -1,0 +1,89 @@
+"""Batches of another size than the loader's: concatenated, or cut into parts.
+
+A batch is a tensor, or tuples, lists, named tuples and mappings of them, whose tensors share their first dimension, the
+samples. What is no tensor is kept where all batches agree on it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workbench.core.batch import batch_size_of, mapped
+
+__all__ = ["concatenated", "parts_of", "resized"]
+
+
+def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
+    """Yield batches of ``factor`` times as many samples.
+
+    Args:
+        batches: The loader's batches.
+        factor: A whole number of batches to concatenate, or 1 over the number of parts that each is cut into.
+
+    Yields:
+        Batches; the last may have fewer samples where the batches do not come out even.
+
+    Raises:
+        ValueError: When batches cannot be concatenated.
+    """
+    if factor < 1:
+        for batch in batches:
+            yield from parts_of(batch, round(1 / factor))
+        return
+    stream = iter(batches)
+    while group := list(islice(stream, round(factor))):
+        yield concatenated(group)
+
+
+def concatenated(group: Sequence[Any]) -> Any:
+    """Return several batches as one, of the form of the first.
+
+    Args:
+        group: At least one batch.
+
+    Raises:
+        ValueError: When they differ in form, or in a shape behind the samples.
+    """
+    first = group[0]
+    if len(group) == 1:
+        return first
+    if isinstance(first, Tensor):
+        if first.ndim == 0 or any(part.shape[1:] != first.shape[1:] for part in group):
+            shapes = ", ".join(str(tuple(part.shape)) for part in group[:3])
+            raise ValueError(f"batches of shapes {shapes} cannot be concatenated; leave `batch.factor` at 1")
+        return torch.cat(list(group))
+    if isinstance(first, Mapping):
+        return type(first)({key: concatenated([part[key] for part in group]) for key in first})  # type: ignore[call-arg]
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(concatenated(parts) for parts in zip(*group, strict=True)))
+    if isinstance(first, list | tuple):
+        return type(first)(concatenated(parts) for parts in zip(*group, strict=True))
+    if any(part != first for part in group):
+        raise ValueError(
+            f"a batch holds {type(first).__name__} values that differ from batch to batch and cannot be concatenated; "
+            "leave `batch.factor` at 1"
+        )
+    return first
+
+
+def parts_of(batch: Any, n_parts: int) -> Iterator[Any]:
+    """Yield a batch in parts of nearly equal size; fewer than asked for where it has fewer samples.
+
+    Args:
+        batch: Any batch.
+        n_parts: Parts, at least 1.
+    """
+    samples = batch_size_of(batch)
+    borders = torch.linspace(0, samples, min(n_parts, samples) + 1).round().int().tolist()
+    for begin, end in pairwise(borders):
+        yield mapped(batch, functools.partial(_samples_of, begin=begin, end=end, n=samples))
+
+
+def _samples_of(tensor: Tensor, begin: int, end: int, n: int) -> Tensor:
+    return tensor[begin:end] if tensor.ndim and len(tensor) == n else tensor

@@ -1,0 +1,268 @@
+"""Inputs that grow: images of lower resolution, or token sequences cut behind their first tokens.
+
+A run of ``stages`` sizes below the full one, from the relative size ``start`` on, for the share ``until`` of its
+forward passes, has at stage i (from 0) the relative size ``start + (1 - start) * i / stages``, each for equally many
+passes; the rest is at full size. With ``until`` = 1 and one stage a whole run is at one size, ``start``: so the time of
+a stage is measured.
+
+A *batch* is a tensor, or tuples, lists, named tuples and mappings of them. Images are its 4-D floating-point tensors
+``[samples, channels, height, width]``; every other tensor of three or more axes that ends in the height and width of
+the first of them is a map that belongs to it, such as a segmentation's labels. Tokens are its 2-D tensors of integers
+or truth values ``[samples, length]`` of the length of the first of them.
+
+Tan and Le, "EfficientNetV2", ICML 2021, arXiv:2104.00298, section 4 (images); Li et al., "The Stability-Efficiency
+Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS 2022, arXiv:2108.06084 (tokens).
+"""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.core.batch import mapped, tensors_of
+
+if TYPE_CHECKING:
+    from workbench.methods.curriculum.section import CurriculumSection
+
+__all__ = [
+    "Kind",
+    "accepted_sizes",
+    "growing",
+    "resized_images",
+    "shortened",
+    "size_at",
+    "stage_of",
+    "stages_of",
+    "why_not_smaller",
+]
+
+Kind = Literal["resolution", "sequence"]
+
+PROBED = (0.5, 0.75)
+"""Relative sizes that a network is tried with where no configuration says which are wanted."""
+
+
+def size_at(full: int, relative: float) -> int:
+    """Return the whole size nearest to a share of the full one that networks are likely to take.
+
+    Networks halve their inputs several times. So a size is a multiple of the largest power of two that divides the full
+    size and is no more than a quarter of it: of 8 for 32, of 32 for 224.
+
+    Args:
+        full: Height, width or length, at least 1.
+        relative: Share of it, in (0, 1].
+
+    Example:
+        >>> size_at(32, 0.5), size_at(224, 0.6), size_at(28, 0.5), size_at(127, 0.5), size_at(32, 1.0)
+        (16, 128, 16, 64, 32)
+    """
+    if relative >= 1:
+        return full
+    step = 1
+    while full % (2 * step) == 0 and 8 * step <= full:
+        step *= 2
+    return min(max(int(full * relative / step + 0.5), 1) * step, full)
+
+
+def stage_of(pass_index: int, passes: int, until: float, stages: int) -> int:
+    """Return the stage of a forward pass, from 0; ``stages`` is that of full size.
+
+    Args:
+        pass_index: The pass, counted from 0.
+        passes: Passes of the run, at least 1.
+        until: Share of them with smaller inputs, in (0, 1].
+        stages: Sizes below the full one, at least 1.
+
+    Example:
+        >>> [stage_of(index, 10, 0.6, 2) for index in range(10)]
+        [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    """
+    return bisect_right(_borders(passes, until, stages), pass_index)
+
+
+def stages_of(section: CurriculumSection, passes: int) -> list[tuple[float, float]]:
+    """Return the relative size of each stage that has a pass, and its share of the passes; the shares add up to 1.
+
+    Args:
+        section: What is configured; of kind ``none`` it has one stage, at full size.
+        passes: Passes of the run, at least 1.
+    """
+    if section.kind == "none":
+        return [(1.0, 1.0)]
+    borders = [0, *_borders(passes, section.until, section.stages), passes]
+    shares = [(end - begin) / passes for begin, end in pairwise(borders)]
+    sizes = [_relative(stage, section.start, section.stages) for stage in range(section.stages + 1)]
+    return [(size, share) for size, share in zip(sizes, shares, strict=True) if share > 0]
+
+
+def growing(
+    batches: Iterable[Any], passes: int, kind: Kind, *, start: float = 0.5, until: float = 0.5, stages: int = 2
+) -> Iterator[Any]:
+    """Yield batches whose inputs grow to their full size.
+
+    Args:
+        batches: At full size.
+        passes: Forward passes of the run, at least 1; what comes after them has the last pass's size.
+        kind: What grows.
+        start: First relative size, in (0, 1).
+        until: Share of the passes with smaller inputs, in (0, 1].
+        stages: Sizes below the full one, at least 1.
+
+    Warns:
+        UserWarning: Once, when a batch holds nothing that could be made smaller.
+    """
+    borders, told = _borders(passes, until, stages), False
+    shrink = _SHRINK[kind]
+    for index, batch in enumerate(batches):
+        relative = _relative(bisect_right(borders, min(index, passes - 1)), start, stages)
+        smaller = batch if relative == 1 else shrink(batch, relative)
+        if smaller is None and not told:
+            told = True
+            warnings.warn(f"the curriculum had no effect: {_nothing_to_shrink(kind)}", UserWarning, stacklevel=2)
+        yield batch if smaller is None else smaller
+
+
+def resized_images(batch: Any, relative: float) -> Any:
+    """Return a batch with its images, and the maps that belong to them, at another height and width; None without any.
+
+    Floating-point values are averaged over the pixels that a new one covers (bilinear with antialiasing); of others the
+    value at the new pixel's middle is taken.
+
+    Args:
+        batch: Any batch.
+        relative: Share of height and width, in (0, 1].
+    """
+    image = next((one for one in tensors_of(batch) if one.ndim == 4 and one.is_floating_point()), None)
+    if image is None:
+        return None
+    full = (image.shape[2], image.shape[3])
+    wanted = (size_at(full[0], relative), size_at(full[1], relative))
+    return mapped(batch, lambda one: _resized(one, wanted) if one.ndim > 2 and tuple(one.shape[-2:]) == full else one)
+
+
+def shortened(batch: Any, relative: float) -> Any:
+    """Return a batch with the first tokens of each sequence, targets included; None where it holds no tokens.
+
+    Args:
+        batch: Any batch.
+        relative: Share of the length that is kept, in (0, 1].
+    """
+    tokens = next((one for one in tensors_of(batch) if _are_tokens(one)), None)
+    if tokens is None:
+        return None
+    full = tokens.shape[1]
+    kept = size_at(full, relative)
+    return mapped(batch, lambda one: one[:, :kept].contiguous() if _are_tokens(one) and one.shape[1] == full else one)
+
+
+def accepted_sizes(
+    call: Callable[[nn.Module, Any], Any], network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float]
+) -> list[float]:
+    """Return the relative sizes of the inputs that a network takes, found by trying them.
+
+    The network is called in evaluation mode and without gradients; weights, statistics, modes and random generators
+    are as before afterwards.
+
+    Args:
+        call: Called as ``call(network, batch)``; computes the loss of a batch.
+        network: The network.
+        batch: A batch on its device, at full size.
+        kind: What is made smaller.
+        sizes: Relative sizes to try, in (0, 1].
+    """
+    devices = {value.device for value in network.parameters() if value.device.type != "cpu"}
+    kind_of_device = next(iter(devices)).type if devices else "cpu"
+    training = [module for module in network.modules() if module.training]
+    accepted = []
+    network.eval()
+    try:
+        with torch.random.fork_rng(devices, device_type=kind_of_device), torch.no_grad():
+            for relative in sizes:
+                smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
+                if smaller is not None and _runs(call, network, smaller):
+                    accepted.append(relative)
+    finally:
+        for module in training:
+            module.training = True
+    return accepted
+
+
+def why_not_smaller(
+    call: Callable[[nn.Module, Any], Any], network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float] = PROBED
+) -> str:
+    """Return why a network cannot be trained with smaller inputs, to stand after "because"; empty where it can.
+
+    Args:
+        call: Called as ``call(network, batch)``; computes the loss of a batch.
+        network: The network; left as it is.
+        batch: A batch on its device, at full size.
+        kind: What is to be made smaller.
+        sizes: Relative sizes that are wanted.
+    """
+    smaller = {relative: _SHRINK[kind](batch, relative) for relative in sizes}
+    if None in smaller.values():
+        return _nothing_to_shrink(kind)
+    accepted = accepted_sizes(call, network, batch, kind, [1.0, *sizes])
+    if 1.0 not in accepted:
+        return "the loss of a batch cannot be computed in evaluation mode, so that other sizes cannot be tried"
+    refused = [relative for relative in sizes if relative not in accepted]
+    if not refused:
+        return ""
+    taken = ", ".join(_shape(smaller.get(relative, batch), kind) for relative in sorted(accepted))
+    return f"this network takes inputs of {taken}, but not of {_shape(smaller[refused[0]], kind)}"
+
+
+def _borders(passes: int, until: float, stages: int) -> list[int]:
+    """Return the pass at which each stage ends."""
+    return [round(until * passes * (stage + 1) / stages) for stage in range(stages)]
+
+
+def _relative(stage: int, start: float, stages: int) -> float:
+    return 1.0 if stage >= stages else start + (1.0 - start) * stage / stages
+
+
+def _runs(call: Callable[[nn.Module, Any], Any], network: nn.Module, batch: Any) -> bool:
+    try:
+        call(network, batch)
+    except Exception:  # any module of the user's may refuse a size in its own way
+        return False
+    return True
+
+
+def _resized(image: Tensor, wanted: tuple[int, int]) -> Tensor:
+    if not image.is_floating_point():
+        rows, columns = (
+            ((torch.arange(new, device=image.device) + 0.5) * old / new).long()
+            for new, old in zip(wanted, image.shape[-2:], strict=True)
+        )
+        return image[..., rows[:, None], columns]
+    planes = image if image.ndim == 4 else image.reshape(-1, 1, *image.shape[-2:])
+    wide = planes.float() if image.dtype in (torch.float16, torch.bfloat16) else planes
+    small = F.interpolate(wide, size=wanted, mode="bilinear", antialias=True).to(image.dtype)
+    return small if image.ndim == 4 else small.reshape(*image.shape[:-2], *wanted)
+
+
+def _are_tokens(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _nothing_to_shrink(kind: Kind) -> str:
+    what = "images (4-D floating-point tensors)" if kind == "resolution" else "token sequences (2-D integer tensors)"
+    return f"the batches hold no {what}"
+
+
+def _shape(batch: Any, kind: Kind) -> str:
+    if kind == "resolution":
+        image = next(one for one in tensors_of(batch) if one.ndim == 4 and one.is_floating_point())
+        return f"{image.shape[2]} x {image.shape[3]}"
+    return f"{next(one for one in tensors_of(batch) if _are_tokens(one)).shape[1]} tokens"
+
+
+_SHRINK: dict[Kind, Callable[[Any, float], Any]] = {"resolution": resized_images, "sequence": shortened}

@@ -1,0 +1,101 @@
+"""Section ``runtime``: what changes the time of a step and not what it computes, beyond rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from workbench.config.conditions import Condition, acts, declared, is_not
+from workbench.config.section import MethodSection, described
+
+if TYPE_CHECKING:
+    from workbench.config.boost_config import BoostConfig
+    from workbench.config.facts import Facts
+
+__all__ = ["CompileMode", "Reading", "RuntimeSection"]
+
+CompileMode = Literal["off", "default", "max-autotune", "reduce-overhead"]
+Reading = Literal["as_given", "resident", "prefetch"]
+
+_HIDDEN = "group loss scales must see gradients pass, which torch.compile hides"
+_VISIBLE = Condition(
+    lambda config, facts: _HIDDEN if acts("loss_scale_group", config, facts) else "",
+    "loss_scale_group is not in effect",
+    frozenset({"boost.loss_scale_group"}),
+)
+_NO_GRAPHS_YET = is_not(
+    "runtime.compile", "reduce-overhead", "compile mode reduce-overhead replays CUDA graphs already"
+) & is_not("runtime.compile", "max-autotune", "compile mode max-autotune replays CUDA graphs already")
+
+
+class RuntimeSection(MethodSection):
+    """Section ``runtime``."""
+
+    section: ClassVar[str] = "runtime"
+
+    compile: CompileMode = described(
+        "off",
+        "Compile",
+        "Whether torch.compile makes one graph of the model, and how hard it tries; evaluation stays eager.",
+        when=_VISIBLE,
+    )
+    memory_format: Literal["contiguous", "channels_last"] = described(
+        "contiguous",
+        "Memory format",
+        "How images and kernels of convolutions lie in memory; channels_last keeps the channels of a pixel together.",
+    )
+    matmul_precision: Literal["highest", "high", "medium"] = described(
+        "highest",
+        "Precision of products",
+        "How float32 matrices may be multiplied: high allows TF32, medium bfloat16, where the device has them.",
+    )
+    cuda_graph: bool = described(
+        False,
+        "CUDA graph",
+        "Whether the model's kernels are replayed as CUDA graphs, compiled or not; for accelerators that have them.",
+        when=_VISIBLE & _NO_GRAPHS_YET,
+    )
+    cudnn_benchmark: bool = described(
+        False, "cuDNN benchmark", "Whether cuDNN tries its convolutions for each shape and takes the fastest."
+    )
+    threads: int | None = described(
+        None,
+        "Threads",
+        "Threads of CPU operations; unset leaves what the process has.",
+        unit="threads",
+        ge=1,
+        le=1024,
+    )
+    data: Reading = described(
+        "as_given",
+        "Data",
+        "How training batches are read: as the loader makes them, from samples kept on the device, or ahead of the "
+        "training by another process.",
+    )
+
+    def why_not(self, config: BoostConfig, facts: Facts) -> str:
+        """Return why nothing of what is asked for is in effect."""
+        reasons = self.left_out(config, facts)
+        return next(iter(reasons.values())) if reasons and len(reasons) == len(self._asked_for()) else ""
+
+    def left_out(self, config: BoostConfig, facts: Facts) -> Mapping[str, str]:
+        """Return which settings are asked for in vain, and why."""
+        fields = type(self).model_fields
+        reasons = {name: declared(fields[name]).when.why_not(config, facts) for name in self._asked_for()}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+    def summary(self) -> str:
+        """Return what is asked for in a few words."""
+        words = {
+            "compile": f"compiled ({self.compile})",
+            "memory_format": self.memory_format,
+            "matmul_precision": f"{self.matmul_precision} matmul precision",
+            "cuda_graph": "CUDA graph",
+            "cudnn_benchmark": "cuDNN benchmark",
+            "threads": f"{self.threads} {'thread' if self.threads == 1 else 'threads'}",
+            "data": f"data {self.data}",
+        }
+        return ", ".join(words[name] for name in self._asked_for())
+
+    def _asked_for(self) -> list[str]:
+        return [name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default]

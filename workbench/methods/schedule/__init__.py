@@ -1,0 +1,19 @@
+"""Length and shape of the learning-rate schedule: fewer samples, annealed to the end of the run that remains."""
+
+from workbench.methods.protocol import Description
+
+__all__ = ["DESCRIPTION"]
+
+DESCRIPTION = Description(
+    name="schedule",
+    title="Schedule",
+    summary="Trains on a share of the samples, with the learning rate annealed to the end of that shorter run.",
+    section="schedule",
+    switch="schedule.length",
+    enabled_by={"boost.mode": "disable_all", "schedule.length": 0.5},
+    acts="workbench.methods.schedule.acting:ScheduleMethod",
+    builder="workbench.methods.schedule.method:shaped",
+    paper='Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements", 2023, '
+    "arXiv:2310.07831",
+    section_class="workbench.methods.schedule.section:ScheduleSection",
+)

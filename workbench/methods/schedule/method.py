@@ -1,0 +1,153 @@
+"""Courses of a learning rate over a run, as factors on the optimizer's own rates.
+
+A run of length 0.4 falls to its own end, whatever curve it follows: a shape of ours is made for its number of updates,
+and the task's own curve is recorded over the run as it is today and stretched (`stretched`). A prefix of a longer curve
+says nothing about the rate at which a run should end.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+__all__ = ["Shape", "StandIn", "factor_at", "recorded", "shaped", "stretched"]
+
+Shape = Literal["cosine", "linear", "warmup_stable_decay", "constant"]
+
+_DECAY_SHARE = 0.4
+"""Share of the updates in which ``warmup_stable_decay`` falls.
+
+Hagele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS 2024,
+arXiv:2405.18392: at 20 % it is as good as a cosine, and somewhat better up to about half of the run.
+"""
+
+
+def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> float:
+    """Return the factor on the highest rate at an update.
+
+    Args:
+        update: The update, counted from 0; past the end the factor is that of the last one.
+        updates: Updates of the run, at least 1.
+        shape: The course after the rise.
+        warmup: Share of the updates in which the factor rises linearly, in [0, 1).
+        final: Factor of the last update, in [0, 1].
+
+    Example:
+        >>> [round(factor_at(i, 5, "linear", warmup=0.2), 3) for i in range(5)]
+        [1.0, 1.0, 0.667, 0.333, 0.0]
+    """
+    rise = round(warmup * updates)
+    if update < rise:
+        return (update + 1) / rise
+    progress = min((update - rise) / max(updates - 1 - rise, 1), 1.0)
+    if shape == "constant":
+        return 1.0
+    if shape == "warmup_stable_decay":
+        progress = max(progress - (1.0 - _DECAY_SHARE), 0.0) / _DECAY_SHARE
+    fall = 0.5 * (1.0 - math.cos(math.pi * progress)) if shape == "cosine" else progress
+    return 1.0 - (1.0 - final) * fall
+
+
+def shaped(optimizer: Optimizer, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> LambdaLR:
+    """Return a scheduler with one of our shapes; see `factor_at`.
+
+    Args:
+        optimizer: Its present rates are the highest.
+        updates: Updates of the run, at least 1.
+        shape: The course after the rise.
+        warmup: Share of the updates spent rising.
+        final: Last rate as a share of the highest.
+    """
+    return LambdaLR(optimizer, functools.partial(factor_at, updates=updates, shape=shape, warmup=warmup, final=final))
+
+
+def recorded(
+    make_scheduler: Callable[[Optimizer, int], Any], optimizer: Optimizer, updates: int
+) -> list[tuple[float, ...]] | None:
+    """Return a scheduler's rates over a whole run without training.
+
+    Args:
+        make_scheduler: Function of an optimizer and the number of updates; None where there is no scheduler.
+        optimizer: Its groups and their rates; it stays as it is.
+        updates: Updates of the run, at least 1.
+
+    Returns:
+        The rate of each group at each update, as factors on the optimizer's rates; None where there is no scheduler.
+
+    Raises:
+        ValueError: When the scheduler follows what training gives (ReduceLROnPlateau).
+    """
+    stand_in = StandIn(optimizer)
+    highest = [float(group["lr"]) or 1.0 for group in stand_in.param_groups]
+    scheduler = make_scheduler(stand_in, updates)
+    if scheduler is None:
+        return None
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("a ReduceLROnPlateau follows what training gives, so that its course is not known beforehand")
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a scheduler that steps past its end, or before the optimizer
+        for _ in range(updates):
+            rates.append(
+                tuple(float(group["lr"]) / top for group, top in zip(stand_in.param_groups, highest, strict=True))
+            )
+            stand_in.step()
+            scheduler.step()
+    return rates
+
+
+def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, ...]]) -> LambdaLR:
+    """Return a scheduler that runs through a recorded course in another number of updates.
+
+    Args:
+        optimizer: Its present rates are those that the factors belong to.
+        updates: Updates of the run, at least 1.
+        course: Factor of each group at each recorded update.
+
+    Example:
+        >>> parameter = nn.Parameter(torch.zeros(1))
+        >>> optimizer = torch.optim.SGD([parameter], lr=2.0)
+        >>> scheduler = stretched(optimizer, 3, [(1.0,), (0.75,), (0.5,), (0.25,), (0.0,)])
+        >>> rates = [optimizer.param_groups[0]["lr"]]
+        >>> for _ in range(2):
+        ...     optimizer.step(); scheduler.step(); rates.append(optimizer.param_groups[0]["lr"])
+        >>> rates
+        [2.0, 1.0, 0.0]
+    """
+    last = len(course) - 1
+
+    def factor(update: int, group: int) -> float:
+        place = min(update / max(updates - 1, 1), 1.0) * last
+        below = math.floor(place)
+        share = place - below
+        return (1.0 - share) * course[below][group] + share * course[min(below + 1, last)][group]
+
+    groups = range(len(optimizer.param_groups))
+    return LambdaLR(optimizer, [functools.partial(factor, group=min(group, len(course[0]) - 1)) for group in groups])
+
+
+_PARTICULAR = ("params", "param_names", "initial_lr")
+
+
+class StandIn(Optimizer):
+    """An optimizer with another's groups and rates that moves nothing, for a scheduler to act on."""
+
+    def __init__(self, other: Optimizer) -> None:
+        groups = []
+        for group in other.param_groups:
+            rate = group["lr"]
+            kept = {key: value for key, value in group.items() if key not in _PARTICULAR}
+            kept["lr"] = float(rate.item() if isinstance(rate, Tensor) else rate)
+            groups.append({**kept, "params": [nn.Parameter(torch.zeros(()))]})
+        super().__init__(groups, dict(other.defaults))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Move nothing."""

@@ -1,0 +1,32 @@
+"""Which parameters torch's fused kernels take."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+__all__ = ["has_fused_kernel"]
+
+
+def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
+    """Return whether a fused kernel updates this parameter, and rightly.
+
+    Args:
+        parameter: The parameter.
+        operator: ``"_fused_sgd_"``, ``"_fused_adamw_"``, ...
+    """
+    if parameter.device.type == "cpu":
+        short = (torch.float16, torch.bfloat16)
+        # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was.
+        known = (torch.float32, torch.float64, *(() if operator == "_fused_sgd_" else short))
+        return parameter.dtype in known
+    return _device_has_kernel(parameter.device.type, operator)
+
+
+@functools.cache
+def _device_has_kernel(kind: str, operator: str) -> bool:
+    """Return whether an accelerator has a kernel of its own; some backends fall back on the CPU for what they lack."""
+    key = "PrivateUse1" if kind == torch._C._get_privateuse1_backend_name() else kind.upper()
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", key))

@@ -1,0 +1,1 @@
+"""Muon: orthogonalised momentum for hidden matrices, AdamW for the rest."""

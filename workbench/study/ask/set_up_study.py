@@ -1,0 +1,274 @@
+"""The question that a task asks by itself: which set-up trains it fastest, within what is possible for it.
+
+A look at the task (`workbench.training.task_look`) says what applies: optimizers, batches, precision, inputs, boost
+methods. What does not is left out with a sentence. What comes out is an ordinary ``study.toml``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from workbench.config import BoostConfig
+from workbench.core.text import format_duration
+from workbench.study.errors import StudyError
+
+if TYPE_CHECKING:
+    from workbench.training.task_look import TaskLook
+
+__all__ = ["SetUpQuestion", "ask", "shorter_than"]
+
+_OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
+_RATE_MULTIPLES = (1.0, 2.0, 4.0)
+_RUNS_WANTED = 50
+"""Runs as long as today's that a search should have time for; else it asks at a shorter length."""
+
+_SHORTEST_HORIZON = 16
+_CONFIRM_SHARE, _EXPECTED_TIME = 0.35, 0.4
+"""Share of the time for the confirmation, and what a candidate's run may take relative to today's."""
+
+_LEAST_SAVED_SECONDS = 20.0
+"""Compiling takes about as long: it is tried only where 30 % of a run is more."""
+
+
+@dataclass
+class SetUpQuestion:
+    """A study in the making.
+
+    Args:
+        text: The text of ``study.toml``.
+        left_out: Why what might have been searched is not, a sentence each.
+        steps: Loader batches of a run in the study.
+        run_seconds: Time of such a run as given, seconds.
+    """
+
+    text: str = ""
+    left_out: list[str] = field(default_factory=list)
+    steps: int = 0
+    run_seconds: float = math.nan
+
+    def forecast(self, minutes: float) -> str:
+        """Return what a time allows, in a sentence."""
+        runs = minutes * 60.0 / max(self.run_seconds, 1e-9)
+        one = "less than a second" if self.run_seconds < 1.0 else f"about {format_duration(self.run_seconds)}"
+        return f"A run as given takes {one}; {minutes:g} minutes are the time of {runs:.0f} of them."
+
+
+def ask(
+    look: TaskLook, spec: str, *, steps: int, minutes: float, allowed_drop: float | str | None, seed: int = 0
+) -> SetUpQuestion:
+    """Return the study that finds a task's fastest set-up.
+
+    Args:
+        look: What a look at the task has told.
+        spec: The task as on the command line.
+        steps: Loader batches that it is trained for today.
+        minutes: Time for all of it.
+        allowed_drop: Drop of the metric that is allowed, in its unit or as a share ("2 %"); None for the default.
+        seed: Seed of the search.
+
+    Raises:
+        StudyError: When the time is too short for a search.
+    """
+    question = SetUpQuestion(steps=_horizon(look, steps, minutes))
+    question.run_seconds = question.steps * look.step_seconds
+    if question.steps < steps:
+        question.left_out.append(
+            f"{shorter_than(steps, question.steps)}, annealed to their own end, since {_RUNS_WANTED} "
+            f"runs of {steps} would take longer than {minutes:g} minutes; what it finds is confirmed at "
+            f"{question.steps}. "
+            f"Asked at {steps}, it needs about --minutes {math.ceil(_RUNS_WANTED * steps * look.step_seconds / 60)} "
+            "--fresh."
+        )
+    space = _space(look, question.left_out)
+    runtime = _runtime(look, question)
+    rates = _plain_rates(look)
+    shape = "task" if look.has_scheduler else "linear"
+    study = {
+        "task": spec,
+        "seed": seed,
+        "budget_steps": question.steps,
+        "n_trials": 1000,
+        "timeout_seconds": round(60.0 * minutes, 1),
+        "objective": "time_to_quality",
+    }
+    sections: dict[str, Mapping[str, Any]] = {
+        "study": study,
+        "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
+        "baseline": {"amp.dtype": "bfloat16"} if "amp.level" in runtime else {},
+        "sampler": {"name": "promise"},
+        "pruner": {"name": "none"},
+        "speed": {"rounds": 4, "steps_per_block": 3},
+        "set_up": {"plain_rates": rates, "plain_shape": shape, "left_out": question.left_out},
+        "set_up.runtime": runtime,
+        "space": space,
+        "confirm": {**_seeds(question.run_seconds, minutes), "candidates": 2, "time_share": _CONFIRM_SHARE},
+    }
+    head = f"# Which set-up trains {spec} fastest to the quality that {question.steps} batches reach today?\n"
+    question.text = head + "".join(_toml(name, part) for name, part in sections.items() if part)
+    return question
+
+
+def shorter_than(steps: int, horizon: int) -> str:
+    """Return how a study says that it asks about shorter runs than today's.
+
+    Args:
+        steps: Loader batches of today's run.
+        horizon: Those of a run in the study.
+    """
+    return f"The study trains {horizon} of {steps} batches"
+
+
+def _seeds(run_seconds: float, minutes: float) -> dict[str, int]:
+    """Return how many seeds a confirmation takes: as many as its share of the time allows, 10 to 60."""
+    pair = (1.0 + _EXPECTED_TIME) * run_seconds
+    most = int(min(max(_CONFIRM_SHARE * 60.0 * minutes / pair, 10), 60))
+    return {"seeds_min": max(most // 2, 10), "seeds_max": most}
+
+
+def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
+    """Return how many batches a run of the study has: as many as today, or the most that leave time for a search."""
+    seconds = 60.0 * minutes
+    most = int(seconds / (_RUNS_WANTED * look.step_seconds))
+    least = math.ceil(steps / _SHORTEST_HORIZON)
+    if most < least:
+        needed = _RUNS_WANTED * least * look.step_seconds / 60.0
+        raise StudyError(
+            f"{minutes:g} minutes are too short to search a training of {steps} batches of "
+            f"{1e3 * look.step_seconds:.3g} ms each; give it --minutes {math.ceil(needed)} at least"
+        )
+    return min(steps, most)
+
+
+def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
+    space: dict[str, Any] = {}
+    names = _optimizers(look, left_out)
+    if names:
+        space["optimizer.name"] = names
+    for name in names:
+        space |= _ranges(look, name)
+    space["schedule.length"] = {"low": 0.08, "high": 0.9, "log": True}
+    space["schedule.shape"] = ["linear"]
+    space["schedule.warmup"] = {"low": 0.03, "high": 0.3, "log": True}
+    if look.no_merging:
+        left_out.append(f"Larger batches are left out, because {look.no_merging}.")
+    else:
+        space["batch.factor"] = [1.0, 2.0, 4.0]
+        space["batch.lr_rule"] = ["sqrt"]
+    network = look.network
+    if network.no_smoothing:
+        left_out.append(f"Label smoothing is left out, because {network.no_smoothing}.")
+    else:
+        space["regularization.label_smoothing"] = {"low": 0.0, "high": 0.2}
+    space["regularization.weight_average"] = ["none", "ema"]
+    space["regularization.decay"] = {"low": 0.8, "high": 0.99}
+    sizes = [
+        kind for kind, why in (("resolution", network.no_resolution), ("sequence", network.no_sequence)) if not why
+    ]
+    if sizes:
+        space["curriculum.kind"] = ["none", *sizes]
+        space["curriculum.start"] = [0.5]
+        space["curriculum.until"] = {"low": 0.2, "high": 0.7}
+        space["curriculum.stages"] = [1]
+    else:
+        neither = "hold no" in network.no_resolution and "hold no" in network.no_sequence
+        why = network.no_resolution if look.convolutions else network.no_sequence
+        why = "the batches hold neither images nor token sequences" if neither else why
+        left_out.append(f"Smaller inputs at first are left out, because {why}.")
+    config = BoostConfig()
+    for name, why in (
+        ("less_bn", network.why_no_less_bn(config)),
+        ("grad_freeze", network.why_no_freezing(config.with_values({"grad_freeze.param_groups": 2}), less_bn=False)),
+    ):
+        if why:
+            left_out.append(f"{name} is left out, because {why}.")
+        else:
+            space[f"boost.{name}"] = [False, True]
+    if "boost.grad_freeze" in space:
+        groups = max(min(network.layers_left, 8), 2)
+        space |= {"grad_freeze.freeze_p": {"low": 0.4, "high": 0.9}, "grad_freeze.param_groups": [groups]}
+        space["grad_freeze.total_steps"] = [65536]  # fitted to each run's updates where its length differs
+    return space
+
+
+def _optimizers(look: TaskLook, left_out: list[str]) -> list[str]:
+    own = look.optimizer if look.optimizer in _OWN_FAMILIES else ""
+    if len(set(look.rates)) > 1:
+        left_out.append(
+            f"Other optimizers are left out, because the task's {look.optimizer} has groups with learning rates of "
+            "their own, which another would lose."
+        )
+        return []
+    if not own:
+        left_out.append(f"The task's own optimizer, {look.optimizer}, is tried at its own settings only.")
+    names = ["AdamW"] if own not in ("Adam", "AdamW") else [own]
+    if look.matrices:
+        names.append("Muon")
+    else:
+        left_out.append("Muon is left out, because the network has no hidden matrices.")
+    return names + ([own] if own and own not in names else [])
+
+
+def _ranges(look: TaskLook, name: str) -> dict[str, Any]:
+    """Return the ranges of an optimizer's hyper-parameters: around the task's own where it is the same family."""
+    found: dict[str, Any] = {f"optimizer.lr[{name}]": True}
+    if name == look.optimizer:
+        rate = look.rates[0]
+        found[f"optimizer.lr[{name}]"] = {"low": rate / 4, "high": rate * 8, "log": True}
+        found[f"optimizer.weight_decay[{name}]"] = [look.weight_decay]
+        if look.momentum > 0.0:
+            found[f"optimizer.momentum[{name}]"] = [look.momentum]
+            found[f"optimizer.nesterov[{name}]"] = [True]
+    if name == "Muon":
+        found["optimizer.aux_lr"] = {"low": 0.001, "high": 0.03, "log": True}
+    return found
+
+
+def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
+    runtime: dict[str, Any] = {}
+    if look.fast_bfloat16 or look.device == "cuda":
+        runtime["amp.level"] = ["O0", "O2"]
+    else:
+        question.left_out.append(
+            f"bfloat16 is left out, because this {look.device} has no instructions for it, and float16 because it is "
+            "slow there."
+        )
+    if look.convolutions:
+        runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
+    if 0.3 * question.run_seconds > _LEAST_SAVED_SECONDS:
+        runtime["runtime.compile"] = ["off", "default"]
+    else:
+        question.left_out.append(
+            "torch.compile is left out, because a run of "
+            f"{format_duration(question.run_seconds)} is too short to pay for compiling."
+        )
+    return runtime
+
+
+def _plain_rates(look: TaskLook) -> list[float]:
+    """Return the rates of tuned plain; none where groups have rates of their own."""
+    if len(set(look.rates)) > 1 or look.rates[0] <= 0.0:
+        return []
+    return [float(f"{look.rates[0] * multiple:.4g}") for multiple in _RATE_MULTIPLES]
+
+
+def _toml(name: str, part: Mapping[str, Any]) -> str:
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in part.items()]
+    return "\n".join(["", f"[{name}]", *lines, ""])
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").isalnum() else json.dumps(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,279 @@
+"""Where the gain of a set-up comes from: its parts taken out one after the other, the least useful first.
+
+A part's factor is how much longer a run to the target takes without it: for what changes a step's time alone that is
+the ratio of step times; for what changes learning, the shortest annealed length that still reaches the target is found
+anew (runs at three lengths, a line through their deficits). What is left at the end is length and course of the
+schedule, so the factors multiply to the total. A part whose factor is not surely above 1 is no gain, and the set-up
+without it competes, too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+from scipy.stats import t as student  # type: ignore[import-untyped]  # scipy ships no types
+
+from workbench.config import BoostConfig, ConfigError, describe_parameters
+from workbench.core.records import GainPart
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.errors import OutOfTimeError
+from workbench.study.run.job import plain
+from workbench.study.set_up.contending import keep_remaining
+from workbench.study.set_up.parts import Part, parts_of
+from workbench.study.set_up.runtime_choice import ground_of
+from workbench.study.set_up.standing import SURE, allowed_by, deficits_of, further_of, standing_of
+from workbench.study.set_up.total_time import StepTimes, total_time
+
+__all__ = ["Attributor", "attribution_of"]
+
+_ATTRIBUTION = "attribution"
+_LENGTH = "schedule.length"
+_STRETCHES = (0.8, 1.0, 1.3)
+"""Lengths that are tried without a part, relative to the one that the regression expects to suffice."""
+
+_SEEDS = 3
+_GAIN_LEVEL = 0.99
+"""A part stays only if this one-sided bound of its factor lies above 1."""
+
+_WIDEST = math.log(10.0)
+"""Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
+
+RunGiven = Callable[[Mapping[str, Any], Mapping[str, Any]], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """How long a set-up takes to the target, relative to the baseline's run.
+
+    Args:
+        time: The time.
+        spread: Standard deviation of its logarithm; NaN where it was not measured.
+        length: The length of its schedule.
+        n_runs: Runs behind it.
+    """
+
+    time: float
+    spread: float
+    length: float
+    n_runs: int
+
+
+class Attributor:
+    """Take a set-up apart.
+
+    Args:
+        study: The study; keeps the answer as a user attribute.
+        file: Its file.
+        times: Step times.
+        run_given: Trains a given set-up as a trial of the study; returns the trial's number.
+        deadline: ``time.monotonic()`` at which to stop; None for none.
+    """
+
+    def __init__(
+        self, study: optuna.Study, file: StudyFile, times: StepTimes, run_given: RunGiven, deadline: float | None
+    ) -> None:
+        self._study = study
+        self._file = file
+        self._times = times
+        self._run_given = run_given
+        self._deadline = deadline
+        self._plain = ground_of(file.base_config(), {})
+        self._ground = ground_of(file.base_config(), study.user_attrs)
+
+    def take_apart(self, number: int) -> list[GainPart]:
+        """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
+
+        Args:
+            number: The trial.
+
+        Returns:
+            The parts as they are built up: the schedule first, the least useful last.
+        """
+        known = attribution_of(self._study.user_attrs)
+        if str(number) in known:
+            return list(known[str(number)])
+        trial = self._study.get_trials(deepcopy=False)[number]
+        config, values = self._set_up_of(trial)
+        now = _Needed(float(trial.user_attrs["speed"]["ratio"]), 0.0, config.leaves()[_LENGTH], 0)
+        rest, bars = self._parts(config), list[GainPart]()
+        try:
+            while any(part.kind != "schedule" for part in rest):
+                part = self._least_useful([one for one in rest if one.kind != "schedule"], values, now)
+                without = part.taken_out(values, self._plain)
+                is_timed = part.kind == "time"
+                needed = self._same_length(without, now) if is_timed else self._needed(without, part, number)
+                bars.append(_bar(part, needed, now))
+                rest.remove(part)
+                values, now = {**without, _LENGTH: needed.length}, replace(needed, spread=0.0)
+        except OutOfTimeError:
+            pass
+        left = [part.name for part in rest]
+        note = "" if len(left) <= 1 else "no time was left to measure them one by one"
+        bars.append(GainPart(", ".join(left) or "nothing", 1.0 / now.time, note=note))
+        bars.reverse()
+        self._keep(number, bars)
+        return bars
+
+    def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
+        known = {**attribution_of(self._study.user_attrs), str(number): bars}
+        stored = {key: [plain(asdict(bar)) for bar in row] for key, row in known.items()}
+        self._study.set_user_attr(_ATTRIBUTION, stored)
+
+    def without_idle_parts(self, number: int) -> int:
+        """Train the set-up without the parts that are no gain, where there are some; return the trial that remains.
+
+        Args:
+            number: The trial that was taken apart.
+        """
+        trial = self._study.get_trials(deepcopy=False)[number]
+        config, values = self._set_up_of(trial)
+        bars = self.take_apart(number)
+        no_gain = {bar.part for bar in bars if math.isfinite(bar.low) and not _helps(bar)}
+        idle = [part for part in self._parts(config) if part.name in no_gain]
+        if not idle:
+            return number
+        for part in idle:
+            values = part.taken_out(values, self._plain)
+        values[_LENGTH] = self._expected(values, SURE).length
+        given = {path: value for path, value in values.items() if value is not None}
+        try:
+            purpose = f"trial {number} without what is no gain"
+            remaining = self._run_given(given, {"n_seeds": _SEEDS, "purpose": purpose})
+        except OutOfTimeError:
+            return number
+        trials = self._study.get_trials(deepcopy=False)
+        remaining = int(trials[remaining].user_attrs.get("repeats", remaining))
+        if trials[remaining].state != TrialState.COMPLETE:  # what failed competes for nothing
+            return number
+        kept = [bar for bar in bars[1:] if bar.part not in no_gain]
+        total = 1.0 / float(trials[remaining].user_attrs["speed"]["ratio"])
+        first = replace(bars[0], factor=total / math.prod(bar.factor for bar in kept))
+        self._keep(remaining, [first, *kept])
+        plain_values = self._plain.leaves()
+        keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
+        return remaining
+
+    def _parts(self, config: BoostConfig) -> list[Part]:
+        plans = self._file.plans
+        return parts_of(plans.resolve(config, "O1"), plans.resolve(self._plain, "O1"))
+
+    def _set_up_of(self, trial: FrozenTrial) -> tuple[BoostConfig, dict[str, Any]]:
+        """Return a trial's configuration, and in what it differs from the ground; its runtime is stated, too."""
+        config = BoostConfig.from_dict(trial.user_attrs["config"])
+        ground, leaves = self._ground.leaves(), config.leaves()
+        stated = [path for path in describe_parameters() if leaves[path] != ground[path]]
+        return config, {path: leaves[path] for path in [*self._file.set_up.runtime, *stated]}
+
+    def _least_useful(self, parts: Sequence[Part], values: Mapping[str, Any], now: _Needed) -> Part:
+        return min(parts, key=lambda part: self._guess(part, values, now))
+
+    def _guess(self, part: Part, values: Mapping[str, Any], now: _Needed) -> float:
+        """Return a part's factor as far as it is known without training."""
+        without = part.taken_out(values, self._plain)
+        try:
+            if part.kind == "time":
+                return self._same_length(without, now).time / now.time
+            return self._expected(without).time / now.time
+        except ConfigError:
+            return math.inf
+
+    def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
+        plan = self._file.plans.resolve(self._config(values), "O1")
+        step = self._times.measured(plan)
+        whole = total_time(plan, step, self._file.study.budget_steps)
+        spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
+        return _Needed(whole.ratio, spread, now.length, 0)
+
+    def _expected(self, values: Mapping[str, Any], sure: float = 0.5) -> _Needed:
+        """Return what the regression expects a set-up to need, with a probability."""
+        trials, allowed = self._study.get_trials(deepcopy=False), allowed_by(self._study.user_attrs)
+        standing = standing_of(
+            trials, self._file.dimensions, allowed, self._file.confirm.usual_seeds, further_of(self._study.user_attrs)
+        )
+        lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 16)
+        found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
+        able = np.flatnonzero(found >= sure)
+        length = float(lengths[able[0]]) if len(able) else 1.0
+        return _Needed(self._time_of({**values, _LENGTH: length}), math.nan, length, 0)
+
+    def _time_of(self, values: Mapping[str, Any]) -> float:
+        plan = self._file.plans.resolve(self._config(values), "O1")
+        return total_time(plan, self._times.measured(plan), self._file.study.budget_steps).ratio
+
+    def _needed(self, values: Mapping[str, Any], part: Part, number: int) -> _Needed:
+        """Return what a set-up needs, from runs at three lengths."""
+        middle = self._expected(values).length
+        lengths = sorted({round(min(middle * stretch, 1.0), 4) for stretch in _STRETCHES})
+        points: list[tuple[float, float]] = []
+        for length in lengths:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                raise OutOfTimeError("the time for the attribution is over")
+            given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
+            attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
+            number_without = self._run_given(given, attributes)
+            points += [(math.log(length), deficit) for deficit in self._deficits(number_without)]
+        length, spread = _shortest(points, allowed_by(self._study.user_attrs), lengths)
+        return _Needed(self._time_of({**values, _LENGTH: length}), spread, length, len(points))
+
+    def _deficits(self, number: int) -> tuple[float, ...]:
+        """Return a trial's deficits; none of one that failed, and for an equal plan those of the trial it repeats."""
+        trials = self._study.get_trials(deepcopy=False)
+        attributes = trials[trials[number].user_attrs.get("repeats", number)].user_attrs
+        if attributes.get("baseline"):
+            return (0.0,)
+        return deficits_of(attributes) if "deficits" in attributes else ()
+
+    def _config(self, values: Mapping[str, Any]) -> BoostConfig:
+        return self._ground.with_values(values)
+
+
+def _shortest(points: Sequence[tuple[float, float]], allowed: float, lengths: Sequence[float]) -> tuple[float, float]:
+    """Return the length where a line through the deficits crosses the allowed drop, and its logarithm's deviation."""
+    at, deficits = np.array([one for one, _ in points]), np.array([two for _, two in points])
+    kept = np.isfinite(deficits)
+    if kept.sum() < 3 or len(set(at[kept])) < 2:
+        return max(lengths), math.nan
+    slope, offset = np.polyfit(at[kept], deficits[kept], 1)
+    noise = float(np.std(deficits[kept] - slope * at[kept] - offset, ddof=2)) if kept.sum() > 3 else math.nan
+    if slope >= 0.0:  # no length in reach makes a difference: the shortest tried does, if any does
+        enough = float(np.mean(deficits[kept])) <= allowed
+        return (min(lengths) if enough else max(lengths)), math.nan
+    crossing = (allowed - offset) / slope
+    nearest = float(np.clip(crossing, math.log(min(lengths) * 0.8), math.log(min(max(lengths) * 1.25, 1.0))))
+    return math.exp(nearest), noise / abs(float(slope)) / math.sqrt(float(kept.sum()))
+
+
+def _bar(part: Part, needed: _Needed, now: _Needed) -> GainPart:
+    factor = needed.time / now.time
+    freedom = max(needed.n_runs - 2, 1) if needed.n_runs else 30
+    margin = float(student.ppf(0.975, freedom)) * needed.spread
+    if not margin < _WIDEST:  # NaN, too
+        return GainPart(part.name, factor, note="its runs do not bound the factor")
+    return GainPart(part.name, factor, factor * math.exp(-margin), factor * math.exp(margin))
+
+
+def _helps(bar: GainPart) -> bool:
+    """Return whether a factor is surely above 1, at `_GAIN_LEVEL`."""
+    deviation = math.log(bar.factor / bar.low) / float(student.ppf(0.975, 30))
+    return math.log(bar.factor) > float(student.ppf(_GAIN_LEVEL, 30)) * deviation
+
+
+def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:
+    """Return what a study keeps of its attributions: the trial's number as text -> its parts.
+
+    Args:
+        attributes: The study's user attributes.
+    """
+    return {number: tuple(_read(bar) for bar in row) for number, row in attributes.get(_ATTRIBUTION, {}).items()}
+
+
+def _read(stored: Mapping[str, Any]) -> GainPart:
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
+    return GainPart(**values)

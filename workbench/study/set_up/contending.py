@@ -1,0 +1,81 @@
+"""Which set-ups compete for an export, in which order: what remained of the leader, then the others by their time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from workbench.config import BoostConfig
+from workbench.core.records import TrialRecord
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.set_up.standing import further_of, standing_of
+from workbench.study.set_up.tuned_plain import plain_standing
+
+__all__ = ["keep_remaining", "ranked"]
+
+_REMAINING = "remaining_set_up"
+_LIKELY = 0.5
+
+
+def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
+    """Keep that a set-up remained when the parts that are no gain were taken out of the leader.
+
+    Args:
+        study: The study.
+        number: Trial of the set-up that remained.
+        idle: Config path -> value without those parts.
+    """
+    study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle)})
+
+
+def ranked(
+    trials: Sequence[FrozenTrial],
+    records: Sequence[TrialRecord],
+    file: StudyFile,
+    allowed: float,
+    attributes: Mapping[str, Any],
+) -> list[TrialRecord]:
+    """Return the trials that compete for an export: those that surely keep the quality, fastest first.
+
+    Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first,
+    and set-ups with a part that is no gain do not compete. Where nothing is sure enough, the one that most probably
+    keeps the quality competes, so that the confirmation has a say.
+
+    Args:
+        trials: All trials of the study.
+        records: Their records.
+        file: The study's file.
+        allowed: Allowed drop of the export, in the metric's unit.
+        attributes: The study's user attributes.
+    """
+    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, further_of(attributes))
+    numbers = sorted({*standing.ranking, *_plain(file, trials, allowed)}, key=standing.times.__getitem__)
+    if not numbers:
+        faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
+        numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
+    remaining = attributes.get(_REMAINING)
+    if remaining is not None and standing.sure.get(remaining["number"], 0.0) > _LIKELY:
+        numbers = _without_idle_parts(numbers, trials, remaining)
+    by_number = {record.number: record for record in records}
+    return [by_number[number] for number in numbers]
+
+
+def _plain(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float) -> list[int]:
+    leader = plain_standing(file, trials, allowed).leader
+    return [] if leader is None else [leader]
+
+
+def _without_idle_parts(
+    numbers: Sequence[int], trials: Sequence[FrozenTrial], remaining: Mapping[str, Any]
+) -> list[int]:
+    """Return the remaining set-up and those after it that have none of the parts that are no gain."""
+    first, idle = int(remaining["number"]), remaining["idle"]
+
+    def is_free(number: int) -> bool:
+        leaves = BoostConfig.from_dict(trials[number].user_attrs["config"]).leaves()
+        return all(leaves[path] == value for path, value in idle.items())
+
+    return [first, *(number for number in numbers if number != first and is_free(number))]

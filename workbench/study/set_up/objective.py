@@ -1,0 +1,248 @@
+"""What one trial does where the question is the fastest set-up: time its steps, train it whole, judge it with the rest.
+
+A trial's value is the total time of its run relative to the baseline's, known before it is trained (`total_time`); its
+constraint is the mean deficit of its final metric less the allowed drop. A plan that cannot beat the leader is not
+trained. Runs are annealed to their own end and evaluated there alone. The first seed of a trial goes round the
+baseline's seeds, so that no seed's luck is every plan's; a plan that would lead is trained on further seeds first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import optuna
+
+from workbench.config import BoostConfig, Plan
+from workbench.study.ask.plans import explicit_config
+from workbench.study.ask.search_space import Suggestion
+from workbench.study.errors import StudyFailedError
+from workbench.study.run.job import Monitor, SpeedMeasured, Trained, TrainJob, plain
+from workbench.study.run.objective import Objective, metric_deficit
+from workbench.study.run.stopping import end_if_over
+from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
+from workbench.study.set_up.quality import Tried
+from workbench.study.set_up.runtime_choice import ground_of
+from workbench.study.set_up.standing import FURTHER, Standing, allowed_by, further_of, standing_of
+from workbench.study.set_up.total_time import StepTimes, total_time
+from workbench.study.set_up.tuned_plain import PLAIN, plain_dimensions
+
+__all__ = ["GIVEN", "SKIPPED", "SetUpObjective", "baseline_metrics"]
+
+GIVEN = "given"
+"""User attribute of a trial that was not drawn: its parameters by path, on top of the baseline's configuration."""
+
+SKIPPED = "skipped"
+"""User attribute of a trial that was not trained, since it cannot beat the leader; it does not count."""
+
+_BASELINE_RUNS = "baseline_runs"
+_MORE_SEEDS = (2, 4, 8)
+"""Seeds at which a plan that would lead is looked at again."""
+
+_HOPELESS, _NO_DOUBT = 0.25, 0.95
+"""Between these probabilities of keeping the quality another seed may change who leads."""
+
+
+class SetUpObjective(Objective):
+    """Run one trial of a search for the fastest set-up; see `Objective` for the arguments."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._times = StepTimes(self._study, self._file, self._experimenter)
+        self._metrics = baseline_metrics(self._study.user_attrs)
+
+    @property
+    def _allowed(self) -> float:
+        """The target's drop; one that is relative is known once the baseline is."""
+        return allowed_by(self._study.user_attrs)
+
+    @_allowed.setter
+    def _allowed(self, value: float) -> None:
+        """Take no notice of what was known before the baseline."""
+
+    # The baseline
+
+    def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
+        runs: list[Trained] = []
+        for index in range(self._file.set_up.baseline_seeds):
+            trained = self._train_seed(trial, plan, NO_WARM_UP, index)
+            if trained.diverged or math.isnan(trained.metric):
+                why = trained.message or f"its {self._experimenter.metric_name} is NaN"
+                raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
+            runs.append(trained)
+        metrics = [run.metric for run in runs]
+        drops = self._file.allowed_drops(self._experimenter.metric_name, float(np.mean(metrics)))
+        self._study.set_user_attr("allowed_drops", drops)
+        trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
+        trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
+        mean = replace(
+            runs[0], metric=float(np.mean(metrics)), seconds=float(np.mean([run.seconds for run in runs])), curve=()
+        )
+        mean = replace(mean, curve=((self._file.study.budget_steps, mean.metric),))
+        trial.set_user_attr("trained", mean.to_json())
+        trial.set_user_attr("run_seconds", [run.seconds for run in runs])
+        self._keep_baseline(dict(enumerate(metrics)))
+        speed = SpeedMeasured(1.0, 1.0, 1.0)
+        trial.set_user_attr("speed", speed.to_json())
+        return self._finish(trial, mean, speed, self._baseline_of(mean))
+
+    def _keep_baseline(self, more: Mapping[int, float]) -> None:
+        self._metrics |= more
+        self._study.set_user_attr(_BASELINE_RUNS, {str(index): value for index, value in self._metrics.items()})
+
+    def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
+        """Return the baseline's final metric on a seed; trained now if it has not been."""
+        if index not in self._metrics:
+            plan = self._plans.resolve(self._baseline_config(), "O0")
+            self._keep_baseline({index: self._train_seed(trial, plan, NO_WARM_UP, index).metric})
+        return self._metrics[index]
+
+    # Another plan
+
+    def _start(self) -> BoostConfig:
+        return ground_of(super()._start(), self._study.user_attrs)
+
+    def _drawn(self, trial: optuna.Trial) -> Suggestion:
+        given = trial.user_attrs.get(GIVEN)
+        if given is None:
+            return super()._drawn(trial)
+        level = str(given.get("level", "O1"))
+        values = {path: value for path, value in given.items() if path != "level"}
+        return Suggestion(level, self._start().with_values({"boost.mode": "manual"} | values), given)
+
+    def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
+        baseline = self._stored_baseline()
+        self._times.read_again()
+        step = self._times.measured(plan, warm_up)
+        speed = total_time(plan, step, self._file.study.budget_steps, warm_up.steps)
+        trial.set_user_attr("step_key", plan.step_key())
+        trial.set_user_attr("speed", speed.to_json())
+        self._hand.write()
+        standing = self._standing(trial, (), speed.ratio)
+        is_given = GIVEN in trial.user_attrs
+        if not is_given and speed.ratio >= standing.best_time:
+            trial.set_user_attr(SKIPPED, True)
+            trial.set_user_attr("message", "not trained: it cannot be faster than the leader")
+            raise optuna.TrialPruned
+        end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
+        runs, deficits = self._train_seeds(trial, plan, warm_up, speed.ratio)
+        mean = float(np.mean(deficits))
+        metric = math.nan
+        if math.isfinite(mean):
+            metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
+        whole = replace(
+            runs[0],
+            metric=metric,
+            curve=((self._file.study.budget_steps, metric),) if math.isfinite(mean) else (),
+            seconds=float(np.mean([run.seconds for run in runs])),
+            diverged=not math.isfinite(mean),
+        )
+        trial.set_user_attr("trained", whole.to_json())
+        trial.set_user_attr("run_seconds", [run.seconds for run in runs])
+        return self._finish(trial, whole, speed, baseline, warm_up.steps)
+
+    def _train_seeds(
+        self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, time: float
+    ) -> tuple[list[Trained], list[float]]:
+        """Train a plan on one seed, and on more while it would lead."""
+        n_seeds = int(trial.user_attrs.get("n_seeds", 1))
+        runs: list[Trained] = []
+        deficits: list[float] = []
+        first = trial.number % max(self._file.set_up.baseline_seeds, 1)
+        for n_more in (n_seeds, *_MORE_SEEDS):
+            while len(runs) < n_more:
+                # Round the baseline's seeds, then further ones.
+                index = len(runs)
+                if index < self._file.set_up.baseline_seeds:
+                    index = (first + index) % self._file.set_up.baseline_seeds
+                reference = self._baseline_metric(trial, index)
+                run = self._train_seed(trial, plan, warm_up, index)
+                runs.append(run)
+                lost = math.inf if run.diverged else run.metric
+                higher = self._experimenter.higher_is_better
+                deficits.append(math.inf if run.diverged else metric_deficit(reference, lost, higher_is_better=higher))
+                trial.set_user_attr("deficits", plain(deficits))
+            if n_more >= self._file.set_up.most_seeds or not all(map(math.isfinite, deficits)):
+                break
+            standing = self._standing(trial, tuple(deficits), time)
+            if not (time < standing.best_time or standing.leader == trial.number):
+                break
+            sure = standing.sure[trial.number]
+            if sure < _HOPELESS or (sure >= _NO_DOUBT and len(deficits) >= 2):
+                break
+        return runs, deficits
+
+    def _standing(self, trial: optuna.Trial, deficits: Sequence[float], time: float) -> Standing:
+        trials = self._study.get_trials(deepcopy=False)
+        n_confirming = self._file.confirm.usual_seeds
+        also = None
+        if deficits:
+            also = (trial.number, Tried(trial.user_attrs["parameters"], tuple(deficits)), time)
+        if trial.user_attrs.get(PLAIN):  # among its like: it shall be found, not only lead
+            trials = [one for one in trials if one.user_attrs.get(PLAIN) or one.user_attrs.get("baseline")]
+            return standing_of(trials, plain_dimensions(self._file), self._allowed, n_confirming, also=also)
+        further = further_of(self._study.user_attrs)
+        return standing_of(trials, self._dimensions, self._allowed, n_confirming, further, also)
+
+    # Leaders on further seeds
+
+    def settle(self, n_seeds: int) -> None:
+        """Train whoever leads on further seeds, until a plan leads that was trained on so many.
+
+        The best of many plans is too good by selection, and all of them were trained on the same few seeds.
+
+        Args:
+            n_seeds: Seeds that the leader is to have.
+
+        Raises:
+            OutOfTimeError: When the time is over; what has been trained stays.
+        """
+        while True:
+            trials = self._study.get_trials(deepcopy=False)
+            further = further_of(self._study.user_attrs)
+            n_confirming = self._file.confirm.usual_seeds
+            standing = standing_of(trials, self._dimensions, self._allowed, n_confirming, further)
+            leader = standing.leader
+            if leader is None or len(standing.tried[leader].deficits) >= n_seeds:
+                return
+            trial = optuna.Trial(self._study, trials[leader]._trial_id)
+            config = BoostConfig.from_dict(trial.user_attrs["config"])
+            plan = self._plans.resolve(config, trial.user_attrs["level"])
+            warm_up = self._warm_ups.before(plan, self._file.study.seed)
+            # The baseline's other seeds, then those that no plan was picked by.
+            index, n_known = len(standing.tried[leader].deficits), self._file.set_up.baseline_seeds
+            if index < n_known:
+                index = (trials[leader].number + index) % n_known
+            missing = 0.0 if index in self._metrics else 1.0
+            end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_seconds())
+            reference = self._baseline_metric(trial, index)
+            run = self._train_seed(trial, plan, warm_up, index)
+            deficit = math.inf
+            if not run.diverged:
+                higher = self._experimenter.higher_is_better
+                deficit = metric_deficit(reference, run.metric, higher_is_better=higher)
+            further.setdefault(leader, []).append(deficit)
+            self._study.set_user_attr(FURTHER, {str(number): plain(row) for number, row in further.items()})
+
+    def _train_seed(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
+        steps = self._file.study.budget_steps
+        job = TrainJob(
+            explicit_config(plan, warm_up.snapshots),
+            plan.level,
+            seed=self._file.study.seed + index,
+            steps=steps,
+            evaluate_every=steps,
+        )
+        return self._experimenter.run(job, Monitor(None, self._on_step))
+
+
+def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
+    """Return the baseline's final metric by the seed's index, as a study keeps it.
+
+    Args:
+        attributes: The study's user attributes.
+    """
+    return {int(index): float(value) for index, value in attributes.get(_BASELINE_RUNS, {}).items()}

@@ -1,0 +1,95 @@
+"""What a set-up consists of: the parts in which it differs from the task as given, each of which can be taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.config import BoostConfig, Plan, describe_parameters
+from workbench.methods.registry import METHODS
+
+__all__ = ["Part", "parts_of"]
+
+_TIME_ONLY = ("runtime", "amp")
+_SCHEDULE = "schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a set-up.
+
+    Args:
+        name: What it is, in a few words.
+        paths: Config paths that make it up.
+        kind: ``"time"`` where it changes a step's time and not the question, ``"schedule"`` for length and course of
+            the rate, else ``"learning"``.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    kind: str
+
+    def taken_out(self, values: Mapping[str, Any], base: BoostConfig) -> dict[str, Any]:
+        """Return a set-up's values without this part.
+
+        Args:
+            values: Config path -> value of the whole set-up.
+            base: The task as given.
+        """
+        given = base.leaves()
+        return {**values, **{path: given[path] for path in self.paths}}
+
+
+def parts_of(plan: Plan, base: Plan) -> list[Part]:
+    """Return the parts in which a set-up differs from the task as given; the schedule comes last.
+
+    Args:
+        plan: The set-up: what of it is in effect counts.
+        base: The task as given.
+    """
+    acting = plan.parameters_in_effect().keys() | base.parameters_in_effect().keys()
+    here, there = plan.config.leaves(), base.config.leaves()
+    groups: dict[str, list[str]] = {}
+    for path in describe_parameters():
+        if here[path] != there[path]:
+            groups.setdefault(_group(path), []).append(path)
+    # What is set but not in effect goes with its part: another part's removal could bring it into effect.
+    groups = {group: paths for group, paths in groups.items() if not acting.isdisjoint(paths)}
+    parts = [Part(_name(group, plan.config), tuple(paths), _kind(group)) for group, paths in groups.items()]
+    return sorted(parts, key=lambda part: part.kind == "schedule")
+
+
+def _group(path: str) -> str:
+    """Return what a path belongs to: its method's switch or section; choices of the runtime stand by themselves."""
+    section, _, name = path.partition(".")
+    if section == "boost":
+        return name
+    if path == "regularization.decay":
+        return "regularization.weight_average"
+    return path if section in ("runtime", "regularization") else section
+
+
+def _kind(group: str) -> str:
+    section = group.partition(".")[0]
+    if section == _SCHEDULE:
+        return "schedule"
+    return "time" if section in _TIME_ONLY else "learning"
+
+
+def _name(group: str, config: BoostConfig) -> str:
+    section, _, name = group.partition(".")
+    if name:
+        value = config.leaves()[group]
+        value = f"{value:.3g}" if isinstance(value, float) else value
+        return f"{describe_parameters()[group].title.lower()} {value}".replace(" True", "").replace("_", " ")
+    if section == "optimizer" and config.optimizer is not None:
+        return config.optimizer.name or "the task's optimizer at another rate"
+    if section == "amp":
+        return f"amp {config.amp.level} {config.amp.dtype}"
+    part = getattr(config, section, None)
+    said = getattr(part, "summary", None)
+    if callable(said) and said():
+        return str(said())
+    titles = {method.name: method.title for method in METHODS}
+    return titles.get(section, section)

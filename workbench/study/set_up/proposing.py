@@ -1,0 +1,268 @@
+"""Which plan to train next: the one that promises most, by a time that is known and a quality that is predicted.
+
+A plan's total time needs no training (`total_time`), so only its quality is uncertain. The promise of a plan is how
+much faster than the leader it is, times the probability that it keeps the quality, per time that trying it takes: the
+expected improvement under a constraint (Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014)
+with a known objective. Candidates are drawn from the whole space and from the neighbourhood of the best plans so far.
+
+The first plans are what a practitioner would try: each optimizer in the middle of its ranges, with larger batches and
+without.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from workbench.config import ConfigError, Plan
+from workbench.study.ask.search_space import Suggestion
+from workbench.study.run.job import SpeedMeasured
+from workbench.study.sample.whole_space import SearchedSpace
+from workbench.study.set_up.runtime_choice import ground_of
+from workbench.study.set_up.standing import Standing, allowed_by, further_of, standing_of
+from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of
+
+__all__ = ["ProposingSampler"]
+
+_N_CANDIDATES = 160
+_NEAR_SHARE = 0.6
+_KEPT = 0.7
+"""Probability with which a neighbour has a parameter's value in common with its parent."""
+
+_FIXED_COST = 0.5
+"""What trying a plan takes besides its one run, as a share of the baseline's: timing, further seeds if it is good."""
+
+_LIKELY_LENGTH = 0.5
+"""Length of the first plans: one that keeps the quality soon says more than short ones that do not."""
+
+
+class ProposingSampler(BaseSampler):
+    """Propose one trial.
+
+    Args:
+        space: What is searched.
+        seed: Seed of this trial's draws.
+    """
+
+    def __init__(self, space: SearchedSpace, seed: int) -> None:
+        self._space = space
+        self._random = RandomSampler(seed)
+        self._rng = np.random.default_rng(seed)
+        self._proposed: Mapping[str, Any] | None = None
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Propose nothing together: a trial asks parameter by parameter."""
+        return {}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Propose nothing together."""
+        return {}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Return the parameter's value in the plan that is proposed."""
+        if self._proposed is None:
+            self._proposed = self._propose(study)
+        if param_name in self._proposed and _within(self._proposed[param_name], param_distribution):
+            return self._proposed[param_name]
+        return self._random.sample_independent(study, trial, param_name, param_distribution)
+
+    def _propose(self, study: optuna.Study) -> Mapping[str, Any]:
+        self._space = replace(self._space, base=ground_of(self._space.base, study.user_attrs))
+        trials = study.get_trials(deepcopy=False)
+        drawn = [one for one in trials if "given" not in one.user_attrs and not one.user_attrs.get("baseline")]
+        first = list(itertools.islice(self._first_plans(), len(drawn) + 1))
+        begun = sum(one.state != TrialState.WAITING for one in drawn) - 1  # this one is among them
+        if begun < len(first):
+            return first[max(begun, 0)].parameters
+        attributes = study.user_attrs
+        n_confirming = int(attributes["usual_seeds"])
+        standing = standing_of(
+            trials, self._space.dimensions, allowed_by(attributes), n_confirming, further_of(attributes)
+        )
+        steps = int(attributes["study_file"]["study"]["budget_steps"])
+        return self._most_promising(standing, trials, known_step_times(attributes), steps)
+
+    def _most_promising(
+        self, standing: Standing, trials: Sequence[FrozenTrial], known: Mapping[str, SpeedMeasured], steps: int
+    ) -> Mapping[str, Any]:
+        tried = {one.user_attrs["plan_key"] for one in trials if "plan_key" in one.user_attrs}
+        best = standing.ranking[:3] or sorted(standing.sure, key=lambda one: -standing.sure[one])[:3]
+        parents = [standing.tried[number].values for number in best]
+        guess = _StepGuess(known, trials)
+        plans: list[tuple[Mapping[str, Any], float]] = []
+        for _ in range(_N_CANDIDATES):
+            is_near = bool(parents) and self._rng.random() < _NEAR_SHARE
+            parent = parents[int(self._rng.integers(len(parents)))] if is_near else None
+            suggested = self._draw(_Near(self._rng, parent) if parent is not None else _Anywhere(self._rng))
+            if suggested is None or suggested[1].key() in tried:
+                continue
+            plan = suggested[1]
+            passes = passes_of(plan, steps)
+            kinds = [
+                (known.get(kind.step_key()), share) for kind, share in kinds_of_steps(plan, self._space.plans, passes)
+            ]
+            steps_known = [(step, share) for step, share in kinds if step is not None]
+            all_known = len(steps_known) == len(kinds)
+            ratio = mean_step(steps_known).ratio if all_known else guess(suggested[0].parameters)
+            time = ratio * passes / steps
+            if time < standing.best_time:
+                plans.append((suggested[0].parameters, time))
+        if not plans:
+            return {}
+        sure = standing.model.probability([values for values, _ in plans])
+        times = np.array([time for _, time in plans])
+        promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST)
+        return plans[int(np.argmax(promise))][0]
+
+    def _draw(self, draws: _Anywhere) -> tuple[Suggestion, Plan] | None:
+        try:
+            suggestion = self._space.suggest(draws)
+            return suggestion, self._space.plans.resolve(suggestion.config, suggestion.level)
+        except ConfigError:
+            return None
+
+    def _first_plans(self) -> Iterator[Suggestion]:
+        """Yield what a practitioner would try first."""
+        choices = {one.path: one.choices for one in self._space.dimensions if one.kind == "choice"}
+        factors = choices.get("batch.factor", (1.0,))
+        sizes = [factor for factor in (2.0, 1.0, 4.0) if factor in factors] or list(factors[:1])
+        for factor, name in itertools.product(sizes[:2], choices.get("optimizer.name", (None,))):
+            usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": _LIKELY_LENGTH}
+            drawn = self._draw(_Usual(self._rng, usual))
+            if drawn is not None:
+                yield drawn[0]
+
+
+def _within(value: Any, distribution: BaseDistribution) -> bool:
+    if isinstance(distribution, CategoricalDistribution):
+        return value in distribution.choices
+    if isinstance(distribution, (FloatDistribution, IntDistribution)):
+        return bool(distribution.low <= value <= distribution.high)
+    return False
+
+
+class _StepGuess:
+    """Guess a step time that nobody has measured: a product of factors, one per choice, over those that were."""
+
+    def __init__(self, known: Mapping[str, SpeedMeasured], trials: Sequence[FrozenTrial]) -> None:
+        rows: dict[str, tuple[Mapping[str, Any], float]] = {}
+        for trial in trials:
+            step = known.get(trial.user_attrs.get("step_key", ""))
+            if step is not None:
+                rows[trial.user_attrs["step_key"]] = (trial.user_attrs.get("parameters", {}), math.log(step.ratio))
+        self._names = sorted({name for values, _ in rows.values() for name in _switches(values)})
+        matrix = np.array([self._row(values) for values, _ in rows.values()]).reshape(len(rows), len(self._names) + 2)
+        logs = np.array([log for _, log in rows.values()])
+        # Shrunk towards: a step over twice the samples takes 1.8 times as long, and no other choice matters.
+        prior = np.array([0.0, math.log2(1.8) * math.log(2.0), *[0.0] * len(self._names)])
+        ridge = np.diag([0.05, 0.5, *[0.5] * len(self._names)])
+        self._weights = prior + np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ (logs - matrix @ prior))
+
+    def __call__(self, values: Mapping[str, Any]) -> float:
+        """Return the step time relative to the baseline's."""
+        return float(np.exp(self._row(values) @ self._weights))
+
+    def _row(self, values: Mapping[str, Any]) -> np.ndarray:
+        switches = _switches(values)
+        doublings = math.log2(float(values.get("batch.factor", 1.0)))
+        return np.array([1.0, doublings, *(float(name in switches) for name in self._names)])
+
+
+def _switches(values: Mapping[str, Any]) -> set[str]:
+    return {
+        f"{path}={value}" for path, value in values.items() if isinstance(value, (str, bool)) and value is not False
+    }
+
+
+class _Anywhere:
+    """Draws from the whole space."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        return _between(float(self.rng.random()), low, high, step=step, log=log)
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return round(_between(float(self.rng.random()), low, high, step=step, log=log))
+
+
+class _Near(_Anywhere):
+    """Draws around a plan: most parameters as they are there, ranges moved by a little."""
+
+    def __init__(self, rng: np.random.Generator, parent: Mapping[str, Any]) -> None:
+        super().__init__(rng)
+        self.parent = parent
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
+        if name in self.parent and self.parent[name] in choices and self.rng.random() < _KEPT:
+            return self.parent[name]
+        return super().suggest_categorical(name, choices)
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        value = self.parent.get(name)
+        if value is None or not low <= value <= high:
+            return super().suggest_float(name, low, high, step=step, log=log)
+        return _between(_moved(self.rng, value, low, high, log=log), low, high, step=step, log=log)
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return round(self.suggest_float(name, low, high, step=step, log=log))
+
+
+class _Usual(_Anywhere):
+    """Draws what is usual: the middle of every range, the first of every list but those that are fixed."""
+
+    def __init__(self, rng: np.random.Generator, fixed: Mapping[str, Any]) -> None:
+        super().__init__(rng)
+        self.fixed = fixed
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
+        fixed = self.fixed.get(name)
+        return fixed if fixed in choices else choices[0]
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        fixed = self.fixed.get(name)
+        if fixed is not None:
+            return min(max(float(fixed), low), high)
+        return _between(0.5, low, high, step=step, log=log)
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        return round(_between(0.5, low, high, step=step, log=log))
+
+
+def _between(share: float, low: float, high: float, *, step: float | None, log: bool) -> float:
+    """Return the value at a share of a range's way."""
+    value = low * (high / low) ** share if log else low + share * (high - low)
+    if step:
+        value = low + round((value - low) / step) * step
+    return min(max(value, low), high)
+
+
+def _moved(rng: np.random.Generator, value: float, low: float, high: float, *, log: bool) -> float:
+    """Return a neighbour's place on the way through a range; often the same."""
+    place = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
+    if rng.random() < 0.35:
+        return place
+    return float(np.clip(place + rng.normal(0.0, 0.15), 0.0, 1.0))

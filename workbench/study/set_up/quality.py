@@ -1,0 +1,199 @@
+"""What is known of the quality that plans reach: a regression over all runs of the search.
+
+One run says little (the same plan with another seed lands elsewhere), and the best of many runs is too good by
+selection. So a plan is not believed by its own runs alone: a Gaussian process over all plans and seeds gives the mean
+and the uncertainty of its deficit, and with them the probability that it keeps the quality. A *deficit* is how far a
+run's final metric lies on the wrong side of the baseline's on the same seed; smaller is better.
+
+Rasmussen and Williams, "Gaussian Processes for Machine Learning", MIT Press 2006, chapter 2; with a Matern kernel of
+5/2 over the plan's parameters, and the noise of a mean over its seeds at each point.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm  # type: ignore[import-untyped]  # scipy ships no types
+
+from workbench.study.ask.search_space import Dimension
+
+__all__ = ["Features", "QualityModel", "Tried", "noise_of"]
+
+_LENGTH = "schedule.length"
+_LENGTH_WEIGHT = 2.0
+"""How much more the length of a run says about its quality than another range."""
+
+_WORST = 5.0
+"""Deficits beyond sinh of this, in scales, count alike: that a plan fails is news, by how much is not."""
+
+_SMOOTHNESS, _HEIGHTS = (0.3, 0.5, 0.8, 1.3), (1.5, 3.0)
+"""Correlation lengths, in ranges of a parameter, and how much quality varies, in scales."""
+
+_EACH_SMOOTHNESS = (0.3, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A plan that was trained.
+
+    Args:
+        values: Its parameters by path.
+        deficits: Deficit on each seed; inf where it diverged.
+    """
+
+    values: Mapping[str, Any]
+    deficits: tuple[float, ...]
+
+
+class Features:
+    """Turn a plan's parameters into a point.
+
+    Args:
+        dimensions: What is searched.
+    """
+
+    def __init__(self, dimensions: Sequence[Dimension]) -> None:
+        self._dimensions = tuple(dimensions)
+
+    def __call__(self, values: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+        """Return a point; what a plan has no value for lies in the middle.
+
+        Args:
+            values: Parameters by path.
+        """
+        point: list[float] = []
+        for one in self._dimensions:
+            value = _value_of(one.path, values)
+            if one.kind == "choice":
+                if len(one.choices) > 1:
+                    point += [0.7 * (value == choice) for choice in one.choices]  # two choices lie 1 apart
+                continue
+            place = 0.5 if value is None else _place(one, float(value))
+            point.append(_LENGTH_WEIGHT * place if one.path == _LENGTH else place)
+        return np.array(point)
+
+
+def _value_of(path: str, values: Mapping[str, Any]) -> Any:
+    """Return a plan's value of a dimension; a range of one optimizer's also where the plan states the bare path."""
+    bare, bracket, owner = path.partition("[")
+    if path in values or not bracket or values.get("optimizer.name") != owner.rstrip("]"):
+        return values.get(path)
+    return values.get(bare)
+
+
+def _place(one: Dimension, value: float) -> float:
+    low, high, at = (math.log(x) for x in (one.low, one.high, value)) if one.log else (one.low, one.high, value)
+    return (at - low) / (high - low) if high > low else 0.5
+
+
+def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> float:
+    """Return the standard deviation of one run's deficit, from plans with several seeds.
+
+    Args:
+        tried: Plans.
+        prior: Standard deviation expected before any plan has two seeds.
+        prior_weight: Degrees of freedom that the expectation counts for.
+    """
+    squares, freedom = prior_weight * prior**2, prior_weight
+    for one in tried:
+        finite = [value for value in one.deficits if math.isfinite(value)]
+        if len(finite) > 1:
+            squares += (len(finite) - 1) * float(np.var(finite, ddof=1))
+            freedom += len(finite) - 1
+    return math.sqrt(squares / freedom)
+
+
+class QualityModel:
+    """The regression, fitted.
+
+    How smooth quality is in a plan's parameters, few points cannot tell, and the likeliest answer alone would be too
+    sure of itself. So several answers are kept, each as likely as the data make it: one smoothness for all parameters,
+    on a grid, and one for each parameter, which pays for its freedom (Schwarz 1978).
+
+    Args:
+        features: Turns parameters into points.
+        tried: Plans that were trained; none is allowed.
+        allowed: Allowed drop, in the metric's unit.
+        noise: Standard deviation of one run's deficit.
+    """
+
+    def __init__(self, features: Features, tried: Sequence[Tried], allowed: float, noise: float) -> None:
+        self._features = features
+        self._scale = max(allowed, noise, 1e-12)
+        self._limit = math.asinh(allowed / self._scale)
+        self._mean = self._limit + 0.5  # what is unknown probably falls short
+        self._processes: list[tuple[Any, float]] = []  # with their weights
+        if tried:
+            self._fit(tried, max(noise, 1e-3 * self._scale))
+
+    def probability(self, plans: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.float64]:
+        """Return for each plan the probability that its mean deficit is within the allowed drop.
+
+        Args:
+            plans: Parameters by path.
+
+        Returns:
+            Probabilities, shape ``[n]``.
+        """
+        if not plans:
+            return np.zeros(0)
+        if not self._processes:
+            return np.full(len(plans), float(norm.cdf(self._limit - self._mean)))
+        points = np.array([self._features(values) for values in plans])
+        found = np.zeros(len(plans))
+        for process, weight in self._processes:
+            mean, spread = process.predict(points, return_std=True)
+            found += weight * norm.cdf((self._limit - mean - self._mean) / np.maximum(spread, 1e-6))
+        return found
+
+    def _fit(self, tried: Sequence[Tried], noise: float) -> None:
+        points = np.array([self._features(one.values) for one in tried])
+        seen, spreads = [], []
+        for one in tried:
+            deficits = np.minimum(np.asarray(one.deficits, dtype=float), math.sinh(_WORST) * self._scale)
+            deficit = float(np.mean(deficits)) / self._scale
+            slope = 1.0 / math.sqrt(1.0 + deficit**2)  # of asinh: large deficits are told apart less finely
+            seen.append(math.asinh(deficit))
+            spreads.append(noise / self._scale * slope / math.sqrt(len(deficits)))
+        values = np.array(seen)
+        self._mean = float(np.median(values))
+        # A plan differs from its neighbours in more than its parameters say: a little noise of its own.
+        processes = _processes(points, values - self._mean, np.array(spreads) ** 2 + 0.05**2)
+        evidence = np.array([one for _, one in processes])
+        weights = np.exp(evidence - evidence.max())
+        weights /= weights.sum()
+        self._processes = [(process, float(w)) for (process, _), w in zip(processes, weights, strict=True) if w > 1e-3]
+
+
+def _processes(
+    points: npt.NDArray[np.float64], values: npt.NDArray[np.float64], variances: npt.NDArray[np.float64]
+) -> list[tuple[Any, float]]:
+    """Return Gaussian processes of several kinds of smoothness, each with the logarithm of its evidence."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+
+    found: list[tuple[Any, float]] = []
+    for length, height in itertools.product(_SMOOTHNESS, _HEIGHTS):
+        kernel = ConstantKernel(height**2) * Matern(length, nu=2.5)
+        process = GaussianProcessRegressor(kernel, alpha=variances, optimizer=None).fit(points, values)
+        found.append((process, process.log_marginal_likelihood_value_))
+    n_points, n_dimensions = points.shape
+    if n_points > 2 * n_dimensions:
+        each = Matern(np.ones(n_dimensions), _EACH_SMOOTHNESS, nu=2.5)
+        process = GaussianProcessRegressor(ConstantKernel(4.0, (0.5, 30.0)) * each, alpha=variances)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a smoothness at its bound is an answer, too
+            process.fit(points, values)
+        freedom = 0.5 * n_dimensions * math.log(n_points)
+        # Shared among as many members as the grid has, which the data cannot tell apart either.
+        evidence = process.log_marginal_likelihood_value_ - freedom + math.log(len(found))
+        found.append((process, evidence))
+    return found

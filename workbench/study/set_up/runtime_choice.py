@@ -1,0 +1,118 @@
+"""The first stage: what changes a run's time and not its question (compiler, memory format, number format).
+
+Every combination that the study names is timed beside the baseline, with the loader's batches and with four of them at
+once, since layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's
+within rounding, at the same weights, becomes the ground that every later plan starts from. (Along a run even rounding
+grows: a residual net whose weights are nudged by 1e-7 leaves a loss by 1e-3 within twenty steps.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import optuna
+
+from workbench.config import SWITCHES, BoostConfig, ConfigError
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.errors import OutOfTimeError
+from workbench.study.run.job import AgreementJob
+from workbench.study.run.runner import Experimenter
+from workbench.study.set_up.total_time import StepTimes
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["choose_runtime", "ground_of"]
+
+_CHOICE = "runtime_choice"
+_BATCH_FACTORS = (1.0, 4.0)
+
+
+def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
+    """Return what every plan of a search starts from: no method but those it names, and the runtime that was chosen.
+
+    Args:
+        base: O0's configuration.
+        attributes: The study's user attributes.
+    """
+    switches: dict[str, Any] = {f"boost.{name}": False for name in SWITCHES}
+    chosen = attributes.get(_CHOICE, {}).get("values", {})
+    return base.with_values({"boost.mode": "manual", **switches, **chosen})
+
+
+def choose_runtime(
+    study: optuna.Study,
+    file: StudyFile,
+    experimenter: Experimenter,
+    times: StepTimes,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Time every combination of the study's runtime choices and keep the fastest.
+
+    Args:
+        study: Keeps the choice, with what was measured, as a user attribute; one that is there is not made again.
+        file: The study's file.
+        experimenter: Compares.
+        times: Measures.
+        on_note: Told what was chosen.
+    """
+    if _CHOICE in study.user_attrs:
+        return
+    paths = list(file.set_up.runtime)
+    base = file.base_config().with_values({"boost.mode": "disable_all"})
+    from workbench.core import devices
+
+    device = devices.select_device(file.study.device)
+    rows: list[dict[str, Any]] = []
+    for values in itertools.product(*file.set_up.runtime.values()):
+        chosen = dict(zip(paths, values, strict=True))
+        row: dict[str, Any] = {"values": chosen, "ratios": [], "message": _why_slow(base.with_values(chosen), device)}
+        rows.append(row)
+        if row["message"]:
+            continue
+        try:
+            row["ratios"] = [_ratio(file, times, base, chosen, factor) for factor in _BATCH_FACTORS]
+        except OutOfTimeError:
+            raise
+        except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
+            row["message"] = f"{type(error).__name__}: {error}"
+    usable = sorted((row for row in rows if row["ratios"]), key=lambda row: math.prod(row["ratios"]))
+    best: dict[str, Any] = {"values": {}}
+    for row in usable:
+        row["message"] = _why_other(file, experimenter, base, row["values"])
+        if not row["message"]:
+            best = row
+            break
+    study.set_user_attr(_CHOICE, {"values": best["values"], "measured": rows})
+    for row in rows:
+        if row["message"]:
+            on_note(f"Left out: {_said(row['values'])}, because {row['message']}.")
+
+
+def _why_slow(config: BoostConfig, device: torch.device) -> str:
+    """Return why a choice need not be timed, because this device has no instructions for its number format."""
+    from workbench.core import devices
+
+    if config.effective_amp_level(device.type) == "O0" or config.amp.dtype != "bfloat16":
+        return ""
+    return "" if devices.has_fast_bfloat16(device) else f"this {device.type} has no instructions for bfloat16"
+
+
+def _why_other(file: StudyFile, experimenter: Experimenter, base: BoostConfig, values: Mapping[str, Any]) -> str:
+    """Return why a choice does not compute what the baseline does; empty where it does, as the baseline itself."""
+    candidate = base.with_values(values)
+    if candidate == base:
+        return ""
+    return experimenter.run(AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)).why_not
+
+
+def _ratio(file: StudyFile, times: StepTimes, base: BoostConfig, values: Mapping[str, Any], factor: float) -> float:
+    plan = file.plans.resolve(base.with_values({**values, "batch.factor": factor}), "O0")
+    return times.measured(plan).ratio / factor
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{path} = {value}" for path, value in values.items()) or "nothing"

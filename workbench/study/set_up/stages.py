@@ -1,0 +1,126 @@
+"""The way of a search for the fastest set-up, around the trials that are drawn.
+
+    O0 over several seeds: the quality to keep
+    the runtime: what changes time alone, timed                          (`runtime_choice`)
+    tuned plain: length and rate of the task as given                    (`tuned_plain`)
+    plans, drawn by promise, trained whole                               (`proposing`, `objective`)
+    where the gain comes from, and what of the plan is no gain           (`attribution`)
+
+Everything is stored when it is done, so an interrupted study goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import optuna
+
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.errors import OutOfTimeError
+from workbench.study.run.objective import baseline_trial
+from workbench.study.run.runner import Experimenter
+from workbench.study.run.searching import Search
+from workbench.study.set_up.attribution import Attributor
+from workbench.study.set_up.runtime_choice import choose_runtime
+from workbench.study.set_up.standing import allowed_by, further_of, standing_of
+from workbench.study.set_up.total_time import StepTimes
+from workbench.study.set_up.tuned_plain import PLAIN, next_plain
+
+__all__ = ["confirmation_begins", "prepare_search", "settle", "take_apart"]
+
+_EXPECTED_TIME = 0.5
+"""What a candidate's run takes relative to the baseline's, where that is not known better."""
+
+
+def prepare_search(
+    study: optuna.Study,
+    file: StudyFile,
+    experimenter: Experimenter,
+    search: Search,
+    *,
+    deadline: float | None,
+    on_note: Callable[[str], None],
+) -> None:
+    """Choose the runtime and find tuned plain, before other plans are drawn.
+
+    Args:
+        study: The study, with a finished baseline.
+        file: Its file.
+        experimenter: Who trains.
+        search: Runs trials.
+        deadline: ``time.monotonic()`` at which the search ends; None for none.
+        on_note: Told what a reader should know.
+    """
+    try:
+        choose_runtime(study, file, experimenter, StepTimes(study, file, experimenter), on_note)
+    except OutOfTimeError:
+        return
+    end = None
+    if deadline is not None and file.study.timeout_seconds is not None:
+        end = min(deadline, time.monotonic() + file.set_up.plain_share * file.study.timeout_seconds)
+    allowed = allowed_by(study.user_attrs)
+    while True:
+        trials = study.get_trials(deepcopy=False)
+        done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
+        if done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end):
+            return
+        given = next_plain(file, trials, allowed)
+        if given is None:
+            return
+        try:
+            search.run_given(given, {PLAIN: True})
+        except OutOfTimeError:
+            return
+
+
+def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | None) -> float | None:
+    """Return when the confirmation has to begin at the latest: with its share of the time, or its fewest seeds' time.
+
+    Args:
+        study: The study, with a finished baseline.
+        file: Its file.
+        deadline: ``time.monotonic()`` at which everything ends; None for none.
+    """
+    baseline = baseline_trial(study)
+    limit = file.study.timeout_seconds
+    if deadline is None or limit is None or baseline is None or not file.confirm.enabled:
+        return deadline
+    pair = (1.0 + _EXPECTED_TIME) * float(baseline.user_attrs["trained"]["seconds"])
+    seconds = min(file.confirm.time_share * limit, file.confirm.seeds_min * pair)
+    return max(deadline - seconds, time.monotonic())
+
+
+def settle(file: StudyFile, search: Search, *, deadline: float | None) -> None:
+    """Let a plan lead that was trained on further seeds, too, as far as the time goes.
+
+    Args:
+        file: The study's file.
+        search: Runs trials.
+        deadline: ``time.monotonic()`` at which to stop; None for none.
+    """
+    search.until(deadline)
+    with contextlib.suppress(OutOfTimeError):
+        search.settle(file.set_up.leader_seeds)
+
+
+def take_apart(
+    study: optuna.Study, file: StudyFile, experimenter: Experimenter, search: Search, *, deadline: float | None
+) -> None:
+    """Find out where the leader's gain comes from, and let the leader without what is no gain compete.
+
+    Args:
+        study: The study, searched.
+        file: Its file.
+        experimenter: Who trains.
+        search: Runs trials.
+        deadline: ``time.monotonic()`` at which to stop; None for none.
+    """
+    allowed = allowed_by(study.user_attrs)
+    trials, further = study.get_trials(deepcopy=False), further_of(study.user_attrs)
+    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, further)
+    if standing.leader is None or file.set_up.attribution_share == 0.0:
+        return
+    attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
+    attributor.without_idle_parts(standing.leader)

@@ -1,0 +1,153 @@
+"""How long a whole run of a plan takes, relative to today's: known before it is trained.
+
+A step's time is measured once for all plans that share it (`Plan.step_key`: lengths and learning rates do not count),
+beside the baseline's in one process, loading included, and kept with the study. A run's time is the passes that it
+makes times that, and what its first steps take longer: compilation, above all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import optuna
+
+from workbench.config import Plan
+from workbench.study.ask.plans import StudyPlans, explicit_config
+from workbench.study.ask.search_space import all_off
+from workbench.study.ask.study_file import StudyFile
+from workbench.study.run.job import SpeedJob, SpeedMeasured
+from workbench.study.run.runner import Experimenter
+from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
+
+__all__ = ["StepTimes", "kinds_of_steps", "known_step_times", "mean_step", "passes_of", "total_time"]
+
+_KEY = "step_time:"
+
+_PRECISION = 0.15
+"""A search compares plans that differ by more; what is confirmed is timed by whole runs."""
+
+
+class StepTimes:
+    """Step times of a study: measured where they are not known.
+
+    Args:
+        study: Keeps them as user attributes.
+        file: The study's file.
+        experimenter: Who measures.
+    """
+
+    def __init__(self, study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> None:
+        self._study = study
+        self._file = file
+        self._experimenter = experimenter
+        self._known: dict[str, SpeedMeasured] = {}
+        self.read_again()
+
+    def read_again(self) -> None:
+        """Take in what other processes have measured."""
+        self._known = known_step_times(self._study.user_attrs)
+
+    def measured(self, plan: Plan, warm_up: WarmUp = NO_WARM_UP) -> SpeedMeasured:
+        """Return the mean step time of a plan's run relative to the baseline's, measured now if need be."""
+        kinds = kinds_of_steps(plan, self._file.plans, passes_of(plan, self._file.study.budget_steps))
+        return mean_step([(self._measured(kind, warm_up), share) for kind, share in kinds])
+
+    def _measured(self, plan: Plan, warm_up: WarmUp) -> SpeedMeasured:
+        known = self._known.get(plan.step_key())
+        if known is not None:
+            return known
+        file = self._file
+        outcome = self._experimenter.run(
+            SpeedJob(
+                (all_off(file.base_config()), "O0"),
+                (explicit_config(plan, warm_up.snapshots), plan.level),
+                seed=file.study.seed,
+                rounds=file.speed.rounds,
+                steps_per_block=file.speed.steps_per_block,
+                loading=True,
+                precision=_PRECISION,
+            )
+        )
+        self._known[plan.step_key()] = outcome
+        self._study.set_user_attr(_KEY + plan.step_key(), outcome.to_json())
+        return outcome
+
+
+def kinds_of_steps(plan: Plan, plans: StudyPlans, passes: int) -> list[tuple[Plan, float]]:
+    """Return what a run's steps are like, where its inputs grow: plans of one size, each with its share of the passes.
+
+    Args:
+        plan: The plan.
+        plans: How the study resolves configurations.
+        passes: Forward passes of the run.
+    """
+    if not plan.is_in_effect("curriculum"):
+        return [(plan, 1.0)]
+    from workbench.methods.curriculum.method import stages_of
+    from workbench.methods.curriculum.section import CurriculumSection
+
+    kinds = []
+    for size, share in stages_of(plan.config.part(CurriculumSection), passes):
+        one: dict[str, Any] = {"curriculum.kind": "none"}
+        if size < 1.0:
+            one = {"curriculum.start": size, "curriculum.until": 1.0, "curriculum.stages": 1}
+        kinds.append((plans.resolve(plan.config.with_values(one), plan.level), share))
+    return kinds
+
+
+def mean_step(kinds: Sequence[tuple[SpeedMeasured, float]]) -> SpeedMeasured:
+    """Return the mean step time of kinds of steps with their shares; what each takes longer at first adds up."""
+    if len(kinds) == 1:
+        return kinds[0][0]
+
+    def mean(name: str) -> float:
+        return sum(share * float(getattr(step, name)) for step, share in kinds)
+
+    cold = sum(step.cold_ms for step, _ in kinds)
+    return SpeedMeasured(mean("ratio"), mean("low"), mean("high"), kinds[0][0].baseline_ms, cold)
+
+
+def known_step_times(attributes: dict[str, Any]) -> dict[str, SpeedMeasured]:
+    """Return the step times that a study keeps, by `Plan.step_key`.
+
+    Args:
+        attributes: The study's user attributes.
+    """
+    return {
+        name.removeprefix(_KEY): SpeedMeasured.from_json(value)
+        for name, value in attributes.items()
+        if name.startswith(_KEY)
+    }
+
+
+def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int = 0) -> SpeedMeasured:
+    """Return the time of a plan's whole run relative to the baseline's.
+
+    Args:
+        plan: The plan.
+        step: Its step time.
+        steps: Loader batches of today's run.
+        warm_up_steps: Micro-batches of the baseline before it.
+
+    Returns:
+        The ratio with the interval that the step's time gives it; smaller is faster.
+    """
+    share = passes_of(plan, steps) / steps
+    cold = step.cold_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0
+    before = cold + warm_up_steps / steps
+    return SpeedMeasured(
+        before + share * step.ratio,
+        before + share * step.low,
+        before + share * step.high,
+        step.baseline_ms,
+        step.cold_ms,
+    )
+
+
+def passes_of(plan: Plan, steps: int) -> int:
+    """Return the forward passes of a run of so many loader batches."""
+    from workbench.methods.in_effect import MethodsInEffect
+
+    return MethodsInEffect(plan).passes(steps)

@@ -1,0 +1,164 @@
+"""Other ways to read the same training batches: from samples that stay on the device, or ahead of the training.
+
+Both give the batches of the source, bit for bit and in its order, or leave the source alone and warn why.
+
+Ahead of the training a *process* reads, not a thread: a source may draw from the process's random number generators,
+which are swapped for the stream's own while it produces (``workbench.tasks.batches``), and the training draws from them
+at the same time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from workbench.core.batch import move_batch
+from workbench.tasks.batches import ShuffledBatches, opened_once
+
+__all__ = ["read_ahead", "resident"]
+
+_AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
+
+
+def resident(source: Any, device: torch.device) -> Any:
+    """Return a source of the same batches whose samples lie on the device, moved there once.
+
+    Possible for a list of batches, for `ShuffledBatches` that are told what they gather from, and for a ``DataLoader``
+    without code of the user's: over a ``TensorDataset`` or parts of one, with torch's own way of making batches.
+
+    Args:
+        source: What a task calls ``train``; a function of a seed that returns one of these is opened as ever.
+        device: Where the samples shall lie; their memory has to suffice.
+    """
+    once = opened_once(source)
+    if once is not None:
+        return _OpenedResident(once, device)
+    if isinstance(source, list | tuple):
+        return [move_batch(batch, device) for batch in source]
+    if isinstance(source, ShuffledBatches) and source.held is not None:
+        return source.on(device)
+    tensors = _tensors_of(source)
+    if isinstance(source, DataLoader) and tensors is not None:
+        return _gathering(source, tuple(move_batch(tensors, device)))
+    warnings.warn(
+        f"`runtime.data` = resident has no effect: how {type(source).__name__} makes its batches is not known; give a "
+        "list, a DataLoader over a TensorDataset, or ShuffledBatches with `held`",
+        stacklevel=2,
+    )
+    return source
+
+
+class _OpenedResident:
+    """A function of a seed whose sources are resident."""
+
+    def __init__(self, open_source: Callable[[Any], Any], device: torch.device) -> None:
+        self._open, self._device = open_source, device
+
+    def __call__(self, seed: int) -> Any:
+        opened = self._open(seed)
+        is_source = isinstance(opened, Iterable) and not isinstance(opened, Tensor | str | bytes)
+        return resident(opened, self._device) if is_source else opened
+
+
+class _Indices(Dataset[int]):
+    """The numbers of samples in the samples' place."""
+
+    def __init__(self, n_samples: int) -> None:
+        self._n_samples = n_samples
+
+    def __len__(self) -> int:
+        return self._n_samples
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _tensors_of(source: Any) -> tuple[Tensor, ...] | None:
+    """Return what a loader's batches are rows of; None where they may be anything."""
+    if type(source) is not DataLoader or source.batch_size is None or source.collate_fn is not default_collate:
+        return None
+    return _rows_of(source.dataset)
+
+
+def _rows_of(dataset: Any) -> tuple[Tensor, ...] | None:
+    if type(dataset) is TensorDataset:
+        return dataset.tensors
+    if type(dataset) is Subset and (rows := _rows_of(dataset.dataset)) is not None:
+        chosen = torch.as_tensor(list(dataset.indices), dtype=torch.int64, device="cpu")
+        return tuple(tensor[chosen.to(tensor.device)] for tensor in rows)
+    return None
+
+
+def _gathering(loader: DataLoader[Any], tensors: tuple[Tensor, ...]) -> DataLoader[Any]:
+    """Return a loader that draws the same numbers from the same sampler and generator, and gathers at once."""
+
+    def gather(indices: list[int]) -> list[Tensor]:
+        chosen = move_batch(torch.tensor(indices, device="cpu"), tensors[0].device)
+        return [tensor[chosen] for tensor in tensors]
+
+    return DataLoader(
+        _Indices(len(tensors[0])),
+        batch_size=loader.batch_size,
+        sampler=loader.sampler,
+        drop_last=loader.drop_last,
+        generator=loader.generator,
+        collate_fn=gather,
+    )
+
+
+class _Stream(IterableDataset[Any]):
+    """A stream as a dataset."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+
+def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
+    """Yield the batches of a stream that another process reads.
+
+    The process is forked, so that sources need not be picklable, and computes on one thread.
+
+    Args:
+        batches: The stream, not begun; its tensors on the host.
+        ahead: Batches to hold, at least 1.
+
+    Yields:
+        The stream's batches, bit for bit. Where another process cannot read them (a source on an accelerator, or with
+        processes of its own, which read ahead already) a warning says why, and they are read here.
+    """
+    try:
+        if "fork" not in multiprocessing.get_all_start_methods():
+            raise RuntimeError("this platform does not fork processes")
+        reader: Any = DataLoader(
+            _Stream(batches),
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=1,
+            prefetch_factor=ahead,
+            multiprocessing_context="fork",
+            generator=torch.Generator(),  # or the loader would draw from the training's
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*", category=DeprecationWarning)  # of fork
+            stream = iter(reader)
+        first = next(stream)
+    except Exception as error:  # the source's own trouble comes back below, from where it can be seen
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(f"`runtime.data` = prefetch has no effect: {said[-1]}", stacklevel=2)
+        yield from batches
+        return
+    yield first
+    yield from stream
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

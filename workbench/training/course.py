@@ -1,0 +1,140 @@
+"""The course of a run: what a configuration makes of today's number of batches and of today's learning rates.
+
+A run that takes so many of the loader's batches today (`total_steps`) makes so many forward passes under its methods
+(`passes`), which end in so many updates (`updates`); the learning rate goes along a method's schedule, or along today's
+own, which is stretched where the run has another number of passes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from workbench.methods.in_effect import MethodsInEffect
+from workbench.methods.schedule.method import StandIn, recorded, stretched
+
+__all__ = ["Course"]
+
+_MANY = 10_000
+
+
+class Course:
+    """How long a run is, and how its learning rate goes.
+
+    Args:
+        methods: What is in effect.
+        optimizer: The optimizer that trains.
+        n_micro: Forward passes per update.
+        make_scheduler: Today's schedule: returns a scheduler for an optimizer and the updates of its run. None for a
+            constant rate, or one that the caller sees to.
+        takes_schedule: Whether a schedule may change the optimizer's rates at all.
+    """
+
+    def __init__(
+        self,
+        methods: MethodsInEffect,
+        optimizer: Optimizer,
+        n_micro: int,
+        *,
+        make_scheduler: Callable[[Optimizer, int], Any] | None = None,
+        takes_schedule: bool = True,
+    ) -> None:
+        self._methods, self._optimizer, self._n_micro = methods, optimizer, n_micro
+        needs_none = not getattr(optimizer, "takes_schedule", True)  # as Schedule-Free ones, unless a method has one
+        self._make_scheduler = None if needs_none or not takes_schedule else make_scheduler
+        self._takes_schedule = takes_schedule
+        #: Batches of the loader that the run takes today; None until they are known.
+        self.total_steps: int | None = None
+        #: Forward passes of the run; None until they are known.
+        self.passes: int | None = None
+        #: Updates of the run; None until they are known.
+        self.updates: int | None = None
+        #: The schedule, on the optimizer; None without one, and until the length is known.
+        self.scheduler: Any = None
+        self.advanced = 0
+        #: Whether there is a schedule to follow.
+        self.has_schedule = self._make_scheduler is not None or (takes_schedule and has_schedule(methods, optimizer))
+        #: Whether there is another number of passes, or a schedule, so that the run's length must be known.
+        self.needs_length = self.has_schedule or changes_length(methods)
+
+    def begin(self, total_steps: int) -> None:
+        """Say how many of the loader's batches the run takes today.
+
+        Raises:
+            ValueError: When it is no whole number of at least 1, or another one was said before.
+        """
+        if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
+            raise ValueError(f"`total_steps` must be a whole number of batches, 1 or more, got {total_steps!r}")
+        if self.total_steps is not None:
+            if total_steps != self.total_steps:
+                raise ValueError(
+                    f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}"
+                )
+            return
+        self.total_steps = total_steps
+        self.passes = self._methods.passes(total_steps)
+        self.updates = max(1, self.passes // self._n_micro)
+        if self._takes_schedule:
+            self.scheduler = self._made(total_steps, self.passes, self.updates)
+        self._make_scheduler = None  # it may hold the task and its data, which copies need not
+
+    def advance(self) -> None:
+        """Follow the schedule by one update.
+
+        Raises:
+            RuntimeError: When the length of the run is not known.
+        """
+        if self.scheduler is None:
+            if self.total_steps is None:
+                raise RuntimeError(
+                    "the learning rate follows a schedule, and the length of the run is not known; give apply() "
+                    "`total_steps`, or take the batches from boosted.batches(loader, epochs)"
+                )
+            return
+        self.advanced += 1
+        if self.advanced == 1:  # a copied optimizer has lost torch's mark that a scheduler is attached
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                self.scheduler.step()
+            return
+        if self.updates is not None and self.advanced == self.updates + 1:
+            warnings.warn(
+                f"the schedule has come to its end after {self.updates} updates; the batches of this run come from "
+                "boosted.batches(loader, epochs)",
+                UserWarning,
+                stacklevel=4,
+            )
+        self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the schedule stands."""
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        return {"advanced": self.advanced, "scheduler": scheduler}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken; the run must have begun with the same length."""
+        self.advanced = state["advanced"]
+        if self.scheduler is not None and state["scheduler"] is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+
+    def _made(self, total_steps: int, passes: int, updates: int) -> Any:
+        scheduler = self._methods.scheduler(self._optimizer, updates)
+        if scheduler is not None or self._make_scheduler is None:
+            return scheduler
+        if passes == total_steps:
+            return self._make_scheduler(self._optimizer, updates)
+        course = recorded(self._make_scheduler, self._optimizer, max(1, total_steps // self._n_micro))
+        return None if course is None else stretched(self._optimizer, updates, course)
+
+
+def changes_length(methods: MethodsInEffect) -> bool:
+    """Return whether methods make another number of passes of today's batches."""
+    return methods.passes(_MANY) != _MANY
+
+
+def has_schedule(methods: MethodsInEffect, optimizer: Optimizer) -> bool:
+    """Return whether a method sets the learning rate."""
+    return methods.may_schedule and methods.scheduler(StandIn(optimizer), _MANY) is not None

@@ -1,0 +1,150 @@
+"""What a look at a task tells about how it could be trained faster, before anything is trained.
+
+A few batches, one copy of the network, its optimizer and its scheduler are made and asked; some steps are timed. Random
+generators are put back, and the task's own objects are not changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workbench.config import BoostConfig, NetworkFacts
+from workbench.core import devices
+from workbench.methods.batch.method import concatenated
+from workbench.optim.muon.hidden_matrices import parameter_groups
+from workbench.tasks import Task
+from workbench.training.network_facts import network_facts
+from workbench.training.setup import kept_generators, prepare
+
+__all__ = ["TaskLook", "epoch_batches", "look_at"]
+
+_TIMED_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLook:
+    """What was seen.
+
+    Args:
+        optimizer: Class of the task's optimizer.
+        rates: Learning rate of each of its groups.
+        momentum: Its momentum; 0 where it has none.
+        nesterov: Whether that is Nesterov's.
+        weight_decay: Largest weight decay of its groups.
+        has_scheduler: Whether the task has a learning-rate schedule.
+        no_merging: Why batches cannot be concatenated, to stand after "because"; empty where they can.
+        convolutions: Convolutions over images.
+        matrices: Hidden matrices that Muon would take.
+        network: What the boost methods, smoothing and smaller inputs find.
+        fast_bfloat16: Whether the device multiplies bfloat16 faster than float32.
+        device: Type of the device.
+        step_seconds: Time of a step, seconds.
+        epoch_batches: Batches of an epoch; None where the loader does not say.
+    """
+
+    optimizer: str
+    rates: tuple[float, ...]
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    has_scheduler: bool
+    no_merging: str
+    convolutions: int
+    matrices: int
+    network: NetworkFacts
+    fast_bfloat16: bool
+    device: str
+    step_seconds: float
+    epoch_batches: int | None
+
+
+def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
+    """Look at a task.
+
+    Args:
+        task: The task.
+        device: Where it would be trained.
+        seed: Seed of the copy and of the batches.
+
+    Raises:
+        TaskError: When the task's own functions do not give what a task needs.
+    """
+    with kept_generators(device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        network = network_facts(task)
+        model = task.new_model().to(device)
+        optimizer = task.new_optimizer(model)
+        groups = optimizer.param_groups
+        rates = tuple(_number(group.get("lr", 0.0)) for group in groups)
+        scheduler = task.new_scheduler(optimizer, 100)
+        first, n_batches = list(islice(task.batches(seed), 2)), epoch_batches(task, seed)
+        return TaskLook(
+            optimizer=type(optimizer).__name__,
+            rates=rates,
+            momentum=_number(groups[0].get("momentum", 0.0)),
+            nesterov=bool(groups[0].get("nesterov", False)),
+            weight_decay=max(_number(group.get("weight_decay", 0.0)) for group in groups),
+            has_scheduler=scheduler is not None,
+            no_merging=_why_no_merging(first, n_batches),
+            convolutions=sum(isinstance(module, nn.Conv2d) for module in model.modules()),
+            matrices=sum(len(group["params"]) for group in parameter_groups(model) if group["matrices"]),
+            network=network,
+            fast_bfloat16=devices.has_fast_bfloat16(device),
+            device=device.type,
+            step_seconds=_step_seconds(task, device, seed),
+            epoch_batches=n_batches,
+        )
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if isinstance(value, Tensor) else value) if not callable(value) else 0.0
+
+
+def _why_no_merging(batches: list[Any], epoch_batches: int | None) -> str:
+    if epoch_batches == 1:  # which would be put together with itself
+        return "the loader gives one batch"
+    try:
+        concatenated(batches)
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        return str(error).partition(";")[0]
+    return ""
+
+
+def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
+    """Time some steps of the task as given, the first of which does not count."""
+    off = BoostConfig().with_values({"boost.mode": "disable_all"})
+    prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=100)
+    stream, boosted = prepared.batches(seed), prepared.boosted
+    seconds = []
+    for _ in range(_TIMED_STEPS):
+        began = time.perf_counter()
+        batch = next(stream)
+        with boosted.autocast():
+            loss = prepared.task.compute_loss(boosted.model, batch)
+        boosted.backward(loss)
+        boosted.step()
+        devices.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
+
+
+def epoch_batches(task: Task, seed: int = 0) -> int | None:
+    """Return the batches of an epoch; None where the loader does not say.
+
+    Args:
+        task: The task.
+        seed: Seed of the batches.
+    """
+    source = task.train
+    with contextlib.suppress(Exception):  # a function of more than a seed, an endless stream
+        source = source(seed) if callable(source) and not hasattr(source, "__len__") else source
+        return len(source)
+    return None
