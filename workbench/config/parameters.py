@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -77,7 +77,7 @@ def parameter_at(path: str) -> ParameterInfo:
     Raises:
         ConfigError: When there is no such parameter, or that optimizer does not have it.
     """
-    known = dict(_described())
+    known = describe_parameters()
     if path in known:
         return known[path]
     plain, bracket, name = path.partition("[")
@@ -95,9 +95,17 @@ def parameter_at(path: str) -> ParameterInfo:
     return replace(about, path=path, low=low, high=high)
 
 
-def describe_parameters() -> dict[str, ParameterInfo]:
+@functools.cache
+def describe_parameters() -> Mapping[str, ParameterInfo]:
     """Return every parameter by its path, in file order; ``provenance`` is no parameter."""
-    return dict(_described())
+    entries = {}
+    for section, part in BoostConfig.model_fields.items():
+        model = inner_type(part.annotation)
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            for name, member in model.model_fields.items():
+                path = f"{section}.{name}"
+                entries[path] = _describe(path, member)
+    return MappingProxyType(entries)
 
 
 @functools.cache
@@ -106,25 +114,13 @@ def parents_of(path: str) -> frozenset[str]:
 
     A parameter whose own value decides is among them: one freezing group is none.
     """
-    known, found, waiting = dict(_described()), set[str](), [path]
+    known, found, waiting = describe_parameters(), set[str](), [path]
     while waiting:
         about = known[waiting.pop()]
         new = (about.when.reads | about.needs.reads) - found
         found |= new
         waiting.extend(new)
     return frozenset(found)
-
-
-@functools.cache
-def _described() -> tuple[tuple[str, ParameterInfo], ...]:
-    entries = []
-    for section, part in BoostConfig.model_fields.items():
-        model = inner_type(part.annotation)
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            for name, member in model.model_fields.items():
-                path = f"{section}.{name}"
-                entries.append((path, _describe(path, member)))
-    return tuple(entries)
 
 
 def _describe(path: str, member: FieldInfo) -> ParameterInfo:

@@ -19,6 +19,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from workbench.config.conditions import loss_scale_kind
@@ -134,16 +136,21 @@ class Plan:
         A switch's value is whether it is in effect, not what the file says. Values that are unset are left out,
         except ``loss_scale.kind`` when only the device decides it (amp auto).
         """
+        return dict(self._effective)
+
+    @cached_property
+    def _effective(self) -> dict[str, Any]:
         config, facts = self.config, self.facts
         effective: dict[str, Any] = {f"boost.{name}": getattr(self, name) for name in SWITCHES}
-        for path, about in describe_parameters().items():
-            section, _, name = path.partition(".")
+        by_section = groupby(describe_parameters().items(), key=lambda item: item[0].partition(".")[0])
+        for section, parameters in by_section:
             part = getattr(config, section)
-            value = None if section == "boost" or part is None else getattr(part, name)
-            if not section_acts(part, config, facts):
+            if section == "boost" or part is None or not section_acts(part, config, facts):
                 continue  # a method that is off is as one that does not exist: keys of plans outlive new methods
-            if value is not None and not about.when.why_not(config, facts):
-                effective[path] = value
+            for path, about in parameters:
+                value = getattr(part, path.partition(".")[2])
+                if value is not None and not about.when.why_not(config, facts):
+                    effective[path] = value
         # What follows from other parameters.
         effective["loss_scale.kind"] = loss_scale_kind(config)
         if self.dim_reduce:

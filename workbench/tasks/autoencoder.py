@@ -44,17 +44,18 @@ def digits_autoencoder() -> Task:
     """Return the task of the deep autoencoder: SGD with momentum at a constant rate, squared error per image.
 
     The rate is constant because the question asked of this task is how soon a level is reached: under a schedule that
-    falls to zero at the end of the budget the answer would follow the budget.
+    falls to zero at the end of the budget the answer would follow the budget. Until version 0.6 it was 0.01, at which
+    three of six seeds diverged; results of then are no results of this task, so its data's name tells them apart.
     """
     return Task(
         name="digits-autoencoder",
         model=Autoencoder,
         loss=ReconstructionError(),
-        optimizer=functools.partial(_sgd, learning_rate=0.01),
+        optimizer=functools.partial(_sgd, learning_rate=0.005),
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="loss",
-        data_hash=f"sklearn.datasets.load_digits pixels sha256:{digest_of_tensors(load_pixels())}",
+        data_hash=f"sklearn.datasets.load_digits pixels, version 2 sha256:{digest_of_tensors(load_pixels())}",
         description="deep autoencoder of scikit-learn's handwritten digits",
         steps=600,
     )

@@ -248,13 +248,15 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         if dimension.path == "level":
             level = values["level"] = dimension.draw(trial)
     config, waiting = _beginning(level, dimensions, base)
+    unset: dict[str, Any] = {}  # drawn, and read by nobody yet: a search makes thousands of configurations
     while waiting:
         one = waiting[0]
+        if not unset.keys().isdisjoint(_deciding(one.parameter)):
+            config, unset = config.with_values(unset), {}
         if _may_be_in_effect(one, config, level, plans, waiting):
-            values[one.path] = one.draw(trial)
-            config = config.with_values({one.parameter: values[one.path]})
+            values[one.path] = unset[one.parameter] = one.draw(trial)
         waiting = waiting[1:]
-    return Suggestion(level, config, values)
+    return Suggestion(level, config.with_values(unset), values)
 
 
 def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> dict[str, str | None]:
@@ -296,7 +298,8 @@ def _beginning(
     is_off = level == "O0"
     drawn = [one for one in dimensions if one.path != "level" and not (is_off and one.path.startswith("boost."))]
     # Choices before ranges, most of which belong to one; studies of earlier versions were drawn so, too.
-    return config, _parents_first(sorted(drawn, key=lambda one: one.kind != "choice"))
+    drawn.sort(key=lambda one: one.kind != "choice")
+    return config, [drawn[place] for place in _parents_first(tuple(one.parameter for one in drawn))]
 
 
 def _may_be_in_effect(
@@ -346,19 +349,20 @@ def all_off(base: BoostConfig) -> BoostConfig:
     return base.with_values({"boost.mode": "disable_all"})
 
 
-def _parents_first(dimensions: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Return the dimensions in the given order, but what decides whether another one is in effect before that one."""
-    placed: list[Dimension] = []
+@functools.cache
+def _parents_first(parameters: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the places of parameters in the given order, but what decides whether one is in effect before that one."""
+    placed: list[int] = []
 
-    def place(one: Dimension) -> None:
-        if one not in placed:
-            for other in dimensions:
-                if _comes_before(other.parameter, one.parameter):
-                    place(other)
-            placed.append(one)
+    def put(place: int) -> None:
+        if place not in placed:
+            for other, parameter in enumerate(parameters):
+                if _comes_before(parameter, parameters[place]):
+                    put(other)
+            placed.append(place)
 
-    for one in dimensions:
-        place(one)
+    for place in range(len(parameters)):
+        put(place)
     return tuple(placed)
 
 
