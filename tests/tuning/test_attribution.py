@@ -7,7 +7,7 @@ import math
 import pytest
 
 from workbench.config import BoostConfig
-from workbench.study.set_up.attribution import _bar, _helps, _Needed
+from workbench.study.set_up.attribution import _bar, _is_idle, _Needed
 from workbench.study.set_up.parts import Part, parts_of
 
 
@@ -22,13 +22,14 @@ def test_runs_that_hardly_depend_on_their_length_bound_no_factor(spread: float) 
     assert math.isnan(bar.low)
     assert math.isnan(bar.high)
     assert "do not bound" in bar.note
-    assert not _helps(bar)
+    assert not _is_idle(bar)
 
 
 def test_runs_that_do_give_an_interval() -> None:
     bar = _bar(part(), _Needed(0.4, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0))
     assert 1.7 < bar.low < 2.0 < bar.high < 2.3
-    assert _helps(bar)
+    assert not _is_idle(bar)
+    assert _is_idle(_bar(part(), _Needed(0.202, 0.05, 0.5, 9), _Needed(0.2, 0.0, 0.25, 0)))
 
 
 def test_a_part_takes_along_what_is_set_but_not_in_effect() -> None:

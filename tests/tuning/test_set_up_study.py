@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,16 @@ from workbench.core.records import StudyResult
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result, tune
-from workbench.study.ask.study_file import read_study
+from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.errors import StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
 from workbench.study.run.warm_up import WarmUps
+from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
+from workbench.study.set_up.parts import Part
+from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 
@@ -296,6 +302,64 @@ def test_a_part_that_does_nothing_is_taken_out_of_what_is_exported(tmp_path: Pat
     assert math.prod(bar.factor for bar in result.attribution["o1"]) == pytest.approx(
         1.0 / predicted_time(BoostConfig.from_dict(taken.config)), rel=0.01
     )
+
+
+class SmoothBatches(SurfaceRunner):
+    """Merging two batches saves 30 % of the time, and is worth it only where labels are smoothed, too."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(directory, truth=self.quality, **options)
+
+    @staticmethod
+    def quality(config: BoostConfig) -> float:
+        merged = config.part(BatchSection).factor == 2.0
+        worth = config.part(ScheduleSection).length * (0.69 if merged and smoothing_of(config) == 0.0 else 1.0)
+        return 0.98 + 0.04 * math.log2(worth * (1.1 if smoothing_of(config) else 1.0))
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        outcome = super().run(job, monitor)
+        if isinstance(job, TrainJob):
+            return outcome
+        ratio = job.configs[1].part(BatchSection).factor ** 0.5
+        return replace(outcome, ratio=ratio, low=0.99 * ratio, high=1.01 * ratio)
+
+
+def smoothing_of(config: BoostConfig) -> float:
+    return float(config.leaves()["regularization.label_smoothing"])
+
+
+@contextmanager
+def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, optuna.Study, Search]]:
+    """Open a study that was begun, to run trials in it by hand."""
+    with quiet_optuna():
+        database = kept.open_storage(kept.default_storage(folder))
+        study, file = kept.find_study(database, folder.name), read_study(folder)
+        watch = StudyWatch(study, file, 14, None, None)
+        warm_ups = WarmUps(file, folder, runner, watch.step)
+        yield file, study, Search(file, database, study, runner, warm_ups, {"o1": ALLOWED}, 14, None, watch)
+
+
+class SmoothingFirst(Attributor):
+    """Takes the smoothing for the least useful part, as a regression over few runs may."""
+
+    def _least_useful(self, parts: Sequence[Part], now: Any) -> Part:
+        return max(parts, key=lambda part: part.name.startswith("label smoothing"))
+
+
+def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> None:
+    """Once the smoothing has gone, merging batches is no gain; in the whole set-up it is."""
+    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
+    folder = write(tmp_path / "study", space=space)
+    runner = SmoothBatches(folder, noise=0.003)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        whole = {"schedule.length": 0.64, "batch.factor": 2.0, "regularization.label_smoothing": 0.1}
+        number = search.run_given({**whole, "schedule.shape": "linear"}, {"n_seeds": 3})
+        attributor = SmoothingFirst(study, file, StepTimes(study, file, runner), search.run_given, None)
+        bars = {bar.part: bar for bar in attributor.take_apart(number)}
+        assert bars["batch x 2"].low < 1.0
+        assert bars["batch x 2"].alone == pytest.approx(2.0**0.5, rel=0.15)
+        assert attributor.without_idle_parts(number) == number
 
 
 class FailingCompiler(SurfaceRunner):

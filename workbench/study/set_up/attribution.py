@@ -34,6 +34,7 @@ from workbench.study.set_up.total_time import StepTimes, total_time
 __all__ = ["Attributor", "attribution_of"]
 
 _ATTRIBUTION = "attribution"
+_IDLE = "idle_parts"
 _LENGTH = "schedule.length"
 _STRETCHES = (0.8, 1.0, 1.3)
 """Lengths that are tried without a part, relative to the one that the regression expects to suffice."""
@@ -41,6 +42,9 @@ _STRETCHES = (0.8, 1.0, 1.3)
 _SEEDS = 3
 _GAIN_LEVEL = 0.99
 """A part stays only if this one-sided bound of its factor lies above 1."""
+
+_NO_LOSS = 1.2
+"""How much longer than the whole a set-up may take that goes without the parts that are no gain."""
 
 _WIDEST = math.log(10.0)
 """Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
@@ -63,6 +67,19 @@ class _Needed:
     spread: float
     length: float
     n_runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What is left of a set-up, and how long that takes to the target.
+
+    Args:
+        values: Config path -> value.
+        needed: The time.
+    """
+
+    values: Mapping[str, Any]
+    needed: _Needed
 
 
 class Attributor:
@@ -90,6 +107,9 @@ class Attributor:
     def take_apart(self, number: int) -> list[GainPart]:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
 
+        A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
+        whole by itself, too, before it counts as idle.
+
         Args:
             number: The trial.
 
@@ -101,25 +121,47 @@ class Attributor:
             return list(known[str(number)])
         trial = self._study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
-        now = _Needed(float(trial.user_attrs["speed"]["ratio"]), 0.0, config.leaves()[_LENGTH], 0)
-        rest, bars = self._parts(config), list[GainPart]()
+        now = _State(values, _Needed(float(trial.user_attrs["speed"]["ratio"]), 0.0, config.leaves()[_LENGTH], 0))
+        whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
+        suspects: list[Part] = []
         try:
             while any(part.kind != "schedule" for part in rest):
-                part = self._least_useful([one for one in rest if one.kind != "schedule"], values, now)
-                without = part.taken_out(values, self._plain)
-                is_timed = part.kind == "time"
-                needed = self._same_length(without, now) if is_timed else self._needed(without, part, number)
-                bars.append(_bar(part, needed, now))
+                part = self._least_useful([one for one in rest if one.kind != "schedule"], now)
+                is_whole = now is whole
+                bar, now = self._without(part, now, number)
                 rest.remove(part)
-                values, now = {**without, _LENGTH: needed.length}, replace(needed, spread=0.0)
+                if not _is_idle(bar):
+                    bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
+                elif is_whole:
+                    whole = now
+                    idle.append(part.name)
+                    bars.append(replace(bar, alone=bar.factor))
+                else:
+                    suspects.append(part)
+                    bars.append(bar)
+            for part in suspects:
+                alone, without = self._without(part, whole, number)
+                bars = [replace(bar, alone=alone.factor) if bar.part == part.name else bar for bar in bars]
+                if _is_idle(alone):
+                    whole = without
+                    idle.append(part.name)
         except OutOfTimeError:
             pass
         left = [part.name for part in rest]
         note = "" if len(left) <= 1 else "no time was left to measure them one by one"
-        bars.append(GainPart(", ".join(left) or "nothing", 1.0 / now.time, note=note))
+        bars.append(GainPart(", ".join(left) or "nothing", 1.0 / now.needed.time, note=note))
         bars.reverse()
         self._keep(number, bars)
+        self._study.set_user_attr(_IDLE, {**self._study.user_attrs.get(_IDLE, {}), str(number): idle})
         return bars
+
+    def _without(self, part: Part, now: _State, number: int) -> tuple[GainPart, _State]:
+        """Take a part out of a set-up; return what it contributed there, and what is left."""
+        values = part.taken_out(now.values, self._plain)
+        is_timed = part.kind == "time"
+        needed = self._same_length(values, now.needed) if is_timed else self._needed(values, part, number)
+        left = _State({**values, _LENGTH: needed.length}, replace(needed, spread=0.0))
+        return _bar(part, needed, now.needed), left
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
         known = {**attribution_of(self._study.user_attrs), str(number): bars}
@@ -135,7 +177,7 @@ class Attributor:
         trial = self._study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
         bars = self.take_apart(number)
-        no_gain = {bar.part for bar in bars if math.isfinite(bar.low) and not _helps(bar)}
+        no_gain = self._study.user_attrs.get(_IDLE, {}).get(str(number), [])
         idle = [part for part in self._parts(config) if part.name in no_gain]
         if not idle:
             return number
@@ -152,9 +194,11 @@ class Attributor:
         remaining = int(trials[remaining].user_attrs.get("repeats", remaining))
         if trials[remaining].state != TrialState.COMPLETE:  # what failed competes for nothing
             return number
+        now, before = (float(trials[one].user_attrs["speed"]["ratio"]) for one in (remaining, number))
+        if now > _NO_LOSS * before:  # each alone is no gain, together they are
+            return number
         kept = [bar for bar in bars[1:] if bar.part not in no_gain]
-        total = 1.0 / float(trials[remaining].user_attrs["speed"]["ratio"])
-        first = replace(bars[0], factor=total / math.prod(bar.factor for bar in kept))
+        first = replace(bars[0], factor=1.0 / now / math.prod(bar.factor for bar in kept))
         self._keep(remaining, [first, *kept])
         plain_values = self._plain.leaves()
         keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
@@ -171,8 +215,8 @@ class Attributor:
         stated = [path for path in describe_parameters() if leaves[path] != ground[path]]
         return config, {path: leaves[path] for path in [*self._file.set_up.runtime, *stated]}
 
-    def _least_useful(self, parts: Sequence[Part], values: Mapping[str, Any], now: _Needed) -> Part:
-        return min(parts, key=lambda part: self._guess(part, values, now))
+    def _least_useful(self, parts: Sequence[Part], now: _State) -> Part:
+        return min(parts, key=lambda part: self._guess(part, now.values, now.needed))
 
     def _guess(self, part: Part, values: Mapping[str, Any], now: _Needed) -> float:
         """Return a part's factor as far as it is known without training."""
@@ -259,10 +303,12 @@ def _bar(part: Part, needed: _Needed, now: _Needed) -> GainPart:
     return GainPart(part.name, factor, factor * math.exp(-margin), factor * math.exp(margin))
 
 
-def _helps(bar: GainPart) -> bool:
-    """Return whether a factor is surely above 1, at `_GAIN_LEVEL`."""
+def _is_idle(bar: GainPart) -> bool:
+    """Return whether a factor was measured and is not surely above 1, at `_GAIN_LEVEL`."""
+    if not math.isfinite(bar.low):
+        return False
     deviation = math.log(bar.factor / bar.low) / float(student.ppf(0.975, 30))
-    return math.log(bar.factor) > float(student.ppf(_GAIN_LEVEL, 30)) * deviation
+    return math.log(bar.factor) <= float(student.ppf(_GAIN_LEVEL, 30)) * deviation
 
 
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:
