@@ -205,7 +205,7 @@ def tune(
             if file.study.objective == "time_to_quality":
                 watch.phase("attribution")
                 guard.deadline = confirmation_begins(study, file, deadline)
-                settle(file, search, deadline=guard.deadline)
+                settle(study, file, search, deadline=guard.deadline)
                 take_apart(study, file, experimenter, search, deadline=guard.deadline)
             policy = None
             guard.deadline = _half_way(deadline)

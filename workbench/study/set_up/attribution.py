@@ -28,7 +28,7 @@ from workbench.study.run.job import plain
 from workbench.study.set_up.contending import keep_remaining
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import SURE, allowed_by, deficits_of, further_of, standing_of
+from workbench.study.set_up.standing import SURE, allowed_by, deficits_of, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
 __all__ = ["Attributor", "attribution_of"]
@@ -237,10 +237,7 @@ class Attributor:
 
     def _expected(self, values: Mapping[str, Any], sure: float = 0.5) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability."""
-        trials, allowed = self._study.get_trials(deepcopy=False), allowed_by(self._study.user_attrs)
-        standing = standing_of(
-            trials, self._file.dimensions, allowed, self._file.confirm.usual_seeds, further_of(self._study.user_attrs)
-        )
+        standing = standing_now(self._study, self._file)
         lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 16)
         found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
         able = np.flatnonzero(found >= sure)

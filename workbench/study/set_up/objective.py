@@ -26,7 +26,7 @@ from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
 from workbench.study.set_up.quality import Tried
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import FURTHER, Standing, allowed_by, further_of, standing_of
+from workbench.study.set_up.standing import FURTHER, Standing, allowed_by, further_of, standing_now, standing_of
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_dimensions
 
@@ -203,8 +203,7 @@ class SetUpObjective(Objective):
         while True:
             trials = self._study.get_trials(deepcopy=False)
             further = further_of(self._study.user_attrs)
-            n_confirming = self._file.confirm.usual_seeds
-            standing = standing_of(trials, self._dimensions, self._allowed, n_confirming, further)
+            standing = standing_now(self._study, self._file)
             leader = standing.leader
             if leader is None or len(standing.tried[leader].deficits) >= n_seeds:
                 return

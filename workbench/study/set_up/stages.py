@@ -24,14 +24,17 @@ from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.runtime_choice import choose_runtime
-from workbench.study.set_up.standing import allowed_by, further_of, standing_of
+from workbench.study.set_up.standing import allowed_by, standing_now
 from workbench.study.set_up.total_time import StepTimes
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
 __all__ = ["confirmation_begins", "prepare_search", "settle", "take_apart"]
 
-_EXPECTED_TIME = 0.5
+_EXPECTED_TIME = 0.35
 """What a candidate's run takes relative to the baseline's, where that is not known better."""
+
+_SEARCHED_ON = 0.4
+"""Share of the time until the confirmation for which the search goes on where nothing leads any more."""
 
 
 def prepare_search(
@@ -92,17 +95,26 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
     return max(deadline - seconds, time.monotonic())
 
 
-def settle(file: StudyFile, search: Search, *, deadline: float | None) -> None:
-    """Let a plan lead that was trained on further seeds, too, as far as the time goes.
+def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: float | None) -> None:
+    """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on.
 
     Args:
+        study: The study, searched.
         file: The study's file.
         search: Runs trials.
         deadline: ``time.monotonic()`` at which to stop; None for none.
     """
-    search.until(deadline)
-    with contextlib.suppress(OutOfTimeError):
-        search.settle(file.set_up.leader_seeds)
+    while True:
+        search.until(deadline)
+        with contextlib.suppress(OutOfTimeError):
+            search.settle(file.set_up.leader_seeds)
+        n_trials = len(study.get_trials(deepcopy=False))
+        now = time.monotonic()
+        if deadline is None or now >= deadline or standing_now(study, file).leader is not None:
+            return
+        search.run_until(now + _SEARCHED_ON * (deadline - now))
+        if len(study.get_trials(deepcopy=False)) == n_trials:  # it has all the trials that it wants
+            return
 
 
 def take_apart(
@@ -117,10 +129,8 @@ def take_apart(
         search: Runs trials.
         deadline: ``time.monotonic()`` at which to stop; None for none.
     """
-    allowed = allowed_by(study.user_attrs)
-    trials, further = study.get_trials(deepcopy=False), further_of(study.user_attrs)
-    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, further)
-    if standing.leader is None or file.set_up.attribution_share == 0.0:
+    leader = standing_now(study, file).leader
+    if leader is None or file.set_up.attribution_share == 0.0:
         return
     attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
-    attributor.without_idle_parts(standing.leader)
+    attributor.without_idle_parts(leader)

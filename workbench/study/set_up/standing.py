@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import Dimension
+from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.quality import Features, QualityModel, Tried, noise_of
 
-__all__ = ["FURTHER", "SURE", "Standing", "allowed_by", "further_of", "standing_of"]
+__all__ = ["FURTHER", "SURE", "Standing", "allowed_by", "further_of", "standing_now", "standing_of"]
 
 FURTHER = "further_deficits"
 """User attribute of a study: deficits of leaders on further seeds."""
@@ -123,6 +125,18 @@ def standing_of(
     _JUDGED.clear()
     _JUDGED[asked] = standing
     return standing
+
+
+def standing_now(study: optuna.Study, file: StudyFile) -> Standing:
+    """Return how a study stands.
+
+    Args:
+        study: The study, with a finished baseline.
+        file: Its file.
+    """
+    attributes = study.user_attrs
+    trials, allowed = study.get_trials(deepcopy=False), allowed_by(attributes)
+    return standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, further_of(attributes))
 
 
 def _deficits(tried: Mapping[int, Tried]) -> tuple[tuple[float, ...], ...]:
