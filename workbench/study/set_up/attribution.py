@@ -169,40 +169,50 @@ class Attributor:
         self._study.set_user_attr(_ATTRIBUTION, stored)
 
     def without_idle_parts(self, number: int) -> int:
-        """Train the set-up without the parts that are no gain, where there are some; return the trial that remains.
+        """Take a set-up apart and train it without the parts that are no gain, where there are some.
 
         Args:
-            number: The trial that was taken apart.
+            number: The trial.
+
+        Returns:
+            The trial that remains. It is what the study exports, unless it turns out not to keep the quality: an
+            answer whose parts are known is worth more than one that seems a little faster.
         """
-        trial = self._study.get_trials(deepcopy=False)[number]
-        config, values = self._set_up_of(trial)
+        trials = self._study.get_trials(deepcopy=False)
+        config, values = self._set_up_of(trials[number])
         bars = self.take_apart(number)
         no_gain = self._study.user_attrs.get(_IDLE, {}).get(str(number), [])
         idle = [part for part in self._parts(config) if part.name in no_gain]
-        if not idle:
+        remaining = self._trained_without(idle, values, number) if idle else number
+        if remaining == number:
+            keep_remaining(self._study, number, {})
             return number
-        for part in idle:
-            values = part.taken_out(values, self._plain)
-        values[_LENGTH] = self._expected(values, SURE).length
-        given = {path: value for path, value in values.items() if value is not None}
-        try:
-            purpose = f"trial {number} without what is no gain"
-            remaining = self._run_given(given, {"n_seeds": _SEEDS, "purpose": purpose})
-        except OutOfTimeError:
-            return number
-        trials = self._study.get_trials(deepcopy=False)
-        remaining = int(trials[remaining].user_attrs.get("repeats", remaining))
-        if trials[remaining].state != TrialState.COMPLETE:  # what failed competes for nothing
-            return number
-        now, before = (float(trials[one].user_attrs["speed"]["ratio"]) for one in (remaining, number))
-        if now > _NO_LOSS * before:  # each alone is no gain, together they are
-            return number
+        time = float(self._study.get_trials(deepcopy=False)[remaining].user_attrs["speed"]["ratio"])
         kept = [bar for bar in bars[1:] if bar.part not in no_gain]
-        first = replace(bars[0], factor=1.0 / now / math.prod(bar.factor for bar in kept))
+        first = replace(bars[0], factor=1.0 / time / math.prod(bar.factor for bar in kept))
         self._keep(remaining, [first, *kept])
         plain_values = self._plain.leaves()
         keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
+
+    def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> int:
+        """Train a set-up without some of its parts; return the trial, or the set-up's own where that is no better."""
+        without = dict(values)
+        for part in idle:
+            without = part.taken_out(without, self._plain)
+        without[_LENGTH] = self._expected(without, SURE).length
+        given = {path: value for path, value in without.items() if value is not None}
+        try:
+            purpose = f"trial {number} without what is no gain"
+            trained = self._run_given(given, {"n_seeds": _SEEDS, "purpose": purpose})
+        except OutOfTimeError:
+            return number
+        trials = self._study.get_trials(deepcopy=False)
+        trained = int(trials[trained].user_attrs.get("repeats", trained))
+        if trials[trained].state != TrialState.COMPLETE:  # what failed competes for nothing
+            return number
+        after, before = (float(trials[one].user_attrs["speed"]["ratio"]) for one in (trained, number))
+        return trained if after <= _NO_LOSS * before else number  # each alone is no gain, together they may be one
 
     def _parts(self, config: BoostConfig) -> list[Part]:
         plans = self._file.plans

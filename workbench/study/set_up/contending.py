@@ -21,7 +21,7 @@ _LIKELY = 0.5
 
 
 def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
-    """Keep that a set-up remained when the parts that are no gain were taken out of the leader.
+    """Keep that a set-up remained when the leader was taken apart, without the parts that are no gain.
 
     Args:
         study: The study.
