@@ -117,9 +117,12 @@ PLACES = {
             assert torch.equal(a, b)
     """,
 }
+SLOW = ("study", "resumption")
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "place", [pytest.param(place, marks=pytest.mark.slow) if place in SLOW else place for place in PLACES]
+)
 def test_one_folder_and_one_line_are_enough(place: str) -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run(

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from workbench.tasks import load_task
 from workbench.tasks.batches import ShuffledBatches, endless_batches
-from workbench.tasks.reading import read_ahead, resident
+from workbench.tasks.reading import gains_from_memory, read_ahead, resident
 
 CPU = torch.device("cpu")
 ROWS = torch.arange(22.0).reshape(11, 2)
@@ -139,3 +139,20 @@ def test_trouble_in_a_source_is_its_own() -> None:
 
     with pytest.warns(UserWarning, match="prefetch has no effect"), pytest.raises(KeyError, match="pixels"):
         list(read_ahead(broken()))
+
+
+@pytest.mark.parametrize(
+    ("source", "gains"),
+    [
+        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2), True),
+        (lambda seed: DataLoader(Subset(TensorDataset(torch.zeros(8, 2)), [0, 3, 5]), batch_size=2), True),
+        (DataLoader(TensorDataset(torch.zeros(8, 2)), batch_size=2, collate_fn=lambda rows: rows), False),
+        ([torch.zeros(2, 2)], False),
+    ],
+)
+def test_memory_gains_where_a_loader_picks_sample_by_sample(source: Any, gains: bool) -> None:
+    assert gains_from_memory(source, 0, torch.device("cpu")) == gains
+
+
+def test_batches_on_the_host_gain_from_the_memory_of_an_accelerator() -> None:
+    assert gains_from_memory([torch.zeros(2, 2)], 0, torch.device("cuda"))

@@ -181,6 +181,7 @@ def with_changing_label(net: Growing, made: nn.Module) -> None:
             made(torch.ones(2))
 
 
+@pytest.mark.slow
 def test_many_trainings_of_one_process_do_not_use_up_each_others_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_with(monkeypatch, "eager")
     for width in range(3, 25):  # more different models than torch keeps graphs of
@@ -190,6 +191,7 @@ def test_many_trainings_of_one_process_do_not_use_up_each_others_limit(monkeypat
         del boosted
 
 
+@pytest.mark.slow
 def test_models_that_live_side_by_side_have_room_for_all_their_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_with(monkeypatch, "eager")
     living = []

@@ -57,6 +57,8 @@ LOOK = TaskLook(
     network=NetworkFacts(4, 4, 8, 4, 4, 4, no_sequence="its inputs are no tokens"),
     fast_bfloat16=True,
     device="cpu",
+    gains_from_memory=False,
+    threads=1,
     step_seconds=0.01,
     epoch_batches=45,
 )
@@ -64,6 +66,12 @@ LOOK = TaskLook(
 
 def asked(look: TaskLook = LOOK, *, steps: int = 180, minutes: float = 15.0, drop: Any = None) -> SetUpQuestion:
     return ask(look, "mine.py:task", steps=steps, minutes=minutes, allowed_drop=drop)
+
+
+def test_threads_and_memory_are_tried_where_they_may_matter() -> None:
+    assert not {"runtime.threads", "runtime.data"} & parse_study(asked().text).set_up.runtime.keys()
+    found = parse_study(asked(replace(LOOK, threads=8, gains_from_memory=True)).text).set_up.runtime
+    assert (found["runtime.threads"], found["runtime.data"]) == ([1], ["resident"])
 
 
 def study_of(task: Task, steps: int = 100) -> tuple[SetUpQuestion, StudyFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,8 @@ from workbench.study.run.warm_up import WarmUps
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.parts import Part
+from workbench.study.set_up.stages import settle
+from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
@@ -337,6 +340,29 @@ def searching(folder: Path, runner: SurfaceRunner) -> Iterator[tuple[StudyFile, 
         watch = StudyWatch(study, file, 14, None, None)
         warm_ups = WarmUps(file, folder, runner, watch.step)
         yield file, study, Search(file, database, study, runner, warm_ups, {"o1": ALLOWED}, 14, None, watch)
+
+
+@pytest.mark.slow
+def test_where_further_seeds_leave_nothing_in_the_lead_the_search_goes_on(tmp_path: Path) -> None:
+    """The first seeds flatter every plan: on the sixth it turns out to be worse than is allowed."""
+
+    class Flattering(SurfaceRunner):
+        def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+            outcome = super().run(job, monitor)
+            is_candidate = isinstance(job, TrainJob) and optimizer_of(job.config) == "AdamW"
+            return replace(outcome, metric=0.5) if is_candidate and job.seed >= 5 else outcome
+
+    folder = write(tmp_path / "study")
+    text = (folder / "study.toml").read_text().replace("plain_runs = 9", "plain_runs = 0")
+    (folder / "study.toml").write_text(text)
+    runner = Flattering(folder, noise=0.001)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        search.run_given({"optimizer.name": "AdamW", "optimizer.lr": 0.005, "schedule.length": 0.6}, {"n_seeds": 3})
+        n_trials = len(study.get_trials(deepcopy=False))
+        assert standing_now(study, file).leader is not None
+        settle(study, file, search, deadline=time.monotonic() + 15.0)  # a run takes four, by the surface's clock
+        assert len(study.get_trials(deepcopy=False)) > n_trials
 
 
 class SmoothingFirst(Attributor):

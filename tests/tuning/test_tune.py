@@ -581,6 +581,7 @@ def test_steps_of_a_run_move_the_progress(tmp_path: Path) -> None:
     assert isinstance(RunStep(1, 2, 0.5), RunStep)
 
 
+@pytest.mark.slow
 def test_time_left_is_never_more_than_the_time_limit(tmp_path: Path) -> None:
     class Slow(FakeRunner):
         def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from workbench.core.batch import move_batch
 from workbench.tasks.batches import ShuffledBatches, opened_once
 
-__all__ = ["read_ahead", "resident"]
+__all__ = ["gains_from_memory", "read_ahead", "resident"]
 
 _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 
@@ -52,6 +52,22 @@ def resident(source: Any, device: torch.device) -> Any:
         stacklevel=2,
     )
     return source
+
+
+def gains_from_memory(source: Any, seed: int, device: torch.device) -> bool:
+    """Return whether `resident` makes batches otherwise than the source does: not sample by sample, or not on the host.
+
+    Args:
+        source: What a task calls ``train``.
+        seed: Seed to open it with, where it is a function of one.
+        device: Where the samples would lie.
+    """
+    once = opened_once(source)
+    opened = source if once is None else once(seed)
+    if isinstance(opened, DataLoader):
+        return _tensors_of(opened) is not None
+    is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
+    return device.type != "cpu" and is_held
 
 
 class _OpenedResident:

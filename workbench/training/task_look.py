@@ -21,6 +21,7 @@ from workbench.core import devices
 from workbench.methods.batch.method import concatenated
 from workbench.optim.muon.hidden_matrices import parameter_groups
 from workbench.tasks import Task
+from workbench.tasks.reading import gains_from_memory
 from workbench.training.network_facts import network_facts
 from workbench.training.setup import kept_generators, prepare
 
@@ -46,6 +47,8 @@ class TaskLook:
         network: What the boost methods, smoothing and smaller inputs find.
         fast_bfloat16: Whether the device multiplies bfloat16 faster than float32.
         device: Type of the device.
+        gains_from_memory: Whether samples kept in memory are gathered faster than the loader picks them.
+        threads: Threads that CPU operations use.
         step_seconds: Time of a step, seconds.
         epoch_batches: Batches of an epoch; None where the loader does not say.
     """
@@ -62,6 +65,8 @@ class TaskLook:
     network: NetworkFacts
     fast_bfloat16: bool
     device: str
+    gains_from_memory: bool
+    threads: int
     step_seconds: float
     epoch_batches: int | None
 
@@ -99,6 +104,8 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
             network=network,
             fast_bfloat16=devices.has_fast_bfloat16(device),
             device=device.type,
+            gains_from_memory=gains_from_memory(task.train, seed, device),
+            threads=torch.get_num_threads(),
             step_seconds=_step_seconds(task, device, seed),
             epoch_batches=n_batches,
         )

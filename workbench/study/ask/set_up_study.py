@@ -236,6 +236,10 @@ def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
             f"bfloat16 is left out, because this {look.device} has no instructions for it, and float16 because it is "
             "slow there."
         )
+    if look.device == "cpu" and look.threads > 1:
+        runtime["runtime.threads"] = [1]  # small networks wait for their threads
+    if look.gains_from_memory:
+        runtime["runtime.data"] = ["resident"]
     if look.convolutions:
         runtime["runtime.memory_format"] = ["contiguous", "channels_last"]
     if 0.3 * question.run_seconds > _LEAST_SAVED_SECONDS:

@@ -16,7 +16,7 @@ from workbench.study.answer.notes import Notes
 from workbench.study.answer.selection import competing_trials
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import RunStep
-from workbench.study.set_up.standing import allowed_by, further_of, standing_of
+from workbench.study.set_up.standing import standing_now
 from workbench.study.store.stored_records import records_of, trials_of
 
 __all__ = ["StudyWatch", "TuneProgress"]
@@ -30,9 +30,9 @@ class TuneProgress:
     """How far a study is.
 
     Args:
-        phase: ``"search"``, ``"loss scale"``, ``"freezing limit"``, ``"confirm"`` or ``"export"``.
+        phase: ``"search"``, ``"attribution"``, ``"loss scale"``, ``"freezing limit"``, ``"confirm"`` or ``"export"``.
         done: Units of the phase that are done (trials, runs); a running one counts by its share.
-        total: Units of the phase as far as known.
+        total: Units of the phase as far as known; of a search that its time limit will end, an estimate.
         eta_seconds: Time the rest of this command will probably take, its time limit at most; NaN while unknown.
         best: The trial that leads the search, in a few words; empty while none beats O0 within the allowed drop, and
             from the confirmation on, whose winner may be another.
@@ -74,6 +74,7 @@ class StudyWatch:
         self._file = file
         self._n_trials = n_trials
         self._on_progress = on_progress
+        self._began = time.monotonic()
         self._deadline = math.inf if deadline is None else deadline
         self._phase = "search"
         self._done = 0.0
@@ -93,6 +94,7 @@ class StudyWatch:
     def phase(self, name: str, done: float = 0.0, total: float = 1.0) -> None:
         """Begin a phase."""
         if name == "search":
+            self._phase = name
             self._keep_notes()
             self._refresh()
         else:
@@ -152,13 +154,15 @@ class StudyWatch:
         self._ended = sum(record.state in {"complete", "pruned", "failed"} for record in records)
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
-        self._phase, self._done, self._total, self._share = "search", float(len(finished)), float(self._n_trials), 0.0
+        if self._phase != "attribution":
+            self._phase, self._done, self._total = "search", float(len(finished)), float(self._n_trials)
+        self._share = 0.0
         self._best = "" if baseline is None else self._best_of(records, baseline, attributes)
 
     def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
         """Say which trial leads the search, for the export it aims at or else another."""
         if self._file.study.objective == "time_to_quality":
-            return self._leader_of(records, attributes)
+            return self._leader_of(records)
         reference = next(one for one in records if one.number == baseline)
         for target in sorted(attributes["allowed_drops"], key=lambda one: one != self._file.allowed_drop.target):
             ranked = competing_trials(
@@ -175,13 +179,9 @@ class StudyWatch:
                 return f"{target}: {self._said(best)}"
         return ""
 
-    def _leader_of(self, records: list[TrialRecord], attributes: Mapping[str, Any]) -> str:
+    def _leader_of(self, records: list[TrialRecord]) -> str:
         """Say which set-up leads: one that surely keeps the quality."""
-        trials = self._study.get_trials(deepcopy=False)
-        further = further_of(self._study.user_attrs)
-        leader = standing_of(
-            trials, self._file.dimensions, allowed_by(attributes), self._file.confirm.usual_seeds, further
-        ).leader
+        leader = standing_now(self._study, self._file).leader
         led = next((record for record in records if record.number == leader), None)
         return "" if led is None else self._said(led)
 
@@ -189,14 +189,23 @@ class StudyWatch:
         factor = f"{1.0 / trial.relative_step_time:.2f} x {timed_per(self._file.study.objective)}"
         return f"trial {trial.number}, {factor}, {trial.summary}"
 
+    def _search_seconds(self) -> float:
+        """Return the time left to a search for the fastest set-up."""
+        later = self._file.set_up.attribution_share
+        later += self._file.confirm.time_share if self._file.confirm.enabled else 0.0
+        return max(self._deadline - later * (self._deadline - self._began) - time.monotonic(), 0.0)
+
     def _tell(self) -> None:
         if self._on_progress is None:
             return
+        ended_by_time = self._file.study.objective == "time_to_quality" and math.isfinite(self._deadline)
         done = min(self._done + self._share, self._total)
         left = max(self._total - done, 0.0)
+        if ended_by_time and self._phase == "search" and self._trial_seconds > 0.0:
+            left = min(left, self._search_seconds() / self._trial_seconds)
         eta = (left + self._later_runs) * self._trial_seconds if self._phase != "export" else 0.0
-        if self._file.study.objective == "time_to_quality" and math.isfinite(self._deadline):
-            eta = math.inf  # it is the time that ends such a search, not the number of its plans
+        if ended_by_time:
+            eta = math.inf  # and not the number of plans
         if not math.isnan(eta) and math.isfinite(self._deadline):
             eta = min(eta, max(self._deadline - time.monotonic(), 0.0))
-        self._on_progress(TuneProgress(self._phase, done, self._total, eta, self._best, self._ended, self._note))
+        self._on_progress(TuneProgress(self._phase, done, done + left, eta, self._best, self._ended, self._note))

@@ -203,9 +203,9 @@ def tune(
 
             cut_short: list[str] = []
             if file.study.objective == "time_to_quality":
-                watch.phase("attribution")
                 guard.deadline = confirmation_begins(study, file, deadline)
                 settle(study, file, search, deadline=guard.deadline)
+                watch.phase("attribution")
                 take_apart(study, file, experimenter, search, deadline=guard.deadline)
             policy = None
             guard.deadline = _half_way(deadline)

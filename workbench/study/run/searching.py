@@ -183,6 +183,7 @@ class Search:
         """Run the other trials, until enough have finished: those of processes that die on the way are run here."""
         failures = 0
         self._end.note("")
+        self._watch.phase("search")
         while not self._out_of_time():
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()

@@ -1,6 +1,6 @@
 """The first stage: what changes a run's time and not its question (compiler, memory format, number format).
 
-Every combination that the study names is timed beside the baseline, with the loader's batches and with four of them at
+What the study names is timed beside the baseline, with the loader's batches and with four of them at
 once, since layout and precision interact with the batch. The fastest whose losses and gradient are the baseline's
 within rounding, at the same weights, becomes the ground that every later plan starts from. (Along a run even rounding
 grows: a residual net whose weights are nudged by 1e-7 leaves a loss by 1e-3 within twenty steps.)
@@ -29,6 +29,7 @@ __all__ = ["choose_runtime", "ground_of"]
 
 _CHOICE = "runtime_choice"
 _BATCH_FACTORS = (1.0, 4.0)
+_BY_THEMSELVES = ("runtime.threads", "runtime.data")
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
@@ -50,7 +51,9 @@ def choose_runtime(
     times: StepTimes,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Time every combination of the study's runtime choices and keep the fastest.
+    """Time the combinations of the study's runtime choices and keep the fastest.
+
+    Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself.
 
     Args:
         study: Keeps the choice, with what was measured, as a user attribute; one that is there is not made again.
@@ -59,37 +62,46 @@ def choose_runtime(
         times: Measures.
         on_note: Told what was chosen.
     """
-    if _CHOICE in study.user_attrs:
-        return
-    paths = list(file.set_up.runtime)
-    base = file.base_config().with_values({"boost.mode": "disable_all"})
     from workbench.core import devices
 
+    if _CHOICE in study.user_attrs:
+        return
+    base = file.base_config().with_values({"boost.mode": "disable_all"})
     device = devices.select_device(file.study.device)
+    choices, chosen = file.set_up.runtime, dict[str, Any]()
     rows: list[dict[str, Any]] = []
-    for values in itertools.product(*file.set_up.runtime.values()):
-        chosen = dict(zip(paths, values, strict=True))
-        row: dict[str, Any] = {"values": chosen, "ratios": [], "message": _why_slow(base.with_values(chosen), device)}
-        rows.append(row)
-        if row["message"]:
-            continue
-        try:
-            row["ratios"] = [_ratio(file, times, base, chosen, factor) for factor in _BATCH_FACTORS]
-        except OutOfTimeError:
-            raise
-        except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
-            row["message"] = f"{type(error).__name__}: {error}"
-    usable = sorted((row for row in rows if row["ratios"]), key=lambda row: math.prod(row["ratios"]))
-    best: dict[str, Any] = {"values": {}}
-    for row in usable:
-        row["message"] = _why_other(file, experimenter, base, row["values"])
-        if not row["message"]:
-            best = row
-            break
-    study.set_user_attr(_CHOICE, {"values": best["values"], "measured": rows})
+    alone = [[path] for path in choices if path in _BY_THEMSELVES]
+    for paths in [*alone, [path for path in choices if path not in _BY_THEMSELVES]]:
+        combined = (
+            dict(zip(paths, values, strict=True)) for values in itertools.product(*(choices[path] for path in paths))
+        )
+        others = [chosen | values for values in combined if not _is_given(values, base)]
+        tried: list[dict[str, Any]] = [{"values": values, "ratios": []} for values in [chosen, *others]]
+        for row in tried:
+            row["message"] = _why_slow(base.with_values(row["values"]), device)
+            if row["message"]:
+                continue
+            try:
+                row["ratios"] = [_ratio(file, times, base, row["values"], factor) for factor in _BATCH_FACTORS]
+            except OutOfTimeError:
+                raise
+            except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
+                row["message"] = f"{type(error).__name__}: {error}"
+        for row in sorted((row for row in tried if row["ratios"]), key=lambda row: math.prod(row["ratios"])):
+            row["message"] = _why_other(file, experimenter, base, row["values"])
+            if not row["message"]:
+                chosen = row["values"]
+                break
+        rows += tried
+    study.set_user_attr(_CHOICE, {"values": chosen, "measured": rows})
     for row in rows:
         if row["message"]:
             on_note(f"Left out: {_said(row['values'])}, because {row['message']}.")
+
+
+def _is_given(values: Mapping[str, Any], base: BoostConfig) -> bool:
+    """Return whether values are those of the task as given, which is always timed."""
+    return base.with_values(values) == base
 
 
 def _why_slow(config: BoostConfig, device: torch.device) -> str:

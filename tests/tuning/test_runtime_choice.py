@@ -1,0 +1,105 @@
+"""What changes time alone is chosen by timing, before anything else is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from tests.kit.surface_runner import SurfaceRunner
+from workbench.config import BoostConfig
+from workbench.core import devices
+from workbench.study import parse_study
+from workbench.study.run.job import UNMONITORED, Agreement, AgreementJob, Job, Monitor, SpeedJob, SpeedMeasured
+from workbench.study.set_up.runtime_choice import choose_runtime
+from workbench.study.set_up.total_time import StepTimes
+
+STUDY = """
+[study]
+task = "fake"
+budget_steps = 200
+n_trials = 5
+objective = "time_to_quality"
+device = "cpu"
+[allowed_drop]
+o1 = 0.01
+[baseline]
+"amp.dtype" = "bfloat16"
+[sampler]
+name = "promise"
+[pruner]
+name = "none"
+[set_up.runtime]
+{choices}
+[space]
+"schedule.length" = {{low = 0.1, high = 0.9}}
+"""
+
+
+class TimedRunner(SurfaceRunner):
+    """Multiplies the times of what a configuration differs in from the task as given."""
+
+    def __init__(self, directory: Path, factors: Mapping[tuple[str, Any], float], wrong: str = "") -> None:
+        super().__init__(directory)
+        self.factors, self.wrong = factors, wrong
+        self.timed: list[BoostConfig] = []
+
+    def run(self, job: Job[Any], monitor: Monitor = UNMONITORED) -> Any:
+        if isinstance(job, AgreementJob):
+            changed = job.baseline[0].diff(job.candidate[0])
+            return Agreement("its losses differ" if self.wrong in changed else "")
+        assert isinstance(job, SpeedJob)
+        leaves = job.candidate[0].leaves()
+        self.timed.append(job.candidate[0])
+        ratio = 1.0
+        for (path, value), factor in self.factors.items():
+            ratio *= factor if leaves[path] == value else 1.0
+        return SpeedMeasured(ratio, ratio, ratio, 20.0, 0.0)
+
+
+def chosen(
+    tmp_path: Path, choices: str, factors: Mapping[tuple[str, Any], float], wrong: str = ""
+) -> tuple[dict[str, Any], TimedRunner, list[str]]:
+    runner, notes = TimedRunner(tmp_path, factors, wrong), list[str]()
+    file, study = parse_study(STUDY.format(choices=choices)), optuna.create_study()
+    choose_runtime(study, file, runner, StepTimes(study, file, runner), notes.append)
+    return study.user_attrs["runtime_choice"]["values"], runner, notes
+
+
+def test_threads_are_chosen_before_the_layout_and_kept_beside_it(tmp_path: Path) -> None:
+    choices = '"runtime.memory_format" = ["contiguous", "channels_last"]\n"runtime.threads" = [1]'
+    factors = {("runtime.threads", 1): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
+    values, runner, _ = chosen(tmp_path, choices, factors)
+    assert values == {"runtime.threads": 1, "runtime.memory_format": "channels_last"}
+    layouts = [one.leaves() for one in runner.timed if one.leaves()["runtime.memory_format"] == "channels_last"]
+    assert layouts
+    assert all(one["runtime.threads"] == 1 for one in layouts)
+
+
+def test_what_is_slower_than_the_task_as_given_is_not_chosen(tmp_path: Path) -> None:
+    values, _, _ = chosen(tmp_path, '"runtime.threads" = [1]', {("runtime.threads", 1): 1.3})
+    assert values == {}
+
+
+def test_what_computes_something_else_is_left_out_with_a_sentence(tmp_path: Path) -> None:
+    choices = '"runtime.memory_format" = ["contiguous", "channels_last"]\n"runtime.data" = ["resident"]'
+    factors = {("runtime.data", "resident"): 0.5, ("runtime.memory_format", "channels_last"): 0.8}
+    values, _, notes = chosen(tmp_path, choices, factors, wrong="runtime.data")
+    assert values == {"runtime.memory_format": "channels_last"}
+    assert notes == ["Left out: runtime.data = resident, because its losses differ."]
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_bfloat16_is_timed_only_where_the_processor_has_instructions_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda _device: is_fast)
+    values, runner, notes = chosen(tmp_path, '"amp.level" = ["O0", "O2"]', {("amp.level", "O2"): 0.7})
+    assert any(one.amp.level == "O2" for one in runner.timed) == is_fast
+    assert values == ({"amp.level": "O2"} if is_fast else {})
+    assert notes == (
+        [] if is_fast else ["Left out: amp.level = O2, because this cpu has no instructions for bfloat16."]
+    )
