@@ -114,13 +114,13 @@ def waveforms() -> Task:
 
 # -- text -------------------------------------------------------------------------------------------------------------
 
-N_CHARACTERS = 96
+N_CHARACTERS = 64
 N_CHAPTERS = 12
 
 
 @functools.cache
 def _passages() -> TensorDataset:
-    """Return passages of 96 bytes from the twelve longest topics of Python's help, every 24 bytes."""
+    """Return passages of 64 bytes from the twelve longest topics of Python's help, every 24 bytes."""
     from pydoc_data.topics import topics
 
     inputs, labels = [], []
@@ -134,21 +134,18 @@ def _passages() -> TensorDataset:
 
 
 class TextNet(nn.Module):
-    """Bytes, embedded, through two layers of a transformer's encoder, averaged."""
+    """Bytes, embedded, through a layer of a transformer's encoder, averaged."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, 64)
         self.places = nn.Parameter(0.02 * torch.randn(N_CHARACTERS, 64))
-        layers = (nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True, norm_first=True) for _ in range(2))
-        self.layers = nn.ModuleList(layers)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, 0.0, batch_first=True, norm_first=True)
         self.head = nn.Linear(64, N_CHAPTERS)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens) + self.places[: tokens.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
-        scores: Tensor = self.head(x.mean(dim=1))
+        scores: Tensor = self.head(self.layer(x).mean(dim=1))
         return scores
 
 

@@ -84,6 +84,11 @@ VALUES: dict[str, Any] = {
     "loss_scale": {"kind": "dynamic", "init": 1024.0, "window": 100, "groups": 3},
     "amp": {"level": "O2", "dtype": "float16", "keep_batchnorm_fp32": True},
     "optimizer": {"name": "SGD", "lr": 0.05, "momentum": 0.9},
+    "schedule": {"length": 0.5, "shape": "linear", "warmup": 0.1},
+    "batch": {"factor": 2.0, "lr_rule": "sqrt"},
+    "curriculum": {"kind": "resolution", "start": 0.5, "until": 0.4},
+    "regularization": {"label_smoothing": 0.1, "weight_average": "ema", "decay": 0.9},
+    "runtime": {"memory_format": "channels_last", "threads": 1},
     "snapshots": {"every_steps": 7, "count": 3},
     "compatibility": "mindspore-2.7",
     "provenance": {
@@ -176,7 +181,7 @@ def assert_understood(found: dict[str, Any], config: BoostConfig, in_effect: Seq
 
 COMBINATIONS = sorted(
     {
-        plan_of(asked).in_effect()
+        tuple(name for name in plan_of(asked).in_effect() if name in SWITCHES)  # the rest is not MindSpore's
         for length in range(len(SWITCHES) + 1)
         for asked in itertools.combinations(SWITCHES, length)
     }
