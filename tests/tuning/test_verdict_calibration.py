@@ -30,7 +30,7 @@ def truth_with(drop: float) -> Callable[[BoostConfig], float]:
 
 def verdict_of(folder: Path, seed: int) -> tuple[float, Verdict]:
     """Search once; return the true drop of what was tested, as a share of the allowed one, and the verdict."""
-    drop = ALLOWED * float(np.random.default_rng(seed).uniform(0.8, 1.15))
+    drop = ALLOWED * float(np.random.default_rng(seed).uniform(0.6, 1.15))
     truth = truth_with(drop)
     write(folder, space=LINEAR, allowed=ALLOWED, set_up="attribution_share = 0.0")
     text = (folder / "study.toml").read_text()
@@ -55,15 +55,16 @@ def wrongly_confirmed(folder: Path, n_studies: int) -> tuple[int, int, int]:
 @pytest.mark.slow
 def test_few_of_forty_searches_confirm_what_is_worse(tmp_path: Path) -> None:
     confirmed, wrongly, worse = wrongly_confirmed(tmp_path, 40)
-    assert confirmed >= 2
-    assert worse >= 2
+    assert confirmed >= 3
+    assert worse >= 1
     assert wrongly <= 3
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 def test_below_five_percent_of_a_thousand_searches_confirm_what_is_worse(tmp_path: Path) -> None:
     confirmed, wrongly, worse = wrongly_confirmed(tmp_path, 1000)
     print(f"{confirmed} of 1000 confirmed, {wrongly} of them truly worse; {worse} plans tested were")
     assert confirmed >= 50
-    assert worse >= 50
+    assert worse >= 10
     assert wrongly < 50

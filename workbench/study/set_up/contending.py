@@ -14,7 +14,7 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.standing import further_of, standing_of
 from workbench.study.set_up.tuned_plain import plain_standing
 
-__all__ = ["keep_remaining", "ranked"]
+__all__ = ["is_taken_apart", "keep_remaining", "ranked"]
 
 _REMAINING = "remaining_set_up"
 _LIKELY = 0.5
@@ -28,7 +28,18 @@ def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) ->
         number: Trial of the set-up that remained.
         idle: Config path -> value without those parts.
     """
-    study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle)})
+    trials = study.get_trials(deepcopy=False)
+    study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle), "drawn": _n_drawn(trials)})
+
+
+def is_taken_apart(study: optuna.Study) -> bool:
+    """Return whether nothing has been drawn since the leader was taken apart: its runs alone make no new leader."""
+    remaining = study.user_attrs.get(_REMAINING)
+    return remaining is not None and remaining["drawn"] == _n_drawn(study.get_trials(deepcopy=False))
+
+
+def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
+    return sum(trial.state.is_finished() and "given" not in trial.user_attrs for trial in trials)
 
 
 def ranked(

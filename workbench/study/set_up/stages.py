@@ -23,6 +23,7 @@ from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
+from workbench.study.set_up.contending import is_taken_apart
 from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.standing import allowed_by, standing_now
 from workbench.study.set_up.total_time import StepTimes
@@ -104,7 +105,7 @@ def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: fl
         search: Runs trials.
         deadline: ``time.monotonic()`` at which to stop; None for none.
     """
-    while True:
+    while not is_taken_apart(study):
         search.until(deadline)
         with contextlib.suppress(OutOfTimeError):
             search.settle(file.set_up.leader_seeds)
@@ -130,7 +131,7 @@ def take_apart(
         deadline: ``time.monotonic()`` at which to stop; None for none.
     """
     leader = standing_now(study, file).leader
-    if leader is None or file.set_up.attribution_share == 0.0:
+    if leader is None or file.set_up.attribution_share == 0.0 or is_taken_apart(study):
         return
     attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
     attributor.without_idle_parts(leader)
