@@ -122,12 +122,16 @@ class QualityModel:
         tried: Plans that were trained; none is allowed.
         allowed: Allowed drop, in the metric's unit.
         noise: Standard deviation of one run's deficit.
+        shared: Standard deviation of what is wrong with all deficits alike: the baseline's mean, which few runs tell.
     """
 
-    def __init__(self, features: Features, tried: Sequence[Tried], allowed: float, noise: float) -> None:
+    def __init__(
+        self, features: Features, tried: Sequence[Tried], allowed: float, noise: float, shared: float = 0.0
+    ) -> None:
         self._features = features
         self._scale = max(allowed, noise, 1e-12)
         self._limit = math.asinh(allowed / self._scale)
+        self._shared = shared / self._scale / math.hypot(1.0, allowed / self._scale)
         self._mean = self._limit + 0.5  # what is unknown probably falls short
         self._processes: list[tuple[Any, float]] = []  # with their weights
         if tried:
@@ -150,7 +154,9 @@ class QualityModel:
         found = np.zeros(len(plans))
         for process, weight in self._processes:
             mean, spread = process.predict(points, return_std=True)
-            found += weight * norm.cdf((self._limit - mean - self._mean) / np.maximum(spread, 1e-6))
+            found += weight * norm.cdf(
+                (self._limit - mean - self._mean) / np.maximum(np.hypot(spread, self._shared), 1e-6)
+            )
         return found
 
     def _fit(self, tried: Sequence[Tried], noise: float) -> None:

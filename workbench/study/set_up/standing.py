@@ -104,11 +104,12 @@ def standing_of(
     """
     tried: dict[int, Tried] = {}
     times: dict[int, float] = {}
-    spread = 0.0
+    spread, n_baseline = 0.0, 1
     for trial in trials:
         attributes = trial.user_attrs
         if attributes.get("baseline"):
             spread = float(attributes.get("spread", 0.0))
+            n_baseline = len(attributes.get("run_seconds", [0.0]))
         elif trial.state == TrialState.COMPLETE and "deficits" in attributes:
             deficits = deficits_of(attributes) + tuple(further.get(trial.number, ()))
             tried[trial.number] = Tried(attributes["parameters"], deficits)
@@ -121,7 +122,8 @@ def standing_of(
     if known is not None:
         return known
     aim = max(allowed - _MARGIN * noise / math.sqrt(n_confirming), -allowed)
-    model = QualityModel(Features(dimensions), list(tried.values()), aim, noise)
+    shared = noise / math.sqrt(2.0 * n_baseline)  # half of a deficit's variance is its baseline run's
+    model = QualityModel(Features(dimensions), list(tried.values()), aim, noise, shared)
     sure = model.probability([one.values for one in tried.values()])
     standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
     _JUDGED.clear()
