@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import further_of, standing_of
+from workbench.study.set_up.standing import SURE, further_of, standing_of
 from workbench.study.set_up.tuned_plain import plain_standing
 
 __all__ = ["is_taken_apart", "keep_remaining", "ranked"]
@@ -51,8 +51,8 @@ def ranked(
 ) -> list[TrialRecord]:
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
-    Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first,
-    and set-ups with a part that is no gain do not compete. Where nothing is sure enough, the one that most probably
+    Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
+    (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete. Where nothing is sure enough, the one that most probably
     keeps the quality competes, so that the confirmation has a say.
 
     Args:
@@ -68,7 +68,8 @@ def ranked(
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
         numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
     remaining = attributes.get(_REMAINING)
-    if remaining is not None and standing.sure.get(remaining["number"], 0.0) > _LIKELY:
+    needed = _LIKELY if remaining is not None and remaining["idle"] else SURE
+    if remaining is not None and standing.sure.get(remaining["number"], 0.0) > needed:
         numbers = _without_idle_parts(numbers, trials, remaining)
     by_number = {record.number: record for record in records}
     return [by_number[number] for number in numbers]
