@@ -52,8 +52,9 @@ def ranked(
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
     Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
-    (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete. Where nothing is sure enough, the one that most probably
-    keeps the quality competes, so that the confirmation has a say.
+    (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
+    Where nothing is sure enough, the one that most probably keeps the quality competes, so that the confirmation has a
+    say.
 
     Args:
         trials: All trials of the study.
