@@ -71,4 +71,4 @@ def test_a_task_is_searched_gone_on_with_and_asked_nothing_else(workbench: Comma
     for other in (("--steps", 12), ("--steps", 48), ("--epochs", 1), ("--allowed-drop", "0.5")):
         refused = workbench("tune", "wine.py:task", *other)
         assert refused.code == 2
-        assert "--fresh begins anew" in refused.sentence
+        assert "--fresh starts a new one" in refused.sentence

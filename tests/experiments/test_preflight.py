@@ -92,6 +92,7 @@ def test_outputs_work_on_every_way_that_trains(tmp_path: Path) -> None:
     text += '[space]\n"optimizer.lr" = [0.1, 0.2]\n[speed]\nrounds = 2\nsteps_per_block = 1\n'
     (tmp_path / "study.toml").write_text(text + "[confirm]\nseeds_min = 2\nseeds_max = 2\n")
     result = tune(tmp_path, task=task)
+    assert len(result.trials) == 2
     assert {trial.state for trial in result.trials} <= {"complete", "pruned"}  # four steps decide nothing about speed
 
 

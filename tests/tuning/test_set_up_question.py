@@ -283,7 +283,7 @@ def test_another_question_than_the_one_that_is_there_is_refused(
     monkeypatch.chdir(tmp_path)
     task = regression(steps=24)
     begin_study(task, minutes=60.0, device="cpu", allowed_drop="2 %")
-    with pytest.raises(StudyError, match="--fresh begins anew"):
+    with pytest.raises(StudyError, match="--fresh starts a new one"):
         begin_study(task, minutes=60.0, device="cpu", **other)
     begin_study(task, minutes=60.0, device="cpu", fresh=True, **other)
 
@@ -307,7 +307,7 @@ def test_what_a_shortened_study_was_asked_may_be_asked_again(tmp_path: Path, mon
     folder = begin_study(task, steps=many, minutes=minutes, device="cpu")
     assert read_study(folder).study.budget_steps < many
     assert begin_study(task, steps=many, device="cpu") == folder
-    with pytest.raises(StudyError, match="--fresh begins anew"):
+    with pytest.raises(StudyError, match="--fresh starts a new one"):
         begin_study(task, steps=many - 1, device="cpu")
 
 

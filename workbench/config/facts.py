@@ -34,7 +34,7 @@ class NetworkFacts:
         removable_by_reference: ``removable`` with ``compatibility.less_bn_match`` = reference.
         layers_left_by_reference: ``layers_left`` with the same.
         no_smoothing: Why the labels of the criterion cannot be smoothed, to stand after "because"; empty where they
-            can, or where nobody looked.
+            can, or where that was not looked at.
         no_resolution: Why images cannot be smaller for a while, likewise.
         no_sequence: Why token sequences cannot be shorter for a while, likewise.
     """

@@ -18,7 +18,7 @@ BEYOND = "beyond the allowed drop"
 
 WITHIN_SOME = "within the drop of "  # how the outcome begins that some exports allow and others do not
 
-_FINISHED_WORDS = ("O0", WITHIN, WITHIN_SOME, BEYOND, "pruned")  # in the order in which they are told
+_FINISHED_WORDS = ("O0", WITHIN, WITHIN_SOME, BEYOND, "pruned")  # in the order of display
 _OTHER_STATES = ("failed", "running", "waiting")
 
 

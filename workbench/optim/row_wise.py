@@ -39,6 +39,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from workbench.optim.skipping import loss_of
+
 __all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
 
 
@@ -113,10 +115,7 @@ class _RowWiseOptimizer(Optimizer, ABC):
             TypeError: When a parameter's gradient is sparse in another way than by rows, or sparse at one time and
                 dense at another.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         skip = self._found_inf
         if skip is not None and _reads_without_waiting(skip):
             if skip.item() != 0:

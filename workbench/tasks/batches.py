@@ -99,10 +99,10 @@ class ShuffledBatches:
         """Return the same batches, gathered on a device from what is held there.
 
         Raises:
-            TaskError: When it is not told what ``gather`` reads.
+            TaskError: When it does not know what ``gather`` reads.
         """
         if self.held is None:
-            raise TaskError("ShuffledBatches can be moved to a device only when they are told what they hold")
+            raise TaskError("ShuffledBatches can be moved to a device only when they know what they hold")
         moved = ShuffledBatches(self.n_samples, self.batch_size, self.seed, self._gather, move_batch(self.held, device))
         moved._device = device
         return moved
@@ -276,7 +276,7 @@ def _takes_seed(source: Any) -> bool:
 
 
 def opened_once(source: Any) -> Callable[[Any], Any] | None:
-    """Return a source that is a function of the seed alone; None where it is none, or is opened anew each epoch."""
+    """Return a source that is a function of the seed alone; None where it is none, or is opened again each epoch."""
     return source if _takes_seed(source) and _n_positional(source) < 2 else None
 
 

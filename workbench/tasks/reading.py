@@ -29,7 +29,7 @@ _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 def resident(source: Any, device: torch.device) -> Any:
     """Return a source of the same batches whose samples lie on the device, moved there once.
 
-    Possible for a list of batches, for `ShuffledBatches` that are told what they gather from, and for a ``DataLoader``
+    Possible for a list of batches, for `ShuffledBatches` that know what they gather from, and for a ``DataLoader``
     without code of the user's: over a ``TensorDataset`` or parts of one, with torch's own way of making batches.
 
     Args:

@@ -1,4 +1,4 @@
-"""BatchNorm's statistics for other weights than those that trained: taken anew from the last training inputs.
+"""BatchNorm's statistics for other weights than those that trained: estimated from the last training inputs.
 
 The running statistics belong to the weights of the last forward passes. Where an evaluation takes other weights (an
 optimizer that averages), they are estimated again, as a plain mean over a few batches: Wu and Johnson, "Rethinking

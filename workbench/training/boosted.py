@@ -345,7 +345,7 @@ class Boosted:
         Settings of the whole process (threads, precision of products) hold until the last one, or the iterator's end.
 
         Args:
-            loader: Today's batches, iterated anew for each epoch; samplers are told the epoch.
+            loader: Today's batches, iterated again for each epoch; samplers are given the epoch.
             epochs: Epochs that it is trained for today; None for as many as ``total_steps`` takes.
             start: Batches to leave out: ``boosted.step_index`` where training is resumed.
 
@@ -395,7 +395,7 @@ class Boosted:
         """Surround an evaluation, or the saving of the weights to use: averages stand in the weights' place meanwhile.
 
         An optimizer that averages (it has ``train()`` and ``eval()``, as Schedule-Free ones do) puts its average in,
-        for which BatchNorm's statistics are taken anew from the last training batches; then a method its own.
+        for which BatchNorm's statistics are estimated from the last training batches; then a method its own.
         Afterwards weights and statistics are what they were, bit for bit. Modes and generators are the caller's.
         """
         model = unwrapped(self.model)

@@ -482,7 +482,7 @@ class _Run:
         value = math.nan
         if self.leads:
             # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate, and evaluation mode would
-            # be compiled anew.
+            # be compiled again.
             model = unwrapped(self.boosted.model)
             began = time.perf_counter()
             with self.boosted.evaluating():

@@ -47,7 +47,7 @@ def compiled(
         model: The model in its final form.
         mode: As for ``torch.compile``; ``"off"`` with ``cuda_graph`` replays torch's own kernels.
         cuda_graph: Whether kernels are replayed as CUDA graphs; on a device that has none, leave it out.
-        channels_last: Whether model and inputs are in this format. Graphs of the backward pass keep it only when told
+        channels_last: Whether model and inputs are in this format. Graphs of the backward pass keep it only when asked
             so (pytorch#189239).
         key: What decides about the graphs; equal keys share them.
 

@@ -56,6 +56,7 @@ from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam
 from workbench.optim.adam_offload.transfer_lanes import Lane, lane_for
 from workbench.optim.adam_offload.watched_step import hooked_when_watched
 from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
+from workbench.optim.skipping import loss_of
 
 __all__ = ["AdamOffload"]
 
@@ -241,10 +242,7 @@ class AdamOffload(Optimizer):
         Raises:
             RuntimeError: When a list of rates has come to its end, or a gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         # A flag on the CPU costs nothing to read, and Adam on the host waits for the gradients anyway.
         if self._found_inf is None or self._found_inf.item() == 0:
             with self._lock, torch.no_grad():

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from workbench.core.devices import has_fast_bfloat16
@@ -29,6 +28,7 @@ from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.muon.hidden_matrices import is_matrix, parameter_groups
 from workbench.optim.muon.orthogonal import orthogonalised
 from workbench.optim.schedule import checked_number
+from workbench.optim.skipping import SkippingOptimizer, loss_of
 
 __all__ = ["Muon"]
 
@@ -36,10 +36,10 @@ _WORTH_BFLOAT16 = 256
 """Rows from which a CPU's products gain more in bfloat16 than converting costs."""
 
 
-class Muon(Optimizer):
+class Muon(SkippingOptimizer):
     """Muon for hidden matrices, AdamW for all other parameters, as one optimizer.
 
-    Parameter groups are of two kinds, told apart by their option ``matrices``: those of hidden matrices have ``lr``,
+    Parameter groups are of two kinds, distinguished by their option ``matrices``: those of hidden matrices have ``lr``,
     ``momentum``, ``nesterov``, ``ns_steps``; the others ``lr`` (which begins at ``aux_lr``), ``betas`` and ``eps``; all
     have ``weight_decay``. A learning-rate scheduler scales the ``lr`` of both kinds. Kernels of convolutions are
     matrices ``[out, in * height * width]``. Matrices of one shape are made orthogonal together, in float32, or bfloat16
@@ -130,18 +130,6 @@ class Muon(Optimizer):
             self.param_groups.pop()
             raise ValueError("a group with `matrices` holds a parameter with less than two rows or columns")
 
-    def step_with_found_inf(self, found_inf: Tensor) -> None:
-        """Step unless ``found_inf`` is not 0, decided on the device; step hooks run either way.
-
-        Args:
-            found_inf: Float tensor of one element.
-        """
-        self.found_inf = (found_inf.reshape(()) != 0).to(torch.float32)
-        try:
-            self.step()
-        finally:
-            del self.found_inf
-
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient.
@@ -155,10 +143,7 @@ class Muon(Optimizer):
         Raises:
             RuntimeError: When a gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         carried: Tensor | None = getattr(self, "grad_scale", None)  # GradScaler's, still in the gradients
         for group in self.param_groups:

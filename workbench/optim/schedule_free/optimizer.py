@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.optim.schedule import checked_number
+from workbench.optim.skipping import loss_of
 
 __all__ = ["ScheduleFreeAdamW"]
 
@@ -33,7 +34,7 @@ class ScheduleFreeAdamW(Optimizer):
     """AdamW whose weights are averaged, so that no schedule has to end where training does.
 
     Call ``train()`` before training and ``eval()`` before evaluating, saving or exporting the network; a new optimizer
-    trains. BatchNorm's running statistics belong to the weights of training: after ``eval()`` estimate them anew by
+    trains. BatchNorm's running statistics belong to the weights of training: after ``eval()`` estimate them again by
     some forward passes in training mode. Evaluating changes no bit of what follows, for which a copy of the weights of
     training is kept meanwhile.
 
@@ -135,10 +136,7 @@ class ScheduleFreeAdamW(Optimizer):
         """
         if not all(group["training"] for group in self.param_groups):
             raise RuntimeError("the averaged weights are in the network; call train() of the optimizer before a step")
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             alike: dict[tuple[int, float], list[Tensor]] = {}
             for parameter in group["params"]:

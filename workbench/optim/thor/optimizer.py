@@ -25,12 +25,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 
 from workbench.core.records import EventSink
 from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
+from workbench.optim.skipping import SkippingOptimizer, loss_of
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
@@ -57,7 +57,7 @@ class NamedParameter:
     parameter: Tensor
 
 
-class Thor(Optimizer):
+class Thor(SkippingOptimizer):
     """Second-order optimizer for whole networks: THOR.
 
     The first step and then every ``frequency``-th one look at the inputs and output gradients of the layers as they
@@ -272,18 +272,6 @@ class Thor(Optimizer):
 
     # The step
 
-    def step_with_found_inf(self, found_inf: Tensor) -> None:
-        """Step unless ``found_inf`` is not 0, decided on the device; step hooks run either way.
-
-        Args:
-            found_inf: Float tensor of one element.
-        """
-        self.found_inf = (found_inf.reshape(()) != 0).to(torch.float32)
-        try:
-            self.step()
-        finally:
-            del self.found_inf
-
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient.
@@ -297,10 +285,7 @@ class Thor(Optimizer):
         Raises:
             RuntimeError: When a gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         found_inf = cast("Tensor | None", getattr(self, "found_inf", None))
         carried = cast("Tensor | None", getattr(self, "grad_scale", None))  # GradScaler's, still in the gradients
         constant = 1.0 if self._unscaled else self.loss_scale

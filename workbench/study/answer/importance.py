@@ -20,9 +20,7 @@ def parameter_importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
     if n_plans < _FEWEST_PLANS:
-        few = (
-            f"The importance of the parameters is not told from fewer than {_FEWEST_PLANS} plans that ran to their end."
-        )
+        few = f"The importance of the parameters needs {_FEWEST_PLANS} plans that ran to their end."
         return {}, few if n_plans > 1 else ""
     target = None
     if len(study.directions) > 1:

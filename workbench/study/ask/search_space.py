@@ -248,7 +248,7 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
         if dimension.path == "level":
             level = values["level"] = dimension.draw(trial)
     config, waiting = _beginning(level, dimensions, base)
-    unset: dict[str, Any] = {}  # drawn, and read by nobody yet: a search makes thousands of configurations
+    unset: dict[str, Any] = {}  # drawn, and not read by any condition yet: a search makes thousands of configurations
     while waiting:
         one = waiting[0]
         if not unset.keys().isdisjoint(_deciding(one.parameter)):

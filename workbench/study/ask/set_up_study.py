@@ -63,7 +63,7 @@ def ask(
     """Return the study that finds a task's fastest set-up.
 
     Args:
-        look: What a look at the task has told.
+        look: What a look at the task has found.
         spec: The task as on the command line.
         steps: Loader batches that it is trained for today.
         minutes: Time for all of it.

@@ -223,14 +223,14 @@ class SetUpSection(_Part):
     Attributes:
         baseline_seeds: Runs of O0 whose mean is the quality to keep, at least 2.
         most_seeds: Seeds that a plan takes when it is tried, at most.
-        leader_seeds: Seeds that whoever leads in the end has been trained on, before it is confirmed over others.
+        leader_seeds: Seeds that the final leader is trained on before it is confirmed over others.
         runtime: Config path -> values of what changes time alone; every combination is timed, the fastest is taken.
         plain_rates: Learning rates of *tuned plain*: the task as given with a shorter schedule and one of these.
         plain_shape: Shape of its schedule.
         plain_runs: Runs of tuned plain at least; 0 leaves it out.
         plain_share: Share of the time kept for it, in [0, 1).
         attribution_share: Share of the time kept to find out where the gain comes from, in [0, 1).
-        left_out: Why what might have been searched is not, a sentence each; for whoever reads the answer.
+        left_out: Why what might have been searched is not, a sentence each, for the reader of the answer.
     """
 
     baseline_seeds: int = Field(5, ge=2)

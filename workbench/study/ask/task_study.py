@@ -50,11 +50,11 @@ def begin_study(
         epochs: The same in passes over the data.
         allowed_drop: Drop of the metric that is allowed, in its unit or as a share ("2 %").
         device: Where to train.
-        fresh: Write it anew, whatever is there.
+        fresh: Write a new one, replacing what is there.
         on_note: Told what is left out and why, and what the time allows.
 
     Raises:
-        StudyError: When nobody says how long the task is trained, or two say it, the drop is none, the time is too
+        StudyError: When it is not said how long the task is trained, or said twice, the drop is none, the time is too
             short, or the study that is there asks another question.
     """
     from workbench.training.task_look import epoch_batches, look_at
@@ -66,7 +66,7 @@ def begin_study(
     if (folder / "study.toml").exists() and not fresh:
         said = None if steps is None and epochs is None else _steps(task, steps, epochs, epoch_batches(task))
         _check_same_question(folder, said, allowed_drop)
-        on_note(f"Going on with {folder}; --fresh begins anew.")
+        on_note(f"Going on with {folder}; --fresh starts a new one.")
         return folder
     from workbench.core import devices
 
@@ -123,11 +123,11 @@ def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | 
     asked = file.allowed_drop.o1
     if allowed_drop is not None and _share(allowed_drop) != _share(asked):
         kept = "the default drop" if asked is None else f"an allowed drop of {asked}"
-        raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; --fresh begins anew and archives it")
+        raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; --fresh starts a new one and archives it")
     budget = file.study.budget_steps
     horizon = shorter_than(steps, budget) if steps is not None else ""
     if steps not in (None, budget) and not any(one.startswith(horizon) for one in file.set_up.left_out):
-        raise StudyError(f"{folder} asks about {budget} batches, not {steps}; --fresh begins anew and archives it")
+        raise StudyError(f"{folder} asks about {budget} batches, not {steps}; --fresh starts a new one and archives it")
 
 
 def _share(drop: float | str | None) -> float | str | None:

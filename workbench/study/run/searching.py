@@ -170,7 +170,7 @@ class Search:
         self.run()
 
     def settle(self, n_seeds: int) -> None:
-        """Train whoever leads the search for a set-up on further seeds (`SetUpObjective.settle`)."""
+        """Train the leader of a search for a set-up on further seeds (`SetUpObjective.settle`)."""
         if isinstance(self._objective, SetUpObjective):
             self._objective.settle(n_seeds)
             self._watch.trial_finished()

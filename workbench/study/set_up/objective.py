@@ -190,7 +190,7 @@ class SetUpObjective(Objective):
     # Leaders on further seeds
 
     def settle(self, n_seeds: int) -> None:
-        """Train whoever leads on further seeds, until a plan leads that was trained on so many.
+        """Train the leader on further seeds, until a plan leads that was trained on so many.
 
         The best of many plans is too good by selection, and all of them were trained on the same few seeds.
 

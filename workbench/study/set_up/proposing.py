@@ -155,7 +155,7 @@ def _within(value: Any, distribution: BaseDistribution) -> bool:
 
 
 class _StepGuess:
-    """Guess a step time that nobody has measured: a product of factors, one per choice, over those that were."""
+    """Guess a step time that was not measured: a product of factors, one per choice, over those that were."""
 
     def __init__(self, known: Mapping[str, SpeedMeasured], trials: Sequence[FrozenTrial]) -> None:
         rows: dict[str, tuple[Mapping[str, Any], float]] = {}

@@ -113,7 +113,7 @@ def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> flo
 class QualityModel:
     """The regression, fitted.
 
-    How smooth quality is in a plan's parameters, few points cannot tell, and the likeliest answer alone would be too
+    How smooth quality is in a plan's parameters, few points cannot show, and the likeliest answer alone would be too
     sure of itself. So several answers are kept, each as likely as the data make it: one smoothness for all parameters,
     on a grid, and one for each parameter, which pays for its freedom (Schwarz 1978).
 
@@ -122,7 +122,7 @@ class QualityModel:
         tried: Plans that were trained; none is allowed.
         allowed: Allowed drop, in the metric's unit.
         noise: Standard deviation of one run's deficit.
-        shared: Standard deviation of what is wrong with all deficits alike: the baseline's mean, which few runs tell.
+        shared: Standard deviation of the error that all deficits share: the baseline's mean comes from few runs.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class QualityModel:
         for one in tried:
             deficits = np.minimum(np.asarray(one.deficits, dtype=float), math.sinh(_WORST) * self._scale)
             deficit = float(np.mean(deficits)) / self._scale
-            slope = 1.0 / math.sqrt(1.0 + deficit**2)  # of asinh: large deficits are told apart less finely
+            slope = 1.0 / math.sqrt(1.0 + deficit**2)  # of asinh: large deficits are distinguished less finely
             seen.append(math.asinh(deficit))
             spreads.append(noise / self._scale * slope / math.sqrt(len(deficits)))
         values = np.array(seen)
@@ -199,7 +199,7 @@ def _processes(
             warnings.simplefilter("ignore", ConvergenceWarning)  # a smoothness at its bound is an answer, too
             process.fit(points, values)
         freedom = 0.5 * n_dimensions * math.log(n_points)
-        # Shared among as many members as the grid has, which the data cannot tell apart either.
+        # Shared among as many members as the grid has, which the data cannot distinguish either.
         evidence = process.log_marginal_likelihood_value_ - freedom + math.log(len(found))
         found.append((process, evidence))
     return found

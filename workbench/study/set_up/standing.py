@@ -38,7 +38,7 @@ _FEWEST_SEEDS = 2
 
 
 _JUDGED: dict[Hashable, Standing] = {}
-"""The last standing: whoever draws, trains and watches asks for the same one."""
+"""The last standing: drawing, training and watching ask for the same one."""
 
 
 @dataclass(frozen=True)
