@@ -28,7 +28,7 @@ from workbench.study.run.job import plain
 from workbench.study.set_up.contending import keep_remaining
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import SURE, allowed_by, deficits_of, standing_now
+from workbench.study.set_up.standing import SURE, allowed_by, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
 __all__ = ["Attributor", "attribution_of"]
@@ -276,10 +276,11 @@ class Attributor:
     def _deficits(self, number: int) -> tuple[float, ...]:
         """Return a trial's deficits; none of one that failed, and for an equal plan those of the trial it repeats."""
         trials = self._study.get_trials(deepcopy=False)
-        attributes = trials[trials[number].user_attrs.get("repeats", number)].user_attrs
-        if attributes.get("baseline"):
+        number = trials[number].user_attrs.get("repeats", number)
+        if trials[number].user_attrs.get("baseline"):
             return (0.0,)
-        return deficits_of(attributes) if "deficits" in attributes else ()
+        tried = standing_now(self._study, self._file).tried
+        return tried[number].deficits if number in tried else ()
 
     def _config(self, values: Mapping[str, Any]) -> BoostConfig:
         return self._ground.with_values(values)

@@ -53,7 +53,7 @@ def compare_with_plain(
     """
     trials = study.get_trials(deepcopy=False)
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
-    found = best_plain(file, trials, allowed_by(study.user_attrs)) or baseline_trial(study)
+    found = best_plain(file, trials, allowed_by(study.user_attrs), study.user_attrs) or baseline_trial(study)
     if found is None:
         return
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import SURE, further_of, standing_of
+from workbench.study.set_up.standing import SURE, standing_of
 from workbench.study.set_up.tuned_plain import plain_standing
 
 __all__ = ["is_taken_apart", "keep_remaining", "ranked"]
@@ -63,8 +63,8 @@ def ranked(
         allowed: Allowed drop of the export, in the metric's unit.
         attributes: The study's user attributes.
     """
-    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, further_of(attributes))
-    numbers = sorted({*standing.ranking, *_plain(file, trials, allowed)}, key=standing.times.__getitem__)
+    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
+    numbers = sorted({*standing.ranking, *_plain(file, trials, allowed, attributes)}, key=standing.times.__getitem__)
     if not numbers:
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
         numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
@@ -76,8 +76,8 @@ def ranked(
     return [by_number[number] for number in numbers]
 
 
-def _plain(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float) -> list[int]:
-    leader = plain_standing(file, trials, allowed).leader
+def _plain(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]) -> list[int]:
+    leader = plain_standing(file, trials, allowed, attributes).leader
     return [] if leader is None else [leader]
 
 

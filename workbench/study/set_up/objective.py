@@ -8,6 +8,7 @@ baseline's seeds, so that no seed's luck is every plan's; a plan that would lead
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,13 +25,23 @@ from workbench.study.run.job import Monitor, SpeedMeasured, Trained, TrainJob, p
 from workbench.study.run.objective import Objective, metric_deficit
 from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
-from workbench.study.set_up.quality import Tried
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import FURTHER, Standing, allowed_by, further_of, standing_now, standing_of
+from workbench.study.set_up.standing import (
+    BASELINE_RUNS,
+    FURTHER,
+    SEEDS,
+    Run,
+    Standing,
+    allowed_by,
+    baseline_metrics,
+    further_of,
+    standing_now,
+    standing_of,
+)
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_dimensions
 
-__all__ = ["GIVEN", "SKIPPED", "SetUpObjective", "baseline_metrics"]
+__all__ = ["GIVEN", "SKIPPED", "SetUpObjective"]
 
 GIVEN = "given"
 """User attribute of a trial that was not drawn: its parameters by path, on top of the baseline's configuration."""
@@ -38,7 +49,6 @@ GIVEN = "given"
 SKIPPED = "skipped"
 """User attribute of a trial that was not trained, since it cannot beat the leader; it does not count."""
 
-_BASELINE_RUNS = "baseline_runs"
 _MORE_SEEDS = (2, 4, 8)
 """Seeds at which a plan that would lead is looked at again."""
 
@@ -91,7 +101,7 @@ class SetUpObjective(Objective):
 
     def _keep_baseline(self, more: Mapping[int, float]) -> None:
         self._metrics |= more
-        self._study.set_user_attr(_BASELINE_RUNS, {str(index): value for index, value in self._metrics.items()})
+        self._study.set_user_attr(BASELINE_RUNS, {str(index): value for index, value in self._metrics.items()})
 
     def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
         """Return the baseline's final metric on a seed; trained now if it has not been."""
@@ -121,7 +131,7 @@ class SetUpObjective(Objective):
         trial.set_user_attr("step_key", plan.step_key())
         trial.set_user_attr("speed", speed.to_json())
         self._hand.write()
-        standing = self._standing(trial, (), speed.ratio)
+        standing = self._standing(trial, [], speed.ratio)
         is_given = GIVEN in trial.user_attrs
         if not is_given and speed.ratio >= standing.best_time:
             trial.set_user_attr(SKIPPED, True)
@@ -149,43 +159,48 @@ class SetUpObjective(Objective):
     ) -> tuple[list[Trained], list[float]]:
         """Train a plan on one seed, and on more while it would lead."""
         n_seeds = int(trial.user_attrs.get("n_seeds", 1))
-        runs: list[Trained] = []
-        deficits: list[float] = []
-        first = trial.number % max(self._file.set_up.baseline_seeds, 1)
+        trained: list[Trained] = []
+        runs: list[Run] = []
+        n_known = self._file.set_up.baseline_seeds
         for n_more in (n_seeds, *_MORE_SEEDS):
-            while len(runs) < n_more:
+            for index in range(len(runs), n_more):
                 # Round the baseline's seeds, then further ones.
-                index = len(runs)
-                if index < self._file.set_up.baseline_seeds:
-                    index = (first + index) % self._file.set_up.baseline_seeds
-                reference = self._baseline_metric(trial, index)
-                run = self._train_seed(trial, plan, warm_up, index)
-                runs.append(run)
-                lost = math.inf if run.diverged else run.metric
-                higher = self._experimenter.higher_is_better
-                deficits.append(math.inf if run.diverged else metric_deficit(reference, lost, higher_is_better=higher))
-                trial.set_user_attr("deficits", plain(deficits))
-            if n_more >= self._file.set_up.most_seeds or not all(map(math.isfinite, deficits)):
+                run, deficit = self._beside_baseline(
+                    trial, plan, warm_up, (trial.number + index) % n_known if index < n_known else index
+                )
+                trained.append(run)
+                runs.append(deficit)
+                trial.set_user_attr(SEEDS, [seed for seed, _ in runs])
+                trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
+            if n_more >= self._file.set_up.most_seeds or not all(math.isfinite(lost) for _, lost in runs):
                 break
-            standing = self._standing(trial, tuple(deficits), time)
+            standing = self._standing(trial, runs, time)
             if not (time < standing.best_time or standing.leader == trial.number):
                 break
             sure = standing.sure[trial.number]
-            if sure < _HOPELESS or (sure >= _NO_DOUBT and len(deficits) >= 2):
+            if sure < _HOPELESS or (sure >= _NO_DOUBT and len(runs) >= 2):
                 break
-        return runs, deficits
+        return trained, [lost for _, lost in runs]
 
-    def _standing(self, trial: optuna.Trial, deficits: Sequence[float], time: float) -> Standing:
+    def _beside_baseline(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> tuple[Trained, Run]:
+        """Train a plan on a seed, and the baseline where it has not been; return the run, the seed and the deficit."""
+        reference = self._baseline_metric(trial, index)
+        run = self._train_seed(trial, plan, warm_up, index)
+        if run.diverged:
+            return run, (index, math.inf)
+        higher = self._experimenter.higher_is_better
+        return run, (index, metric_deficit(reference, run.metric, higher_is_better=higher))
+
+    def _standing(self, trial: optuna.Trial, runs: Sequence[Run], time: float) -> Standing:
         trials = self._study.get_trials(deepcopy=False)
         n_confirming = self._file.confirm.usual_seeds
-        also = None
-        if deficits:
-            also = (trial.number, Tried(trial.user_attrs["parameters"], tuple(deficits)), time)
+        attributes = self._study.user_attrs
+        also = (trial.number, trial.user_attrs["parameters"], runs, time) if runs else None
         if trial.user_attrs.get(PLAIN):  # among its like: it shall be found, not only lead
             trials = [one for one in trials if one.user_attrs.get(PLAIN) or one.user_attrs.get("baseline")]
-            return standing_of(trials, plain_dimensions(self._file), self._allowed, n_confirming, also=also)
-        further = further_of(self._study.user_attrs)
-        return standing_of(trials, self._dimensions, self._allowed, n_confirming, further, also)
+            dimensions = plain_dimensions(self._file)
+            return standing_of(trials, dimensions, self._allowed, n_confirming, attributes, also)
+        return standing_of(trials, self._dimensions, self._allowed, n_confirming, attributes, also)
 
     # Leaders on further seeds
 
@@ -211,20 +226,15 @@ class SetUpObjective(Objective):
             config = BoostConfig.from_dict(trial.user_attrs["config"])
             plan = self._plans.resolve(config, trial.user_attrs["level"])
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
-            # The baseline's other seeds, then those that no plan was picked by.
-            index, n_known = len(standing.tried[leader].deficits), self._file.set_up.baseline_seeds
-            if index < n_known:
-                index = (trials[leader].number + index) % n_known
+            row = further.setdefault(leader, [])
+            used = {*trial.user_attrs[SEEDS], *(index for index, _ in row)}
+            # Not the baseline's seeds: the plan was picked by these.
+            index = next(one for one in itertools.count(self._file.set_up.baseline_seeds) if one not in used)
             missing = 0.0 if index in self._metrics else 1.0
             end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_seconds())
-            reference = self._baseline_metric(trial, index)
-            run = self._train_seed(trial, plan, warm_up, index)
-            deficit = math.inf
-            if not run.diverged:
-                higher = self._experimenter.higher_is_better
-                deficit = metric_deficit(reference, run.metric, higher_is_better=higher)
-            further.setdefault(leader, []).append(deficit)
-            self._study.set_user_attr(FURTHER, {str(number): plain(row) for number, row in further.items()})
+            row.append(self._beside_baseline(trial, plan, warm_up, index)[1])
+            stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
+            self._study.set_user_attr(FURTHER, stored)
 
     def _train_seed(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
         steps = self._file.study.budget_steps
@@ -236,12 +246,3 @@ class SetUpObjective(Objective):
             evaluate_every=steps,
         )
         return self._experimenter.run(job, Monitor(None, self._on_step))
-
-
-def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
-    """Return the baseline's final metric by the seed's index, as a study keeps it.
-
-    Args:
-        attributes: The study's user attributes.
-    """
-    return {int(index): float(value) for index, value in attributes.get(_BASELINE_RUNS, {}).items()}

@@ -28,7 +28,7 @@ from workbench.study.ask.search_space import Suggestion
 from workbench.study.run.job import SpeedMeasured
 from workbench.study.sample.whole_space import SearchedSpace
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import Standing, allowed_by, further_of, standing_of
+from workbench.study.set_up.standing import Standing, allowed_by, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of
 
 __all__ = ["ProposingSampler"]
@@ -89,9 +89,7 @@ class ProposingSampler(BaseSampler):
             return first[max(begun, 0)].parameters
         attributes = study.user_attrs
         n_confirming = int(attributes["usual_seeds"])
-        standing = standing_of(
-            trials, self._space.dimensions, allowed_by(attributes), n_confirming, further_of(attributes)
-        )
+        standing = standing_of(trials, self._space.dimensions, allowed_by(attributes), n_confirming, attributes)
         steps = int(attributes["study_file"]["study"]["budget_steps"])
         return self._most_promising(standing, trials, known_step_times(attributes), steps)
 

@@ -70,7 +70,7 @@ def prepare_search(
         done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
         if done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end):
             return
-        given = next_plain(file, trials, allowed)
+        given = next_plain(file, trials, allowed, study.user_attrs)
         if given is None:
             return
         try:

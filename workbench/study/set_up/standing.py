@@ -2,6 +2,11 @@
 
 Everything is read from the study's trials, so several processes see the same, and an interrupted search goes on where
 it was.
+
+A plan is compared with the baseline on the same seeds, but few seeds have few baseline runs, and all plans would share
+their luck. So a seed on which the baseline ends above its mean is counted less to a plan's loss, as far as its luck is
+not the plan's, too: the control variate of the plans that have several seeds (Lavenberg and Welch, "A Perspective on
+the Use of Control Variables to Increase the Efficiency of Monte Carlo Simulations", Management Science 27, 1981).
 """
 
 from __future__ import annotations
@@ -9,9 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
@@ -19,12 +24,30 @@ from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.quality import Features, QualityModel, Tried, noise_of
 
-__all__ = ["FURTHER", "SURE", "Standing", "allowed_by", "further_of", "standing_now", "standing_of"]
+__all__ = [
+    "BASELINE_RUNS",
+    "FURTHER",
+    "SEEDS",
+    "SURE",
+    "Run",
+    "Standing",
+    "allowed_by",
+    "baseline_metrics",
+    "further_of",
+    "standing_now",
+    "standing_of",
+]
 
-FURTHER = "further_deficits"
+BASELINE_RUNS = "baseline_runs"
+"""User attribute of a study: the baseline's final metric by the seed's index."""
+
+FURTHER = "further_runs"
 """User attribute of a study: deficits of leaders on further seeds."""
 
-SURE = 0.8
+SEEDS = "seeds"
+"""User attribute of a trial: the indices of its seeds, in the order of its deficits."""
+
+SURE = 0.9
 """A plan leads only if it keeps the quality with at least this probability."""
 
 _MARGIN = 2.6
@@ -35,6 +58,12 @@ undecided."""
 
 _FEWEST_SEEDS = 2
 """Nor by a single run."""
+
+_OWN_LUCK = 4
+"""Pairs of runs that count for a seed's luck being the baseline's own."""
+
+Run = tuple[int, float]
+"""Index of a seed, and the deficit on it."""
 
 
 _JUDGED: dict[Hashable, Standing] = {}
@@ -85,8 +114,8 @@ def standing_of(
     dimensions: Sequence[Dimension],
     allowed: float,
     n_confirming: int,
-    further: Mapping[int, Sequence[float]] = MappingProxyType({}),
-    also: tuple[int, Tried, float] | None = None,
+    attributes: Mapping[str, Any],
+    also: tuple[int, Mapping[str, Any], Sequence[Run], float] | None = None,
 ) -> Standing:
     """Judge the trials of a search.
 
@@ -96,39 +125,71 @@ def standing_of(
         allowed: Allowed drop, in the metric's unit.
         n_confirming: Seeds that a confirmation takes: a plan whose drop comes close to the allowed one cannot be
             confirmed with them, so the search aims at one that can.
-        further: Deficits on further seeds, by the number of the trial (`further_of`).
-        also: A trial that still runs: its number, what it has tried and its total time.
+        attributes: The study's user attributes: the baseline's runs, and leaders on further seeds.
+        also: A trial that still runs: its number, parameters by path, runs and total time.
 
     Returns:
         The standing.
     """
-    tried: dict[int, Tried] = {}
+    values: dict[int, Mapping[str, Any]] = {}
+    runs: dict[int, list[Run]] = {}
     times: dict[int, float] = {}
-    spread, n_baseline = 0.0, 1
+    spread, further = 0.0, further_of(attributes)
     for trial in trials:
-        attributes = trial.user_attrs
-        if attributes.get("baseline"):
-            spread = float(attributes.get("spread", 0.0))
-            n_baseline = len(attributes.get("run_seconds", [0.0]))
-        elif trial.state == TrialState.COMPLETE and "deficits" in attributes:
-            deficits = deficits_of(attributes) + tuple(further.get(trial.number, ()))
-            tried[trial.number] = Tried(attributes["parameters"], deficits)
-            times[trial.number] = float(attributes["speed"]["ratio"])
+        own = trial.user_attrs
+        if own.get("baseline"):
+            spread = float(own.get("spread", 0.0))
+        elif trial.state == TrialState.COMPLETE and "deficits" in own:
+            values[trial.number] = own["parameters"]
+            runs[trial.number] = [*zip(own[SEEDS], deficits_of(own), strict=True), *further.get(trial.number, ())]
+            times[trial.number] = float(own["speed"]["ratio"])
     if also is not None:
-        tried[also[0]], times[also[0]] = also[1], also[2]
-    noise = noise_of(list(tried.values()), math.sqrt(2.0) * spread or allowed)
-    asked = (tuple(dimensions), allowed, n_confirming, noise, tuple(times.items()), _deficits(tried))
+        values[also[0]], runs[also[0]], times[also[0]] = also[1], list(also[2]), also[3]
+    luck = _luck(attributes)
+    if len(luck) > 1:
+        spread = float(np.std(list(luck.values()), ddof=1))
+    share = _own_luck(list(runs.values()), luck, spread)
+    pairs, tried = dict[int, Tried](), dict[int, Tried]()
+    for number, row in runs.items():
+        pairs[number] = Tried(values[number], tuple(deficit for _, deficit in row))
+        tried[number] = Tried(values[number], tuple(deficit - share * luck.get(index, 0.0) for index, deficit in row))
+    expected = math.sqrt(2.0) * spread or allowed
+    noise = noise_of(list(tried.values()), expected)
+    error = noise_of(list(pairs.values()), expected) / math.sqrt(n_confirming)
+    shared = share * spread / math.sqrt(max(len(luck), 1))
+    asked = (tuple(dimensions), allowed, error, noise, shared, tuple(times.items()), _deficits(tried))
     known = _JUDGED.get(asked)  # one look: another thread may judge meanwhile
     if known is not None:
         return known
-    aim = max(allowed - _MARGIN * noise / math.sqrt(n_confirming), -allowed)
-    shared = noise / math.sqrt(2.0 * n_baseline)  # half of a deficit's variance is its baseline run's
+    aim = max(allowed - _MARGIN * error, -allowed)
     model = QualityModel(Features(dimensions), list(tried.values()), aim, noise, shared)
     sure = model.probability([one.values for one in tried.values()])
     standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)
     _JUDGED.clear()
     _JUDGED[asked] = standing
     return standing
+
+
+def _luck(attributes: Mapping[str, Any]) -> dict[int, float]:
+    """Return by how much the baseline ends better on a seed than on all of its seeds, by the seed's index."""
+    metrics = baseline_metrics(attributes)
+    if not metrics:
+        return {}
+    sign = 1.0 if attributes.get("higher_is_better", True) else -1.0
+    mean = math.fsum(metrics.values()) / len(metrics)
+    return {index: sign * (metric - mean) for index, metric in metrics.items()}
+
+
+def _own_luck(rows: Sequence[Sequence[Run]], luck: Mapping[int, float], spread: float) -> float:
+    """Return which share of the baseline's luck on a seed is not shared by plans, from those with several seeds."""
+    square = product = _OWN_LUCK * spread**2
+    for row in rows:
+        known = np.array([(luck[index], deficit) for index, deficit in row if index in luck and math.isfinite(deficit)])
+        if len(known) > 1:
+            at, lost = (known - known.mean(axis=0)).T
+            square += float(at @ at)
+            product += float(at @ lost)
+    return min(max(product / square, 0.0), 1.0) if square > 0.0 else 0.0
 
 
 def standing_now(study: optuna.Study, file: StudyFile) -> Standing:
@@ -140,7 +201,7 @@ def standing_now(study: optuna.Study, file: StudyFile) -> Standing:
     """
     attributes = study.user_attrs
     trials, allowed = study.get_trials(deepcopy=False), allowed_by(attributes)
-    return standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, further_of(attributes))
+    return standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
 
 
 def _deficits(tried: Mapping[int, Tried]) -> tuple[tuple[float, ...], ...]:
@@ -156,14 +217,26 @@ def allowed_by(attributes: Mapping[str, Any]) -> float:
     return float(attributes["allowed_drops"][attributes["target"]])
 
 
-def further_of(attributes: Mapping[str, Any]) -> dict[int, list[float]]:
-    """Return what a study keeps of leaders on further seeds: number of the trial -> deficits.
+def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
+    """Return the baseline's final metric by the seed's index, as a study keeps it.
+
+    Args:
+        attributes: The study's user attributes.
+    """
+    return {int(index): float(value) for index, value in attributes.get(BASELINE_RUNS, {}).items()}
+
+
+def further_of(attributes: Mapping[str, Any]) -> dict[int, list[Run]]:
+    """Return what a study keeps of leaders on further seeds: number of the trial -> index of the seed and deficit.
 
     Args:
         attributes: The study's user attributes.
     """
     stored = attributes.get(FURTHER, {})
-    return {int(number): [math.inf if one is None else one for one in row] for number, row in stored.items()}
+    return {
+        int(number): [(int(index), math.inf if one is None else float(one)) for index, one in row]
+        for number, row in stored.items()
+    }
 
 
 def deficits_of(attributes: Mapping[str, Any]) -> tuple[float, ...]:

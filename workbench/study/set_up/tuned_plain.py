@@ -35,46 +35,55 @@ def plain_dimensions(file: StudyFile) -> tuple[Dimension, ...]:
     return (length, Dimension(_RATE, "float", low=min(rates), high=max(rates), log=True)) if rates else (length,)
 
 
-def plain_standing(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float) -> Standing:
+def plain_standing(
+    file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
+) -> Standing:
     """Judge the trials of tuned plain by themselves.
 
     Args:
         file: The study's file.
         trials: All trials of the study.
         allowed: Allowed drop, in the metric's unit.
+        attributes: The study's user attributes.
     """
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
-    return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds)
+    return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds, attributes)
 
 
-def best_plain(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float) -> FrozenTrial | None:
+def best_plain(
+    file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
+) -> FrozenTrial | None:
     """Return the trial of tuned plain that is fastest among those that keep the quality; None where none does.
 
     Args:
         file: The study's file.
         trials: All trials of the study.
         allowed: Allowed drop, in the metric's unit.
+        attributes: The study's user attributes.
     """
-    standing = plain_standing(file, trials, allowed)
+    standing = plain_standing(file, trials, allowed, attributes)
     if standing.leader is not None:
         return trials[standing.leader]
     likely = [number for number, sure in standing.sure.items() if sure >= _LIKELY and standing.times[number] < 1.0]
     return trials[min(likely, key=standing.times.__getitem__)] if likely else None
 
 
-def next_plain(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float) -> dict[str, Any] | None:
+def next_plain(
+    file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Return the parameters of the next run of tuned plain; None where none is left that could be faster.
 
     Args:
         file: The study's file.
         trials: All trials of the study.
         allowed: Allowed drop, in the metric's unit.
+        attributes: The study's user attributes.
     """
     rates: Sequence[float | None] = file.set_up.plain_rates or [None]
     begun = sum(bool(trial.user_attrs.get(PLAIN)) and trial.state != TrialState.WAITING for trial in trials)
     if begun < len(_FIRST_LENGTHS):
         return _given(file, _FIRST_LENGTHS[begun], rates[min(begun, len(rates) - 1)])
-    standing = plain_standing(file, trials, allowed)
+    standing = plain_standing(file, trials, allowed, attributes)
     tried = {_point(one.values) for one in standing.tried.values()}
     points: list[tuple[float, float | None]] = []
     for length in (round(float(one), 4) for one in np.geomspace(_SHORTEST, 1.0, _N_LENGTHS, endpoint=False)):
