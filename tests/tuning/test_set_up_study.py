@@ -15,7 +15,7 @@ import pytest
 
 from tests.kit.surface_runner import SurfaceRunner, optimizer_of, step_ratio, true_metric
 from workbench.config import BoostConfig
-from workbench.core.records import StudyResult
+from workbench.core.records import StudyResult, Verdict
 from workbench.methods.batch.section import BatchSection
 from workbench.methods.schedule.section import ScheduleSection
 from workbench.study import read_result, tune
@@ -26,6 +26,7 @@ from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.set_up.attribution import Attributor
+from workbench.study.set_up.contending import SAFER_THAN
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.parts import Part
 from workbench.study.set_up.stages import settle
@@ -467,3 +468,22 @@ def _explicit(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     return (
         BoostConfig.from_dict(trial.user_attrs["config"]).resolve(trial.user_attrs["level"]).explicit_config().leaves()
     )
+
+
+def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_is_exported(tmp_path: Path) -> None:
+    folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
+    text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
+    (folder / "study.toml").write_text(text)
+    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
+    trials = stored_trials(folder)
+    safer = {one.user_attrs.get("repeats", one.number): one for one in trials if SAFER_THAN in one.user_attrs}
+    assert result.candidates[0].trial_number in safer, "the safer form is tested first"
+    bolder = safer[result.candidates[0].trial_number].user_attrs[SAFER_THAN]
+    assert result.candidates[1].trial_number == bolder
+    lengths = [BoostConfig.from_dict(one.config).part(ScheduleSection).length for one in result.candidates[:2]]
+    assert lengths[0] == pytest.approx(1.2 * lengths[1], abs=2e-3)
+    assert all(one.n_seeds >= 10 for one in result.candidates), "no look before the fewest seeds"
+    confirmed = [one for one in result.candidates if one.verdict is Verdict.CONFIRMED]
+    taken = result.choices["o1"].candidate
+    assert confirmed and taken is not None
+    assert taken.speedup == max(one.speedup for one in confirmed)

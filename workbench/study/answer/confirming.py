@@ -220,10 +220,8 @@ class Confirmation:
             )
             if self._counts_runs:  # the search has aimed below the allowed drop for so many
                 n_pairs = max(n_pairs, section.usual_seeds)
-            seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
-            if self._deadline is not None and seconds > 0.0:
-                left = _SHARE_OF_TIME * (self._deadline - time.monotonic()) / seconds
-                n_pairs = min(n_pairs, max(n_pilots + int(left), n_pilots))
+            if self._deadline is not None:
+                n_pairs = self._affordable(contender, n_pilots, n_pairs)
             elif self._counts_steps:
                 n_pairs = max(n_pairs, fewest_pairs_for_a_ratio(min(error, LARGEST_TIME_ERROR)))
         if bounds.n_pairs >= 2 and not has_diverged:
@@ -231,9 +229,23 @@ class Confirmation:
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
             self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
-        test = first_test(n_pairs) if is_at_full_level else further_test(0, n_pairs, n_further)
+        at_least = section.seeds_min if self._counts_runs else 2  # its runs give the time, too
+        test = first_test(n_pairs, at_least) if is_at_full_level else further_test(0, n_pairs, n_further)
         self._runs.keep_test(target, contender.key, test, drop)
         return ""
+
+    def _affordable(self, contender: Contender, n_done: int, n_wanted: int) -> int:
+        """Return how many pairs the time allows: a pair takes what is missing of it."""
+        assert self._deadline is not None
+        left = _SHARE_OF_TIME * (self._deadline - time.monotonic())
+        keys = (self._baseline_key, contender.key)
+        if not sum(self._runs.seconds(key) for key in keys) > 0.0:
+            return n_wanted
+        for n_pairs, seed in enumerate(self._runs.seeds(n_done, n_wanted - n_done), start=n_done):
+            left -= sum(self._runs.seconds(key) for key in keys if self._runs.run(key, seed) is None)
+            if left < 0.0:
+                return n_pairs
+        return n_wanted
 
     def _all_confirmed_at_once(self, target: str, allowed_drop: float) -> bool:
         """Return whether each plan tested before was confirmed by its first test: the next has the full level then."""

@@ -76,11 +76,16 @@ class PlannedTest:
         return self.first + self.n_pairs
 
 
-def first_test(n_pairs: int) -> PlannedTest:
-    """Return a candidate's first test: a look at half of the pairs, where that is at least two, and one at all."""
+def first_test(n_pairs: int, at_least: int = 2) -> PlannedTest:
+    """Return a candidate's first test: a look at half of the pairs, where that is enough of them, and one at all.
+
+    Args:
+        n_pairs: All of its pairs.
+        at_least: The fewest pairs that a look may have.
+    """
     _check_pairs(n_pairs)
     half = n_pairs // 2
-    halfway = ((half, _HALFWAY_ERROR),) if half >= 2 else ()
+    halfway = ((half, _HALFWAY_ERROR),) if half >= at_least else ()
     return PlannedTest(0, (*halfway, (n_pairs, FIRST_ERROR)))
 
 

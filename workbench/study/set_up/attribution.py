@@ -25,7 +25,7 @@ from workbench.core.records import GainPart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
 from workbench.study.run.job import plain
-from workbench.study.set_up.contending import keep_remaining
+from workbench.study.set_up.contending import SAFER_THAN, keep_remaining
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import SURE, allowed_by, standing_now
@@ -45,6 +45,9 @@ _GAIN_LEVEL = 0.99
 
 _NO_LOSS = 1.2
 """How much longer than the whole a set-up may take that goes without the parts that are no gain."""
+
+_SAFER = 1.2
+"""How much longer the schedule of a set-up's safer form is."""
 
 _WIDEST = math.log(10.0)
 """Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
@@ -213,6 +216,37 @@ class Attributor:
             return number
         after, before = (float(trials[one].user_attrs["speed"]["ratio"]) for one in (trained, number))
         return trained if after <= _NO_LOSS * before else number  # each alone is no gain, together they may be one
+
+    def train_safer(self, number: int) -> None:
+        """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
+
+        Args:
+            number: The trial.
+
+        Raises:
+            OutOfTimeError: When the time is over.
+        """
+        config, values = self._set_up_of(self._study.get_trials(deepcopy=False)[number])
+        length = round(config.leaves()[_LENGTH] * _SAFER, 4)
+        if length > 1.0:
+            return
+        given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
+        self._run_given(given, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})
+
+    def keep_safer(self, number: int) -> None:
+        """Keep for the safer form of a trial that its gain comes from the same parts.
+
+        Args:
+            number: The trial.
+        """
+        trials = self._study.get_trials(deepcopy=False)
+        bars = attribution_of(self._study.user_attrs).get(str(number))
+        for trial in trials:
+            safer = int(trial.user_attrs.get("repeats", trial.number))
+            speed = trials[safer].user_attrs.get("speed")
+            if bars and speed and trial.user_attrs.get(SAFER_THAN) == number:
+                factor = 1.0 / float(speed["ratio"]) / math.prod(bar.factor for bar in bars[1:])
+                self._keep(safer, [replace(bars[0], factor=factor), *bars[1:]])
 
     def _parts(self, config: BoostConfig) -> list[Part]:
         plans = self._file.plans

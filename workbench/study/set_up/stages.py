@@ -34,6 +34,9 @@ __all__ = ["confirmation_begins", "prepare_search", "settle", "take_apart"]
 _EXPECTED_TIME = 0.35
 """What a candidate's run takes relative to the baseline's, where that is not known better."""
 
+_SLACK = 1.1
+"""What runs may take longer than expected before a confirmation has fewer seeds."""
+
 _SEARCHED_ON = 0.4
 """Share of the time until the confirmation for which the search goes on where nothing leads any more."""
 
@@ -91,8 +94,8 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
     limit = file.study.timeout_seconds
     if deadline is None or limit is None or baseline is None or not file.confirm.enabled:
         return deadline
-    pair = (1.0 + _EXPECTED_TIME) * float(baseline.user_attrs["trained"]["seconds"])
-    seconds = min(file.confirm.time_share * limit, file.confirm.seeds_min * pair)
+    pair = (1.0 + file.confirm.candidates * _EXPECTED_TIME) * float(baseline.user_attrs["trained"]["seconds"])
+    seconds = min(file.confirm.time_share * limit, _SLACK * file.confirm.seeds_min * pair)
     return max(deadline - seconds, time.monotonic())
 
 
@@ -134,4 +137,13 @@ def take_apart(
     if leader is None or file.set_up.attribution_share == 0.0 or is_taken_apart(study):
         return
     attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
-    attributor.without_idle_parts(leader)
+    is_safer_asked = file.confirm.enabled and file.confirm.candidates > 1
+    with contextlib.suppress(OutOfTimeError):
+        if is_safer_asked:
+            attributor.train_safer(leader)
+    remaining = attributor.without_idle_parts(leader)
+    if is_safer_asked:
+        with contextlib.suppress(OutOfTimeError):
+            if remaining != leader:
+                attributor.train_safer(remaining)
+        attributor.keep_safer(remaining)
