@@ -485,5 +485,6 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     assert all(one.n_seeds >= 10 for one in result.candidates), "no look before the fewest seeds"
     confirmed = [one for one in result.candidates if one.verdict is Verdict.CONFIRMED]
     taken = result.choices["o1"].candidate
-    assert confirmed and taken is not None
+    assert confirmed
+    assert taken is not None
     assert taken.speedup == max(one.speedup for one in confirmed)
