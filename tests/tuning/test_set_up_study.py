@@ -474,8 +474,11 @@ def test_the_safer_form_of_the_leader_is_tested_first_and_the_fastest_confirmed_
     folder = write(tmp_path / "study", set_up="attribution_share = 0.0001")
     text = (folder / "study.toml").read_text().replace("candidates = 1", "candidates = 2")
     (folder / "study.toml").write_text(text)
-    result = run(folder, SurfaceRunner(folder, noise=0.004, seed=3))
+    runner = SurfaceRunner(folder, noise=0.004, seed=3)
+    result = run(folder, runner)
     trials = stored_trials(folder)
+    seeds = [job.seed for job in runner.jobs if isinstance(job, TrainJob) and job.seed >= 1000]
+    assert seeds[:30] == [seed for seed in range(1000, 1010) for _ in range(3)], "O0 and both candidates take turns"
     safer = {one.user_attrs.get("repeats", one.number): one for one in trials if SAFER_THAN in one.user_attrs}
     assert result.candidates[0].trial_number in safer, "the safer form is tested first"
     bolder = safer[result.candidates[0].trial_number].user_attrs[SAFER_THAN]

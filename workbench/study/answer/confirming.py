@@ -107,6 +107,7 @@ class Confirmation:
         self._on_run = on_run
         self._on_step = on_step
         self._on_note = on_note
+        self._peers: list[Contender] = []
         self._runs_ended = 0  # over all tests: a further one does not seem to begin from zero
         self._steps = file.confirm.steps or file.study.budget_steps
         self._counts_steps = file.study.objective == "time_to_target"
@@ -155,14 +156,15 @@ class Confirmation:
         begun: list[tuple[Contender, str]] = []
         why = "" if self._file.confirm.enabled else "it was not tested over seeds, since [confirm] is switched off"
         wanted = self._file.confirm.candidates
+        if self._counts_runs and not why:
+            self._peers = [contender for contender in pool[:wanted] if self._times_faster(contender)]
         for contender in pool:
             if wanted == 0:
                 break
             why_untested = why
             if not why:
-                self._time(contender)
                 why_untested = "it was not tested over seeds, since its steps are not clearly faster"
-                if self._may_be_faster(contender):
+                if self._times_faster(contender):
                     why_untested = self._run_tests(target, contender)
             begun.append((contender, why_untested))
             wanted -= self._judged(contender).verdict is not Verdict.REFUTED
@@ -238,7 +240,7 @@ class Confirmation:
         """Return how many pairs the time allows: a pair takes what is missing of it."""
         assert self._deadline is not None
         left = _SHARE_OF_TIME * (self._deadline - time.monotonic())
-        keys = (self._baseline_key, contender.key)
+        keys = self._trained_together(contender)
         if not sum(self._runs.seconds(key) for key in keys) > 0.0:
             return n_wanted
         for n_pairs, seed in enumerate(self._runs.seeds(n_done, n_wanted - n_done), start=n_done):
@@ -290,7 +292,7 @@ class Confirmation:
 
     def _train_pairs(self, contender: Contender, first: int, n_pairs: int) -> None:
         """Train what is missing of some pairs: O0 and the contender, seed by seed, as far as the time goes."""
-        plans = {self._baseline_key: self._baseline, contender.key: contender.plan}
+        plans = self._trained_together(contender)
         seeds = self._runs.seeds(first, n_pairs)
         in_turn = {seed: list(plans)[:: -1 if self._counts_runs and seed % 2 else 1] for seed in seeds}
         missing = [(seed, key) for seed in seeds for key in in_turn[seed] if self._runs.run(key, seed) is None]
@@ -307,8 +309,17 @@ class Confirmation:
             self.cut_short = True
         self._tell(planned)
 
-    def _may_be_faster(self, contender: Contender) -> bool:
+    def _trained_together(self, contender: Contender) -> dict[str, Plan]:
+        """Return the plans that take turns on a seed; where runs are timed, with those that are tested after it.
+
+        A ratio of times holds only between runs of the same minutes.
+        """
+        contenders = [contender, *(one for one in self._peers if one.target == contender.target)]
+        return {self._baseline_key: self._baseline} | {one.key: one.plan for one in contenders}
+
+    def _times_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
+        self._time(contender)
         return self._counts_steps or self._untested_ratio(contender).low > 1.0
 
     def _record(self, contender: Contender, why_untested: str) -> CandidateRecord:
