@@ -39,7 +39,7 @@ from workbench.study.set_up.standing import (
     standing_of,
 )
 from workbench.study.set_up.total_time import StepTimes, total_time
-from workbench.study.set_up.tuned_plain import PLAIN, plain_dimensions
+from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 
 __all__ = ["GIVEN", "SKIPPED", "SetUpObjective"]
 
@@ -197,9 +197,7 @@ class SetUpObjective(Objective):
         attributes = self._study.user_attrs
         also = (trial.number, trial.user_attrs["parameters"], runs, time) if runs else None
         if trial.user_attrs.get(PLAIN):  # among its like: it shall be found, not only lead
-            trials = [one for one in trials if one.user_attrs.get(PLAIN) or one.user_attrs.get("baseline")]
-            dimensions = plain_dimensions(self._file)
-            return standing_of(trials, dimensions, self._allowed, n_confirming, attributes, also)
+            return plain_standing(self._file, trials, self._allowed, attributes, also)
         return standing_of(trials, self._dimensions, self._allowed, n_confirming, attributes, also)
 
     # Leaders on further seeds

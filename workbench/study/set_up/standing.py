@@ -31,6 +31,7 @@ __all__ = [
     "SURE",
     "Run",
     "Standing",
+    "Trying",
     "allowed_by",
     "baseline_metrics",
     "further_of",
@@ -64,6 +65,9 @@ _OWN_LUCK = 4
 
 Run = tuple[int, float]
 """Index of a seed, and the deficit on it."""
+
+Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]
+"""A trial that still runs: its number, parameters by path, runs and total time."""
 
 
 _JUDGED: dict[Hashable, Standing] = {}
@@ -115,7 +119,8 @@ def standing_of(
     allowed: float,
     n_confirming: int,
     attributes: Mapping[str, Any],
-    also: tuple[int, Mapping[str, Any], Sequence[Run], float] | None = None,
+    also: Trying | None = None,
+    margin: float = _MARGIN,
 ) -> Standing:
     """Judge the trials of a search.
 
@@ -126,7 +131,8 @@ def standing_of(
         n_confirming: Seeds that a confirmation takes: a plan whose drop comes close to the allowed one cannot be
             confirmed with them, so the search aims at one that can.
         attributes: The study's user attributes: the baseline's runs, and leaders on further seeds.
-        also: A trial that still runs: its number, parameters by path, runs and total time.
+        also: A trial that still runs.
+        margin: Standard errors of the confirmation that the search aims below the allowed drop.
 
     Returns:
         The standing.
@@ -157,11 +163,11 @@ def standing_of(
     noise = noise_of(list(tried.values()), expected)
     error = noise_of(list(pairs.values()), expected) / math.sqrt(n_confirming)
     shared = share * spread / math.sqrt(max(len(luck), 1))
-    asked = (tuple(dimensions), allowed, error, noise, shared, tuple(times.items()), _deficits(tried))
+    asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), _deficits(tried))
     known = _JUDGED.get(asked)  # one look: another thread may judge meanwhile
     if known is not None:
         return known
-    aim = max(allowed - _MARGIN * error, -allowed)
+    aim = max(allowed - margin * error, -allowed)
     model = QualityModel(Features(dimensions), list(tried.values()), aim, noise, shared)
     sure = model.probability([one.values for one in tried.values()])
     standing = Standing(tried, times, dict(zip(tried, map(float, sure), strict=True)), model, noise)

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import Standing, standing_of
+from workbench.study.set_up.standing import Standing, Trying, standing_of
 
 __all__ = ["PLAIN", "best_plain", "next_plain", "plain_dimensions", "plain_standing"]
 
@@ -36,18 +36,25 @@ def plain_dimensions(file: StudyFile) -> tuple[Dimension, ...]:
 
 
 def plain_standing(
-    file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
+    file: StudyFile,
+    trials: Sequence[FrozenTrial],
+    allowed: float,
+    attributes: Mapping[str, Any],
+    also: Trying | None = None,
 ) -> Standing:
-    """Judge the trials of tuned plain by themselves.
+    """Judge the trials of tuned plain by themselves, as bold as the allowed drop lets them be.
+
+    What is compared with tuned plain shall not look better because that was cautious.
 
     Args:
         file: The study's file.
         trials: All trials of the study.
         allowed: Allowed drop, in the metric's unit.
         attributes: The study's user attributes.
+        also: A trial of it that still runs.
     """
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
-    return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds, attributes)
+    return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
 
 
 def best_plain(
