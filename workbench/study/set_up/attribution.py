@@ -46,6 +46,9 @@ _GAIN_LEVEL = 0.99
 _NO_LOSS = 1.2
 """How much longer than the whole a set-up may take that goes without the parts that are no gain."""
 
+_BESIDE = ", "
+"""Between the names of parts that were not measured one by one."""
+
 _SAFER = 1.2
 """How much longer the schedule of a set-up's safer form is."""
 
@@ -152,7 +155,7 @@ class Attributor:
             pass
         left = [part.name for part in rest]
         note = "" if len(left) <= 1 else "no time was left to measure them one by one"
-        bars.append(GainPart(", ".join(left) or "nothing", 1.0 / now.needed.time, note=note))
+        bars.append(GainPart(_BESIDE.join(left) or "nothing", 1.0 / now.needed.time, note=note))
         bars.reverse()
         self._keep(number, bars)
         self._study.set_user_attr(_IDLE, {**self._study.user_attrs.get(_IDLE, {}), str(number): idle})
@@ -246,7 +249,14 @@ class Attributor:
             speed = trials[safer].user_attrs.get("speed")
             if bars and speed and trial.user_attrs.get(SAFER_THAN) == number:
                 factor = 1.0 / float(speed["ratio"]) / math.prod(bar.factor for bar in bars[1:])
-                self._keep(safer, [replace(bars[0], factor=factor), *bars[1:]])
+                longer = dict(zip(self._schedule_of(trials[number]), self._schedule_of(trials[safer]), strict=True))
+                names = [longer.get(name, name) for name in bars[0].part.split(_BESIDE)]
+                self._keep(safer, [replace(bars[0], part=_BESIDE.join(names), factor=factor), *bars[1:]])
+
+    def _schedule_of(self, trial: FrozenTrial) -> list[str]:
+        """Return how the schedule is named among a trial's parts; it may be two words or more."""
+        parts = self._parts(BoostConfig.from_dict(trial.user_attrs["config"]))
+        return [name for part in parts if part.kind == "schedule" for name in part.name.split(_BESIDE)]
 
     def _parts(self, config: BoostConfig) -> list[Part]:
         plans = self._file.plans
