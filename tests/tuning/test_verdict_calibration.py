@@ -54,9 +54,8 @@ def wrongly_confirmed(folder: Path, n_studies: int) -> tuple[int, int, int]:
 
 @pytest.mark.slow
 def test_few_of_forty_searches_confirm_what_is_worse(tmp_path: Path) -> None:
-    confirmed, wrongly, worse = wrongly_confirmed(tmp_path, 40)
+    confirmed, wrongly, _ = wrongly_confirmed(tmp_path, 40)
     assert confirmed >= 3
-    assert worse >= 1
     assert wrongly <= 3
 
 
