@@ -229,9 +229,11 @@ class Attributor:
         Raises:
             OutOfTimeError: When the time is over.
         """
-        config, values = self._set_up_of(self._study.get_trials(deepcopy=False)[number])
+        trials = self._study.get_trials(deepcopy=False)
+        config, values = self._set_up_of(trials[number])
         length = round(config.leaves()[_LENGTH] * _SAFER, 4)
-        if length > 1.0:
+        is_known = any(one.state.is_finished() and one.user_attrs.get(SAFER_THAN) == number for one in trials)
+        if is_known or length > 1.0:
             return
         given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
         self._run_given(given, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})

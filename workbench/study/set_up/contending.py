@@ -16,10 +16,10 @@ from optuna.trial import FrozenTrial
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import SURE, standing_of
+from workbench.study.set_up.standing import SURE, allowed_by, standing_of
 from workbench.study.set_up.tuned_plain import plain_standing
 
-__all__ = ["SAFER_THAN", "is_taken_apart", "keep_remaining", "ranked"]
+__all__ = ["SAFER_THAN", "first_contender", "is_taken_apart", "keep_remaining", "ranked"]
 
 SAFER_THAN = "safer_than"
 """User attribute of a trial: the number of the one whose set-up it has, with a longer schedule."""
@@ -71,6 +71,29 @@ def ranked(
         allowed: Allowed drop of the export, in the metric's unit.
         attributes: The study's user attributes.
     """
+    numbers, times = _by_time(trials, file, allowed, attributes)
+    if file.confirm.candidates > 1:
+        numbers = _safer_first(numbers, trials, times)
+    by_number = {record.number: record for record in records}
+    return [by_number[number] for number in numbers]
+
+
+def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
+    """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes.
+
+    Args:
+        study: The study, with a finished baseline.
+        file: Its file.
+    """
+    attributes = study.user_attrs
+    numbers, _ = _by_time(study.get_trials(deepcopy=False), file, allowed_by(attributes), attributes)
+    return next(iter(numbers), None)
+
+
+def _by_time(
+    trials: Sequence[FrozenTrial], file: StudyFile, allowed: float, attributes: Mapping[str, Any]
+) -> tuple[list[int], Mapping[int, float]]:
+    """Return the numbers of the trials that compete, and the times of all."""
     standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
     numbers = sorted({*standing.ranking, *_plain(file, trials, allowed, attributes)}, key=standing.times.__getitem__)
     if not numbers:
@@ -80,10 +103,7 @@ def ranked(
     needed = _LIKELY if remaining is not None and remaining["idle"] else SURE
     if remaining is not None and standing.sure.get(remaining["number"], 0.0) > needed:
         numbers = _without_idle_parts(numbers, trials, remaining)
-    by_number = {record.number: record for record in records}
-    if file.confirm.candidates > 1:
-        numbers = _safer_first(numbers, trials, standing.times)
-    return [by_number[number] for number in numbers]
+    return numbers, standing.times
 
 
 def _safer_first(numbers: Sequence[int], trials: Sequence[FrozenTrial], times: Mapping[int, float]) -> list[int]:

@@ -23,7 +23,7 @@ from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
-from workbench.study.set_up.contending import is_taken_apart
+from workbench.study.set_up.contending import first_contender, is_taken_apart
 from workbench.study.set_up.runtime_choice import choose_runtime
 from workbench.study.set_up.standing import allowed_by, standing_now
 from workbench.study.set_up.total_time import StepTimes
@@ -134,16 +134,18 @@ def take_apart(
         deadline: ``time.monotonic()`` at which to stop; None for none.
     """
     leader = standing_now(study, file).leader
-    if leader is None or file.set_up.attribution_share == 0.0 or is_taken_apart(study):
+    if leader is None:
         return
-    attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
     is_safer_asked = file.confirm.enabled and file.confirm.candidates > 1
-    with contextlib.suppress(OutOfTimeError):
-        if is_safer_asked:
-            attributor.train_safer(leader)
-    remaining = attributor.without_idle_parts(leader)
-    if is_safer_asked:
+    baseline = baseline_trial(study)
+    if is_safer_asked and deadline is not None and baseline is not None:  # the safer form is trained last
+        deadline -= float(baseline.user_attrs["trained"]["seconds"])
+    attributor = Attributor(study, file, StepTimes(study, file, experimenter), search.run_given, deadline)
+    if file.set_up.attribution_share > 0.0 and not is_taken_apart(study):
+        attributor.without_idle_parts(leader)
+    # What the attribution trained may have changed who leads.
+    first = first_contender(study, file)
+    if is_safer_asked and first is not None:
         with contextlib.suppress(OutOfTimeError):
-            if remaining != leader:
-                attributor.train_safer(remaining)
-        attributor.keep_safer(remaining)
+            attributor.train_safer(first)
+        attributor.keep_safer(first)
