@@ -18,9 +18,12 @@ _LONGEST_START_SECONDS = 60.0
 def began() -> float:
     """Return ``time.monotonic()`` at which the command began: now, where another program calls it.
 
+    What Python took to start is told by the processor's time. When the system made the process would tell it to the
+    hundredth, and be wrong where a shell becomes its last command: ``bash -c "pip install ... && workbench tune ..."``
+    is one process from the installation on.
     Over ranks that is when the command began that started them, unless the clock was set since.
     """
-    elapsed = _process_seconds() if _is_this_program() else 0.0
+    elapsed = time.process_time() if _is_this_program() else 0.0
     told = os.environ.get(_VARIABLE)
     if told is not None:
         elapsed = max(elapsed, min(time.time() - float(told), elapsed + _LONGEST_START_SECONDS))
@@ -43,13 +46,3 @@ def _is_this_program() -> bool:
     spec = getattr(program, "__spec__", None)
     as_module = spec is not None and spec.name == "workbench.__main__"
     return as_module or Path(getattr(program, "__file__", None) or "").stem == "workbench"
-
-
-def _process_seconds() -> float:
-    """Return how long this process has been running; 0 where the system does not say."""
-    try:
-        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-        ticks = float(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, field 22; the name may hold blanks
-        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
-    except (OSError, AttributeError):  # not Linux
-        return 0.0
