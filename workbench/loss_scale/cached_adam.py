@@ -25,9 +25,10 @@ from torch.optim import Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from workbench.core import kernels
+from workbench.core.step_optimizer import exact_flag
 from workbench.loss_scale import host_values
 
-__all__ = ["exact_flag", "step_on_cached_lists"]
+__all__ = ["step_on_cached_lists"]
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
@@ -66,18 +67,6 @@ class _Lists:
         lists = kernels.adam_lists(self.parameters, gradients, first, second, before=self.lasting)
         self.lasting = None if lists is None else lists.lasting
         return lists
-
-
-def exact_flag(found_inf: Tensor) -> Tensor:
-    """Return a flag that is exactly 0 or 1, of shape ``()``, as torch's kernels want it.
-
-    They advance the counts of steps before they look, and take the flag back from them.
-
-    Args:
-        found_inf: One element; anything but 0 means 1.
-    """
-    with torch.no_grad():
-        return (found_inf.reshape(()) != 0).to(torch.float32)
 
 
 class _Cache:

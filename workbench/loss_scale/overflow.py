@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import cast
 from weakref import WeakSet
 
 import torch
@@ -20,8 +19,9 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from workbench.core import kernels
+from workbench.core.step_optimizer import SkipsOnDevice, exact_flag
 from workbench.loss_scale import host_values
-from workbench.loss_scale.cached_adam import exact_flag, step_on_cached_lists
+from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 __all__ = [
     "NonFusedOptimizerWarning",
@@ -235,7 +235,7 @@ def decides_on_device(optimizer: Optimizer) -> bool:
     Returns:
         True for optimizers with a method ``step_with_found_inf`` and for torch's with ``fused=True`` in every group.
     """
-    return hasattr(optimizer, "step_with_found_inf") or (
+    return isinstance(optimizer, SkipsOnDevice) or (
         _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer)
     )
 
@@ -262,9 +262,8 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
         NonFusedOptimizerWarning: Once per optimizer, when each of its steps has to wait for the device.
     """
     _check_scalar("found_inf", found_inf)
-    own_step = cast("Callable[[Tensor], object] | None", getattr(optimizer, "step_with_found_inf", None))
-    if own_step is not None:
-        own_step(found_inf)
+    if isinstance(optimizer, SkipsOnDevice):
+        optimizer.step_with_found_inf(found_inf)
     elif _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer):
         if not step_on_cached_lists(optimizer, found_inf):
             _give_momentum_buffers(optimizer)

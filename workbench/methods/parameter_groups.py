@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.core.step_optimizer import StepOptimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
 __all__ = [
@@ -133,8 +134,8 @@ def rebuild_optimizer(
     """Build an optimizer of the same class and constructor arguments over other parameter groups.
 
     Used where groups are split or replaced. State of parameters that appear in ``groups`` moves along, and so do the
-    hooks before and after a step, so that what was registered on the optimizer keeps acting. An optimizer with a method
-    ``over_groups(groups)`` builds its successor itself.
+    hooks before and after a step, so that what was registered on the optimizer keeps acting. A `StepOptimizer`
+    may build its successor itself.
 
     Args:
         optimizer: The optimizer to follow; it is left as it is.
@@ -147,15 +148,15 @@ def rebuild_optimizer(
     Raises:
         TypeError: When the class cannot be constructed from parameter groups and its own defaults.
     """
-    own = getattr(optimizer, "over_groups", None)
+    fresh = [dict(group, params=list(group["params"])) for group in groups]
+    own = optimizer.over_groups(fresh) if isinstance(optimizer, StepOptimizer) else None
     if own is not None:  # it was built from more than parameters, and knows from what
-        return _followed(own([dict(group, params=list(group["params"])) for group in groups]), optimizer, copy_state)
+        return _followed(own, optimizer, copy_state)
     kind = type(optimizer)
     signature = inspect.signature(kind.__init__).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.values())
     # AdamW keeps defaults that its constructor does not take (decoupled_weight_decay), hence the filter.
     arguments = {key: value for key, value in optimizer.defaults.items() if takes_any or key in signature}
-    fresh = [dict(group, params=list(group["params"])) for group in groups]
     try:
         rebuilt = kind(fresh, **arguments)
     except TypeError as error:

@@ -21,8 +21,7 @@ _NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 def is_matrix(parameter: Tensor) -> bool:
     """Return whether a parameter, its trailing axes taken together, has at least two rows and columns.
 
-    Args:
-        parameter: Any; a kernel ``[out, in, height, width]`` counts as ``[out, in * height * width]``.
+    A kernel ``[out, in, height, width]`` counts as ``[out, in * height * width]``.
     """
     return parameter.dim() >= 2 and parameter.shape[0] > 1 and parameter[0].numel() > 1
 
@@ -33,10 +32,7 @@ def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
     Hidden matrices are weights of linear, convolutional, recurrent and attention layers, and of modules of the user's
     own whose parameter is called "weight..."; not those of normalizations, of modules whose class is named after
     embeddings, of convolutions in groups, of the last linear or convolutional layer in the order of registration, and
-    nothing that is tied to one of these.
-
-    Args:
-        network: The network. Parameters that do not require gradients are taken along: they may later.
+    nothing that is tied to one of these. Parameters that do not require gradients are taken along: they may later.
 
     Returns:
         At most two groups of named parameters with the option ``matrices``, true in the first; empty ones are left out.

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from workbench.core.arguments import checked_count, checked_number
 from workbench.core.devices import has_fast_bfloat16
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of
 from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.muon.hidden_matrices import is_matrix, parameter_groups
 from workbench.optim.muon.orthogonal import orthogonalised
-from workbench.optim.schedule import checked_number
-from workbench.optim.skipping import SkippingOptimizer, loss_of
 
 __all__ = ["Muon"]
 
@@ -36,7 +36,7 @@ _WORTH_BFLOAT16 = 256
 """Rows from which a CPU's products gain more in bfloat16 than converting costs."""
 
 
-class Muon(SkippingOptimizer):
+class Muon(StepOptimizer):
     """Muon for hidden matrices, AdamW for all other parameters, as one optimizer.
 
     Parameter groups are of two kinds, distinguished by their option ``matrices``: those of hidden matrices have ``lr``,
@@ -90,34 +90,20 @@ class Muon(SkippingOptimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ) -> None:
-        if isinstance(ns_steps, bool) or not isinstance(ns_steps, int):
-            raise TypeError(f"`ns_steps` must be a whole number, got {ns_steps!r}")
-        if ns_steps < 1:
-            raise ValueError(f"`ns_steps` must be at least 1, got {ns_steps}")
-        for name, share in (("momentum", momentum), ("betas", betas[0]), ("betas", betas[1])):
-            if not checked_number(name, share) < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1), got {share:g}")
         self._aux_rate = checked_number("aux_lr", aux_lr)
         options = {
             "lr": checked_number("lr", lr),
-            "momentum": momentum,
+            "momentum": checked_number("momentum", momentum, below=1.0),
             "weight_decay": checked_number("weight_decay", weight_decay),
             "nesterov": bool(nesterov),
-            "ns_steps": ns_steps,
-            "betas": tuple(betas),
-            "eps": checked_number("eps", eps, positive=True),
+            "ns_steps": checked_count("ns_steps", ns_steps),
+            "betas": tuple(checked_number("betas", beta, below=1.0) for beta in betas),
+            "eps": checked_number("eps", eps, above=0.0),
         }
         super().__init__(parameter_groups(params) if isinstance(params, nn.Module) else _by_kind(params), options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; without ``matrices`` it must hold parameters of one kind.
-
-        Args:
-            param_group: As for every torch optimizer.
-
-        Raises:
-            ValueError: When the group holds both kinds, or asks for matrices and holds something else.
-        """
+        """Add a group; without ``matrices`` it must hold parameters of one kind, or this is a ValueError."""
         parts = _by_kind([param_group])
         if len(parts) != 1:
             raise ValueError("a group must hold either matrices or other parameters, got both; add them as two groups")
@@ -132,20 +118,10 @@ class Muon(SkippingOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When a gradient is sparse.
-        """
+        """Update all parameters that have a gradient; a sparse one is a RuntimeError."""
         loss = loss_of(closure)
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        carried: Tensor | None = getattr(self, "grad_scale", None)  # GradScaler's, still in the gradients
+        found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
+        carried = self.carried_scale
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             gradients = [parameter.grad for parameter in trained]
