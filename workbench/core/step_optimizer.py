@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,9 @@ from torch.optim import Optimizer
 
 from workbench.core.records import EventSink
 
-__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "loss_of"]
+__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "loss_of", "skips_on_device"]
 
 
-@runtime_checkable
 class SkipsOnDevice(Protocol):
     """An optimizer that decides for itself whether an overflow skips the step; no device is waited for."""
 
@@ -80,6 +79,11 @@ class StepOptimizer(Optimizer):
 
     def over_groups(self, groups: Sequence[dict[str, Any]]) -> Optimizer | None:
         """Return an optimizer like this one over other parameter groups; None where class and defaults suffice."""
+
+
+def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
+    """Return whether an optimizer, ours or a user's, has a step that takes the overflow flag."""
+    return hasattr(optimizer, "step_with_found_inf")
 
 
 def exact_flag(found_inf: Tensor) -> Tensor:

@@ -35,11 +35,9 @@ _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter
 
 
 class _Lists:
-    """What one call of the kernel takes, but for gradients and numbers.
+    """What one call of the kernel takes, but for gradients and numbers: parameters of one device and dtype with state.
 
-    Args:
-        parameters: Of one device and dtype, all with state.
-        states: Their entries in the optimizer's state; the counts there are replaced by elements of one tensor.
+    The counts in the optimizer's state are replaced by elements of one tensor.
     """
 
     __slots__ = ("counts", "device", "dtype", "lasting", "members", "parameters", "states")
@@ -91,9 +89,7 @@ _caches: WeakKeyDictionary[Optimizer, _Cache] = WeakKeyDictionary()
 def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
     """Take the step that ``optimizer.step()`` would take, if that is one of torch's plain fused Adam.
 
-    Args:
-        optimizer: Any optimizer.
-        found_inf: Flag, float32, one element, on the device of the parameters; unless it is 0, nothing changes.
+    Unless ``found_inf`` (float32, one element, on the parameters' device) is 0, nothing changes.
 
     Returns:
         Whether the step was taken. False, with nothing changed, for other optimizers, for the first step, which makes

@@ -15,11 +15,7 @@ __all__ = ["float32", "reads_without_waiting"]
 
 
 def reads_without_waiting(*tensors: Tensor) -> bool:
-    """Return whether all tensors lie in host memory, so that their values are there to be read.
-
-    Args:
-        tensors: Any. Under ``torch.compile`` the answer is False: reading would break the graph.
-    """
+    """Return whether all tensors lie in host memory; under ``torch.compile`` reading would break the graph: False."""
     return all(tensor.is_cpu for tensor in tensors) and not torch.compiler.is_compiling()
 
 

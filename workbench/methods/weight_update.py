@@ -14,7 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import SGD, Optimizer
 
 from workbench.core.records import EventSink
-from workbench.core.step_optimizer import SkipsOnDevice, StepOptimizer
+from workbench.core.step_optimizer import StepOptimizer, skips_on_device
 from workbench.loss_scale import decides_on_device, step_if_finite
 
 __all__ = ["CompleteWindow", "PlainUpdate", "WeightUpdate"]
@@ -101,7 +101,7 @@ class PlainUpdate(WeightUpdate):
 
 def _profits_from_flag(optimizer: Optimizer) -> bool:
     """Return whether a step under a flag that is never set is better than the optimizer's own."""
-    if isinstance(optimizer, SkipsOnDevice) or not decides_on_device(optimizer):
+    if skips_on_device(optimizer) or not decides_on_device(optimizer):
         return False
     if not isinstance(optimizer, SGD):
         return True
