@@ -45,7 +45,7 @@ def checked_count(name: str, value: Any, least: int = 1, of: str = "") -> int:
         ValueError: When it is smaller.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be a whole number{of and f' of {of}'}, got {type(value).__name__} {value!r}")
+        raise TypeError(f"`{name}` must be a whole number{of and f' of {of}'}, got {value!r}")
     if value < least:
         raise ValueError(f"`{name}` must be at least {least}, got {value}")
     return int(value)

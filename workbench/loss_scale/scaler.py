@@ -87,6 +87,14 @@ class LossScaling:
         scaling.unscales = False
         return scaling
 
+    @classmethod
+    def with_cell(
+        cls, cell: nn.Module | None, scale: float, *, drop_overflow_update: bool, device: torch.device | None
+    ) -> LossScaling:
+        """Return a scale with an update module of a user's, whose ``minimum``, if it has one, is the floor."""
+        minimum = float(getattr(cell, "minimum", scale))
+        return cls(float(scale), cell, drop_overflow_update=drop_overflow_update, device=device, minimum=minimum)
+
     @property
     def scale(self) -> Tensor:
         """The live scale, float32, of one element."""

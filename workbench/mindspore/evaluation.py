@@ -14,22 +14,7 @@ __all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """What is measured on a batch, and with which networks.
-
-    Args:
-        network: Predicts, or returns the loss when there is no criterion.
-        loss_fn: Criterion, called as ``loss_fn(output, label)``; None when the network returns the loss.
-        metrics: Set or list of names and torchmetrics objects, a dictionary from the name of the result to either, or
-            None.
-        eval_network: Evaluated in place of network and criterion; returns ``(loss, prediction, label)``,
-            ``(prediction, label)`` or a loss.
-        eval_indexes: Positions of loss, prediction and label in what it returns.
-
-    Raises:
-        TypeError: When ``metrics`` is of the wrong kind.
-        ValueError: When a metric is unknown, named twice or asks for what nobody computes, or ``eval_indexes`` are no
-            three positions.
-    """
+    """What is measured on a batch, and with which networks; arguments as in ``Model``."""
 
     def __init__(
         self,
@@ -65,18 +50,11 @@ class Evaluator:
         return {name: new_accumulator(metric, self.loss_fn) for name, metric in self.metrics.items()}
 
     def measure(self, batch: Any, measured: Mapping[str, MetricAccumulator]) -> Any:
-        """Run the networks on one batch and add it to the metrics.
-
-        Args:
-            batch: On the device.
-            measured: What `begin` returned.
+        """Run the networks on one batch (on the device) and add it to the metrics that `begin` returned.
 
         Returns:
             What the evaluation network returned, or ``(loss, prediction, label)``; the loss is None where no metric
             asks for it.
-
-        Raises:
-            ValueError: When the batch is no pair though there is a criterion, or the outputs lack what a metric needs.
         """
         loss: Any = None
         prediction: Any = None

@@ -1,15 +1,12 @@
 """Training cells for gradient freezing: one callable per group, each doing one step for its group.
 
 Translation of MindSpore 2.7.0, ``mindspore/python/mindspore/boost/grad_freeze.py`` (``freeze_cell``): there a cell
-holds a compiled gradient function for the weights of one group; here autograd does that, so ``grad`` is not needed,
-and a cell is told by :class:`~workbench.methods.grad_freeze.freeze_optimizer.FreezeOpt` which parameters rest. Freezing
-together with accumulation works (upstream raises AttributeError). This file joins two methods because the function's
-signature does.
+holds a compiled gradient function for the weights of one group; here autograd does that, so ``grad`` is not needed.
+Freezing together with accumulation works (upstream raises AttributeError).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,22 +14,16 @@ from torch import Tensor, nn
 
 from workbench.methods.grad_accumulation.method import AccumulationWindow
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
+from workbench.mindspore.train_step_cells import checked_sens
 
 __all__ = ["FreezeTrainCell", "freeze_cell"]
 
 
 class FreezeTrainCell:
-    """One training step for one group. Made by :func:`freeze_cell`; call it with the network's inputs.
+    """One training step for the group at ``index``. Made by :func:`freeze_cell`; call it with the network's inputs.
 
-    Args:
-        network: Returns the scalar loss.
-        optimizer: The freezing optimizer.
-        index: Group this cell trains.
-        sens: Factor of the gradients; a loss scale that nobody divides out makes the step larger.
-        window: Accumulation window, shared by the cells of one training.
-        owner: Single-entry list holding the index of the group whose window is open, shared likewise.
-        degree: Number of ranks to reduce gradients over; None for a single process.
-        mean: Whether to divide the sum over ranks by ``degree``.
+    The cells of one training share ``window`` and ``owner``, which holds the index of the group whose window is open.
+    ``degree`` is the number of ranks to reduce gradients over, None for a single process.
     """
 
     def __init__(
@@ -46,29 +37,14 @@ class FreezeTrainCell:
         degree: int | None,
         mean: bool,
     ) -> None:
-        self.network = network
-        self.optimizer = optimizer
-        self.index = index
-        self.sens = sens
-        self._window = window
-        self._owner = owner
-        self._degree = degree
-        self._mean = mean
+        self.network, self.optimizer, self.index, self.sens = network, optimizer, index, sens
+        self._window, self._owner, self._degree, self._mean = window, owner, degree, mean
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """Run one micro-batch; update the group when its window is complete.
+        """Run one micro-batch, update the group when its window is complete, and return the detached loss before that.
 
         A cell does not move on in the strategy: call ``cells[optimizer.begin_step()](*inputs)`` for each micro-batch
-        and ``optimizer.advance()`` after each update.
-
-        Args:
-            *inputs: Inputs of the network.
-
-        Returns:
-            The loss before the update, detached, not multiplied by ``sens``.
-
-        Raises:
-            RuntimeError: When another group's accumulation window is still open.
+        and ``optimizer.advance()`` after each update. Amid another group's window this is a RuntimeError.
         """
         if not self._window.at_start and self._owner[0] != self.index:
             raise RuntimeError(
@@ -150,7 +126,7 @@ def freeze_cell(
     """
     if not isinstance(optimizer, FreezeOpt):
         raise TypeError(f"`optimizer` must be a FreezeOpt, got {type(optimizer).__name__}")
-    factor = _read_sens(sens)
+    factor = checked_sens(sens)
     ranks = _read_ranks(degree) if reducer_flag else None
     window = AccumulationWindow(max_accumulation_step if use_grad_accumulation else 1)
     owner = [0]
@@ -159,16 +135,6 @@ def freeze_cell(
         FreezeTrainCell(network, optimizer, index, factor, window, owner, ranks, averages)
         for index in range(optimizer.n_groups)
     )
-
-
-def _read_sens(sens: Any) -> float:
-    if sens is None:
-        return 1.0
-    if isinstance(sens, bool) or not isinstance(sens, int | float):
-        raise TypeError(f"`sens` must be a number, got {sens!r}")
-    if sens == 0 or not math.isfinite(sens):
-        raise ValueError(f"`sens` must be finite and not 0, got {sens}")
-    return float(sens)
 
 
 def _read_ranks(degree: int | None) -> int:

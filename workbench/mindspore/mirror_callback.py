@@ -97,13 +97,7 @@ class MirrorCallback(Callback):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the run that an exception has ended.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
+        """Close the run that an exception has ended."""
         if error is not None:
             self._end("interrupted", f"{type(error).__name__}: {error}")
 

@@ -52,10 +52,10 @@ class ConvertModelUtils:
             network: What is trained.
             loss_fn: Criterion; None when the network returns the loss.
             optimizer: A ``thor`` over the network's parameters.
-            metrics: As in ``Model``.
-            amp_level: As in ``Model``.
-            loss_scale_manager: As in ``Model``.
-            keep_batchnorm_fp32: As in ``Model``.
+            metrics: As in ``Model``, like the following.
+            amp_level: See there.
+            loss_scale_manager: See there.
+            keep_batchnorm_fp32: See there.
 
         Raises:
             TypeError: When ``model`` is no Model, or another argument is of the wrong kind.
