@@ -7,11 +7,13 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from workbench.core.records import EventSink
 
-__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "loss_of", "skips_on_device"]
+__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "is_watched", "loss_of", "skips_on_device"]
 
 
 class SkipsOnDevice(Protocol):
@@ -84,6 +86,17 @@ class StepOptimizer(Optimizer):
 def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
     """Return whether an optimizer, ours or a user's, has a step that takes the overflow flag."""
     return hasattr(optimizer, "step_with_found_inf")
+
+
+def is_watched(optimizer: Optimizer) -> bool:
+    """Return whether anything is hooked to an optimizer's step, torch's profiler included."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or profiler._is_profiler_enabled
+    )
 
 
 def exact_flag(found_inf: Tensor) -> Tensor:

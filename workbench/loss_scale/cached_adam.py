@@ -22,10 +22,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from workbench.core import kernels
-from workbench.core.step_optimizer import exact_flag
+from workbench.core.step_optimizer import exact_flag, is_watched
 from workbench.loss_scale import host_values
 
 __all__ = ["step_on_cached_lists"]
@@ -96,7 +95,7 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
         the state, and for whatever is unusual: hooks, a step that somebody replaced, AMSGrad, rates that are tensors,
         sparse gradients, groups of several dtypes.
     """
-    if type(optimizer) not in (Adam, AdamW) or _is_watched(optimizer):
+    if type(optimizer) not in (Adam, AdamW) or _is_unusual(optimizer):
         return False
     if found_inf.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
@@ -190,21 +189,14 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, for_ours: kernels.Adam
     return True
 
 
-def _is_watched(optimizer: Optimizer) -> bool:
+def _is_unusual(optimizer: Optimizer) -> bool:
     """Return whether anybody else has a hand in the optimizer's step."""
     replaced = optimizer.__dict__.get("step")
     if replaced is not None:
         own = getattr(type(optimizer).step, "__func__", type(optimizer).step)
         if not (hasattr(replaced, "_wrapped_by_lr_sched") and getattr(replaced, "__wrapped__", None) is own):
             return True
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or hasattr(optimizer, "grad_scale")
-        or torch.compiler.is_compiling()
-    )
+    return is_watched(optimizer) or hasattr(optimizer, "grad_scale") or torch.compiler.is_compiling()
 
 
 def _is_plain(group: dict[str, Any]) -> bool:

@@ -31,12 +31,7 @@ from workbench.loss_scale.rule import (
     next_scales_on_device,
 )
 
-__all__ = [
-    "DynamicLossScaleManager",
-    "DynamicLossScaleUpdateCell",
-    "FixedLossScaleManager",
-    "FixedLossScaleUpdateCell",
-]
+__all__ = ["DynamicLossScaleManager", "DynamicLossScaleUpdateCell", "FixedLossScaleManager", "FixedLossScaleUpdateCell"]
 
 MAX_CONSECUTIVE_OVERFLOWS = 1000  # that `DynamicLossScaleManager` bears; the next one raises. MindSpore's number
 

@@ -61,11 +61,7 @@ class ScaleCollapseError(RuntimeError):
 
 
 def collapsed_at(
-    overflow: Sequence[bool],
-    scale_after: Sequence[float],
-    minimum: float,
-    collapse_after: int,
-    streak_before: int = 0,
+    overflow: Sequence[bool], scale_after: Sequence[float], minimum: float, collapse_after: int, streak_before: int = 0
 ) -> tuple[int | None, int]:
     """Return the index of the first step at which the scale has certainly collapsed, or None, and a streak.
 

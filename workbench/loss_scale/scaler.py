@@ -72,12 +72,7 @@ class LossScaling:
                 growth_ceiling=config.compatibility.loss_scale_ceiling,
             )
         return cls(
-            init,
-            cell,
-            drop_overflow_update=drops,
-            device=device,
-            collapse_after=rule.collapse_after,
-            minimum=minimum,
+            init, cell, drop_overflow_update=drops, device=device, collapse_after=rule.collapse_after, minimum=minimum
         )
 
     @classmethod

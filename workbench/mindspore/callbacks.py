@@ -42,15 +42,7 @@ from workbench.training.outcome import StepOutcome
 if TYPE_CHECKING:
     from workbench.training.boosted import Boosted
 
-__all__ = [
-    "Callback",
-    "CallbackList",
-    "CallbackParameters",
-    "LossMonitor",
-    "RunContext",
-    "TimeMonitor",
-    "loss_of",
-]
+__all__ = ["Callback", "CallbackList", "CallbackParameters", "LossMonitor", "RunContext", "TimeMonitor", "loss_of"]
 
 
 @dataclass

@@ -24,12 +24,7 @@ SMALLEST_DAMPING = 1e-8  # its root is still 1000 times the rounding of float32
 
 @dataclass(frozen=True, slots=True)
 class DecayingDamping:
-    """Damping as a function of the step: multiplied by a constant at every refresh.
-
-    Args:
-        initial: At the first refresh, > 0.
-        decay: Factor in (0, 1].
-        frequency: Steps from one refresh to the next.
+    """Damping that starts at ``initial`` (> 0) and is multiplied by ``decay``, in (0, 1], every ``frequency`` steps.
 
     Example:
         >>> damping = DecayingDamping(0.4, 0.5, 10)
@@ -49,18 +44,10 @@ class DecayingDamping:
 def build_optimizer(
     config: OptimizerConfig, network: nn.Module, compatibility: CompatibilityConfig | None = None
 ) -> Optimizer:
-    """Return the named optimizer over a network's parameters.
+    """Return the optimizer that a section names, over a network's parameters; a ValueError if it names none.
 
     Torch's fused implementation is used where a class of torch has one: it is the fastest, and it decides on the device
-    whether an overflowed update is skipped.
-
-    Args:
-        config: Section ``optimizer`` with a name.
-        network: The network.
-        compatibility: Says which factors THOR forms; None for the default ones.
-
-    Raises:
-        ValueError: When the section names no optimizer.
+    whether an overflowed update is skipped. ``compatibility`` says which factors THOR forms.
     """
     options = config.hyper_parameters()
     match config.name:
@@ -83,12 +70,7 @@ def build_optimizer(
 def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
     """Set the hyper-parameters that a section without a name gives, in every parameter group.
 
-    Args:
-        optimizer: Changed in place.
-        config: Section ``optimizer`` without a name.
-
-    Raises:
-        ValueError: When the optimizer has no such hyper-parameter.
+    An optimizer that has no such hyper-parameter is a ValueError.
     """
     for name, value in config.hyper_parameters().items():
         groups, option = optimizer.param_groups, name

@@ -23,15 +23,10 @@ Schedule = tuple[float, ...] | Callable[[int], Any]
 
 
 def read_schedule(name: str, value: Any) -> float | Schedule:
-    """Return a hyper-parameter as a number or a schedule.
+    """Return a hyper-parameter as a number or a schedule; it goes by ``name`` in messages.
 
-    Args:
-        name: Parameter's name, for messages.
-        value: Number, tensor or array of one or no dimension, iterable of numbers, or callable of the step.
-
-    Raises:
-        TypeError: When it is none of these.
-        ValueError: When a number is negative or not finite, an entry is no number, or a tensor has several axes.
+    It may be a number, a tensor or array of one or no dimension, an iterable of numbers, or a callable of the step.
+    Anything else is a TypeError; numbers that are negative or not finite are a ValueError.
     """
     if isinstance(value, Tensor):
         if value.dim() > 1:

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from workbench.core import kernels
+from workbench.optim.adam_offload.host_transfer import Bucket
 
 __all__ = [
     "AdamNumbers",
@@ -104,17 +105,9 @@ def adam_step_(
 ) -> kernels.Lasting | None:
     """Update weights and moments in place; gradients are left as they are. Call it under ``torch.no_grad``.
 
-    Args:
-        weights: Dense float32 or float64 tensors on the CPU, all of one dtype.
-        gradients: One per weight, with its shape, strides and dtype (the kernel goes through memory and looks at
-            neither shape nor strides).
-        first: First moments m, likewise.
-        second: Second moments v, likewise.
-        numbers: See there.
-        before: What the step before has returned; it saves looking at the same tensors again.
-
-    Returns:
-        What the next step may be given; None where no kernel of our own took this one.
+    All are dense tensors on the CPU, float32 or float64, the others with the shape, strides and dtype of their weight:
+    the kernel goes through memory and looks at neither. Given as ``before``, what the last step returned saves looking
+    at the same tensors again; it is None where no kernel of our own took that one.
     """
     if numbers.suit_our_kernel:
         lists = kernels.adam_lists(weights, gradients, first, second, before=before)
@@ -206,24 +199,14 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class StepGroup:
-    """Parameters of one dtype, the options they share, and their optimizer state as lists that a kernel takes.
+    """Parameters of one dtype, the options they share, and their optimizer state as lists that a kernel takes."""
 
-    Args:
-        group: Their parameter group; options are read from it at every step.
-        parameters: At least one.
-        decays: Whether the group's weight decay applies to them.
-        bucket: Number of the bucket in which they travel to the host; None for those that live there.
-        steps: Steps taken so far, 0-dimensional, float32; owned by this step group.
-        first: First moments, one per parameter; empty before the first step.
-        second: Second moments, likewise.
-    """
-
-    group: dict[str, Any]
+    group: dict[str, Any]  # options are read from it at every step
     parameters: list[Tensor]
-    decays: bool
-    bucket: int | None
-    steps: Tensor
-    first: list[Tensor]
+    decays: bool  # whether the group's weight decay applies to them
+    bucket: Bucket | None  # in which they travel to the host; None for those that live there
+    steps: Tensor  # taken so far, 0-dimensional, float32; owned by this step group
+    first: list[Tensor]  # moments; empty before the first step
     second: list[Tensor]
     lists: kernels.Lasting | None = None  # what the last step went through
     strides: list[tuple[int, ...]] = field(init=False)
@@ -251,7 +234,7 @@ def form_step_groups(
     groups: Sequence[dict[str, Any]],
     state: OptimizerState,
     decays: Callable[[dict[str, Any], int], bool],
-    bucket_of: Callable[[Tensor], int | None],
+    bucket_of: Callable[[Tensor], Bucket | None],
 ) -> list[StepGroup]:
     """Divide parameter groups into step groups: those of one group, dtype, bucket, decay and count of steps.
 
@@ -272,7 +255,7 @@ def form_step_groups(
             formed.append(StepGroup(group, members, decayed, bucket, count, first, second))
             if held:
                 formed[-1].share_count(state)
-    return sorted(formed, key=lambda step_group: -1 if step_group.bucket is None else step_group.bucket)
+    return sorted(formed, key=lambda step_group: -1 if step_group.bucket is None else step_group.bucket.number)
 
 
 def take_gradients(

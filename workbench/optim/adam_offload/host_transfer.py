@@ -124,7 +124,8 @@ class Bucket:
     Gradients leave on one stream and weights return on another, as links carry both directions at once.
     """
 
-    def __init__(self, parameters: list[Tensor], leaving: CopyStream, returning: CopyStream) -> None:
+    def __init__(self, number: int, parameters: list[Tensor], leaving: CopyStream, returning: CopyStream) -> None:
+        self.number = number
         self.parameters = parameters
         self._leaving, self._returning = leaving, returning
         dtype = parameters[0].dtype
@@ -261,8 +262,8 @@ class HostTransfer:
             device = members[0].device
             if device not in streams:
                 streams[device] = make_stream(device), make_stream(device)
-            self.buckets.append(Bucket(members, *streams[device]))
-        self.place = {p: (number, i) for number, b in enumerate(self.buckets) for i, p in enumerate(b.parameters)}
+            self.buckets.append(Bucket(len(self.buckets), members, *streams[device]))
+        self.place = {p: (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
         self._handles: dict[Tensor, RemovableHandle] = {}
 
     def listen(self) -> None:
@@ -306,7 +307,7 @@ class HostTransfer:
         for bucket in self.buckets:
             bucket.leave(self.frees)
             bucket.waiting = None
-        return {p for p, (number, i) in self.place.items() if self.buckets[number].holds(i)}
+        return {parameter for parameter, (bucket, i) in self.place.items() if bucket.holds(i)}
 
     def discard(self) -> None:
         """Forget gradients that left."""
@@ -332,8 +333,7 @@ class HostTransfer:
     def _gradient_is_ready(self, parameter: Tensor) -> None:
         if ranks.world_size() > 1:
             return
-        number, index = self.place[parameter]
-        bucket = self.buckets[number]
+        bucket, index = self.place[parameter]
         if bucket.waiting is None:
             bucket.waiting = {i for i, member in enumerate(bucket.parameters) if member.requires_grad}
         bucket.waiting.discard(index)

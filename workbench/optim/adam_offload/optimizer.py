@@ -36,16 +36,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
-from workbench.core.step_optimizer import StepOptimizer, loss_of
+from workbench.core.step_optimizer import StepOptimizer, is_watched, loss_of
 from workbench.optim.adam_offload.given_parameters import is_scale_or_shift, read_parameters
 from workbench.optim.adam_offload.host_adam import (
     AdamNumbers,
@@ -56,42 +54,10 @@ from workbench.optim.adam_offload.host_adam import (
     form_step_groups,
     take_gradients,
 )
-from workbench.optim.adam_offload.host_transfer import CopyStream, HostTransfer, compute_dtype, dense_strides
+from workbench.optim.adam_offload.host_transfer import Bucket, CopyStream, HostTransfer, compute_dtype, dense_strides
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 
 __all__ = ["AdamOffload"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
-
-
-def _hooked_when_watched(
-    step: Callable[Concatenate[AnyOptimizer, P], R],
-) -> Callable[Concatenate[AnyOptimizer, P], R]:
-    """Run the hooks of ``step`` as torch does if there are any, at the cost of a look otherwise.
-
-    torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a kernel that
-    has just driven everything else out of the caches that takes as long as gathering the gradients of a hundred
-    parameters.
-    """
-    watched = Optimizer.profile_hook_step(step)
-
-    @functools.wraps(step)
-    def either(self: AnyOptimizer, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        if (
-            self._optimizer_step_pre_hooks
-            or self._optimizer_step_post_hooks
-            or torch_optimizer._global_optimizer_pre_hooks
-            or torch_optimizer._global_optimizer_post_hooks
-            or profiler._is_profiler_enabled
-        ):
-            return watched(self, *args, **kwargs)
-        return step(self, *args, **kwargs)
-
-    either.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method again
-    return either
-
 
 #: Per dynamic option of a group: the key of its schedule, and the name users know it by.
 _SCHEDULES = {"lr": ("lr_schedule", "learning_rate"), "weight_decay": ("weight_decay_schedule", "weight_decay")}
@@ -219,10 +185,7 @@ class AdamOffload(StepOptimizer):
         return self._global_step
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters.
-
-        Args:
-            param_group: ``params`` and options; ``lr`` and ``weight_decay`` may be dynamic.
+        """Add a group of parameters; its ``lr`` and ``weight_decay`` may be dynamic.
 
         Raises:
             TypeError: When a parameter is not of a floating-point type.
@@ -263,19 +226,19 @@ class AdamOffload(StepOptimizer):
         other._global_step = self._global_step
         return other
 
-    @_hooked_when_watched
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient, and return the closure's loss.
 
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When a list of rates has come to its end, or a gradient is sparse.
+        A RuntimeError says that a list of rates has come to its end, or that a gradient is sparse.
         """
+        # torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a
+        # kernel that has just driven everything else out of the caches that takes as long as gathering the gradients
+        # of a hundred parameters, so it is left out where nobody watches.
+        return self._hooked_step(closure) if is_watched(self) else self._plain_step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method itself
+
+    def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = loss_of(closure)
         # A flag on the CPU costs nothing to read, and Adam on the host waits for the gradients anyway.
         if self.found_inf is None or self.found_inf.item() == 0:
@@ -284,6 +247,8 @@ class AdamOffload(StepOptimizer):
         elif self._transfer is not None:
             self._transfer.discard()
         return loss
+
+    _hooked_step = Optimizer.profile_hook_step(_plain_step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, those that have left included; ``set_to_none`` as in torch."""
@@ -298,7 +263,7 @@ class AdamOffload(StepOptimizer):
         The part of unscaling that cannot be done through ``.grad``; nothing to do without ``offload_gradients``.
 
         Args:
-            scale_of: Gives the scale of a parameter's gradient, one element.
+            scale_of: Gives the scale of a parameter's gradient, one element; it must be the same for all.
             found_inf: Flag, float32, one element; set to 1.0 if anything is not finite.
 
         Raises:
@@ -354,11 +319,7 @@ class AdamOffload(StepOptimizer):
         return saved
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, or from one of ``torch.optim.Adam``. The saved tensors are copied.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned for the same groups.
-        """
+        """Continue from a saved state of the same groups, or of ``torch.optim.Adam``. The saved tensors are copied."""
         schedules = [{key: group[key] for key, _ in _SCHEDULES.values()} for group in self.param_groups]
         states = state_dict["state"]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
@@ -461,27 +422,32 @@ class AdamOffload(StepOptimizer):
 
     def _form_step_groups(self) -> list[StepGroup]:
         travellers = [parameter for parameter in self._held() if self._travels(parameter)]
-        place: Mapping[Tensor, tuple[int, int]] = {}
         if travellers:
-            frees = self._options["offload_gradients"]
-            transfer = HostTransfer(travellers, self._options["bucket_bytes"], frees, self._make_stream)
-            place = transfer.place
-            for parameter, (number, index) in place.items():
-                if parameter in self.state and compute_dtype(parameter.dtype) != parameter.dtype:
-                    state = self.state[parameter]
-                    if "master" in state:
-                        transfer.buckets[number].give_master(index, state["master"])
-                    state["master"] = transfer.buckets[number].weights[index]
+            options = self._options
+            self._transfer = HostTransfer(
+                travellers, options["bucket_bytes"], options["offload_gradients"], self._make_stream
+            )
+            for parameter, (bucket, index) in self._transfer.place.items():
+                if parameter in self.state:
+                    self._keep_master(parameter)
                 if parameter in self._pending_gradients:
-                    transfer.buckets[number].put_sum(index, self._pending_gradients[parameter])
+                    bucket.put_sum(index, self._pending_gradients[parameter])
             self._pending_gradients = {}
-            self._transfer = transfer
-        return form_step_groups(
-            self.param_groups,
-            self.state,
-            _decays,
-            lambda parameter: place[parameter][0] if parameter in place else None,
-        )
+        return form_step_groups(self.param_groups, self.state, _decays, self._bucket_of)
+
+    def _bucket_of(self, parameter: Tensor) -> Bucket | None:
+        """Return the bucket in which a parameter travels."""
+        place = None if self._transfer is None else self._transfer.place.get(parameter)
+        return None if place is None else place[0]
+
+    def _keep_master(self, parameter: Tensor) -> None:
+        """Let the state of 16-bit weights have the host's copy as ``master``, with the value it had so far."""
+        if self._transfer is None or compute_dtype(parameter.dtype) == parameter.dtype:
+            return
+        (bucket, index), state = self._transfer.place[parameter], self.state[parameter]
+        if "master" in state:
+            bucket.give_master(index, state["master"])
+        state["master"] = bucket.weights[index]
 
     def _update(self) -> None:
         self._follow_schedules()
@@ -493,18 +459,17 @@ class AdamOffload(StepOptimizer):
         arrived: dict[int, dict[int, Tensor]] = {}
         host_seconds = 0.0
         for step_group, gradients in take_gradients(self._step_groups, self.state, travelling):
+            bucket = step_group.bucket
             if not step_group.first:
                 self._begin(step_group)
-            if step_group.bucket is None:
+            if transfer is None or bucket is None:
                 host_seconds += self._adam(step_group, step_group.parameters, _laid_out(step_group, gradients))
                 continue
-            assert transfer is not None
-            bucket = transfer.buckets[step_group.bucket]
-            if step_group.bucket not in arrived:
+            if bucket.number not in arrived:
                 bucket.read_weights()
-                arrived[step_group.bucket] = bucket.arrived()
+                arrived[bucket.number] = bucket.arrived()
             chosen = [transfer.place[parameter][1] for parameter in step_group.parameters]
-            on_host = [arrived[step_group.bucket][i] for i in chosen]
+            on_host = [arrived[bucket.number][i] for i in chosen]
             host_seconds += self._adam(step_group, [bucket.weights[i] for i in chosen], on_host)
             bucket.give_back(chosen)
         self._columns = {"offload.host_ms": host_seconds * 1e3}
@@ -545,9 +510,7 @@ class AdamOffload(StepOptimizer):
             step_group.first.append(first)
             step_group.second.append(second)
             self.state[parameter].update(exp_avg=first, exp_avg_sq=second)
-            if self._transfer is not None and compute_dtype(parameter.dtype) != parameter.dtype:
-                number, index = self._transfer.place[parameter]
-                self.state[parameter]["master"] = self._transfer.buckets[number].weights[index]
+            self._keep_master(parameter)
         step_group.share_count(self.state)
 
     def _follow_schedules(self, past_end: Literal["error", "last"] = "error") -> None:
@@ -571,9 +534,8 @@ def _laid_out(step_group: StepGroup, gradients: list[Tensor]) -> list[Tensor]:
     assigned need not be, and the result would be silently wrong (torch's fused Adam has this trap).
     """
     try:
-        if step_group.is_contiguous and all(
-            map(Tensor.is_contiguous, gradients)
-        ):  # the quicker question, mostly enough
+        # The quicker question comes first and is mostly enough.
+        if step_group.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
             return gradients
         if list(map(Tensor.stride, gradients)) == step_group.strides:
             return gradients

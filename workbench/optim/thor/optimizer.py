@@ -161,9 +161,13 @@ class Thor(StepOptimizer):
         if not isinstance(whole, nn.Module):
             raise TypeError(f"`net` must be a torch.nn.Module (or give `network`), got {type(net).__name__}")
         self.network = whole
-        self._rate, self._damping = _read("learning_rate", learning_rate), _read("damping", damping)
-        if self._damping_at(0) <= 0:
-            raise ValueError(f"`damping` must be above 0, got {self._damping_at(0):g}")
+        # By option of a group: what users call it, and a number or schedule.
+        self._schedules = {
+            "lr": ("learning_rate", _read("learning_rate", learning_rate)),
+            "damping": ("damping", _read("damping", damping)),
+        }
+        if self._value_at("damping", 0) <= 0:
+            raise ValueError(f"`damping` must be above 0, got {self._value_at('damping', 0):g}")
         self.loss_scale = checked_number("loss_scale", loss_scale, above=0.0)
         if not callable(decay_filter):
             raise TypeError(f"`decay_filter` must be callable, got {type(decay_filter).__name__}")
@@ -180,11 +184,11 @@ class Thor(StepOptimizer):
         self._names = {id(p): name for name, p in named}
         self._decaying: dict[int, bool] = {}
         options = {
-            "lr": self._rate_at(0),
+            "lr": self._value_at("lr", 0),
             "momentum": checked_number("momentum", momentum),
             "weight_decay": checked_number("weight_decay", weight_decay),
             "nesterov": checked_switch("use_nesterov", use_nesterov),
-            "damping": self._damping_at(0),
+            "damping": self._value_at("damping", 0),
         }
         # torch fills in what a group does not say; what it does say is its own, and no schedule of ours moves it.
         given = named if isinstance(net, nn.Module) else list(net)
@@ -202,6 +206,7 @@ class Thor(StepOptimizer):
         self._unscaled = False
         self._events: EventSink | None = None
         self._step_number: int | None = None
+        self._columns: dict[str, float] = {}
 
     # What it consists of
 
@@ -255,26 +260,13 @@ class Thor(StepOptimizer):
 
     def columns(self) -> dict[str, float]:
         """Return what the host knows of the last step: whether it refreshed factors, and the damping."""
-        step = max(self.preconditioner.steps - 1, 0)
-        varies = not isinstance(self._damping, float)
-        damping = self._damping_at(step) if varies else float(self.param_groups[0]["damping"])
-        return {"thor.refreshed": float(self.preconditioner.refreshed), "thor.damping": damping}
+        return self._columns
 
     # The step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When a gradient is sparse.
-        """
+        """Update all parameters that have a gradient, and return the closure's loss; a sparse one is a RuntimeError."""
         loss = loss_of(closure)
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
         carried = self.carried_scale
@@ -291,6 +283,10 @@ class Thor(StepOptimizer):
         else:
             engine.refreshed = False
         self._update(constant, carried, found_inf)
+        self._columns = {
+            "thor.refreshed": float(engine.refreshed),
+            "thor.damping": float(self.param_groups[0]["damping"]),
+        }
         engine.advance(self._events)
         self._follow_schedules()
         return loss
@@ -398,23 +394,18 @@ class Thor(StepOptimizer):
 
     # Schedules and scales
 
+    def _value_at(self, option: str, step: int) -> float:
+        name, schedule = self._schedules[option]
+        return value_at(schedule, step, name, past_end="last")
+
     def _follow_schedules(self) -> None:
         """Set the rates of the coming step, so that whoever looks at the groups before it sees them."""
-        step = self.preconditioner.steps
-        for name, schedule, value in (
-            ("lr", self._rate, self._rate_at(step)),
-            ("damping", self._damping, self._damping_at(step)),
-        ):
+        for option, (_, schedule) in self._schedules.items():
             if not isinstance(schedule, float):
+                value = self._value_at(option, self.preconditioner.steps)
                 for group in self.param_groups:
-                    if name not in group["own_options"]:
-                        group[name] = value
-
-    def _rate_at(self, step: int) -> float:
-        return value_at(self._rate, step, "learning_rate", past_end="last")
-
-    def _damping_at(self, step: int) -> float:
-        return value_at(self._damping, step, "damping", past_end="last")
+                    if option not in group["own_options"]:
+                        group[option] = value
 
     def _damping_of_layers(self) -> list[float]:
         default = float(self.param_groups[0]["damping"])
@@ -463,19 +454,14 @@ class Thor(StepOptimizer):
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to continue exactly; waits for the device.
+        """Return torch's ``state`` (``momentum_buffer``) and ``param_groups``, and under ``thor`` the preconditioner's.
 
-        Returns:
-            Torch's ``state`` (``momentum_buffer`` per parameter) and ``param_groups``, and under ``thor`` what
-            ``Preconditioner.state_dict`` describes.
+        Waits for the device; see ``Preconditioner.state_dict``.
         """
         return {**super().state_dict(), "thor": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
-
-        Args:
-            state_dict: As ``state_dict`` returned it.
 
         Raises:
             ValueError: When it is of another optimizer or another network.
@@ -518,7 +504,7 @@ class _Batch:
 # Attributes that a copy takes along; the others would act for the original, cannot be copied, or are made again.
 _KEPT = (
     *("network", "preconditioner", "loss_scale", "enable_clip_grad", "kl_clip"),
-    *("_rate", "_damping", "_arguments", "_decay_filter"),
+    *("_schedules", "_arguments", "_decay_filter", "_columns"),
 )
 
 

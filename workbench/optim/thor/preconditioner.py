@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -219,11 +219,9 @@ class Preconditioner:
         weakref.finalize(self, _remove_all, taps)
         return taps
 
-    def _take_off_taps(self, which: Sequence[int]) -> None:
-        for i in which:
-            tap = self._taps.pop(i, None)
-            if tap is not None:
-                tap.remove()
+    def _take_off_taps(self, which: Iterable[int]) -> None:
+        for i in list(which):
+            self._taps.pop(i).remove()
 
     @property
     def due(self) -> list[int]:
@@ -246,38 +244,22 @@ class Preconditioner:
         step: int,
         events: EventSink | None,
     ) -> None:
-        """Make new inverses for the layers that are due.
+        """Make new inverses for the layers that are due, by their damping d and the loss scale of output gradients.
 
-        Args:
-            damping: d per layer.
-            inverse_scale: One over the loss scale that the output gradients carried, per layer, shape ``[layers]``;
-                None for 1.
-            found_inf: Not 0 when the step's gradients were not finite: then nothing changes. None when nobody looked.
-            step: Number for events.
-            events: Where they go.
+        ``inverse_scale`` is one over that, per layer, shape ``[layers]``; None for 1. Where ``found_inf`` is not 0 the
+        step's gradients were not finite and nothing changes. Events go by the number of the step.
         """
         due = self.due
         self.refreshed = bool(due)
         if not due:
             return
         rules, blocks = self.rules, self.blocks
-        self._take_off_taps(due)
+        self._take_off_taps(self._taps.keys() & set(due))
         self._armed -= set(due)
-        coefficients = [layer.coefficients(rules.factors, rules.batch_size) for layer in self.layers]
-        norms = [layer.norms(rules.factors) for layer in self.layers]
-        chosen, alive, a, g, a_norm, g_norm, root = self._to_device(
-            [float(i in set(due)) for i in range(len(self.layers))],
-            [float(layer.tally.calls > 0) for layer in self.layers],
-            [pair[0] for pair in coefficients],
-            [pair[1] for pair in coefficients],
-            [pair[0] for pair in norms],
-            [pair[1] for pair in norms],
-            [math.sqrt(d) for d in damping],
-        )
-        alive, skip = self._normalize(due, a, g, inverse_scale, found_inf, chosen, alive)
+        take, skip = self._form_factors(due, inverse_scale, found_inf)
         a_traces, g_traces = self._traces_of_layers()
         product = a_traces * g_traces
-        take = (chosen > 0) & alive & torch.isfinite(product) & ~skip
+        take &= torch.isfinite(product) & ~skip
         if rules.factor_decay:
             weight = self._averaged.to(self._dtype) * rules.factor_decay
             blocks.average_(self._factors_of(weight), self._factors_of(take))
@@ -288,28 +270,31 @@ class Preconditioner:
             change = (product - self._traces).abs() / self._traces
             take &= (self._traces < 0) | (change > rules.trace_threshold)
         self._traces = torch.where(take, product, self._traces)
-        a_damping, g_damping, multiplier = self._dampings(root, a_norm, g_norm, a_traces, g_traces)
+        a_damping, g_damping, multiplier = self._dampings(damping, a_traces, g_traces)
         by_factor = self._per_factor(a_damping, g_damping)
         failed = self._exchange.invert_(by_factor, multiplier, self._factors_of(take), self._slips)
-        self._scale_rows(due, a_damping, take)
+        for i in due:
+            layer = self.layers[i]
+            if layer.counts is not None and layer.row_scale is not None:
+                fresh = (layer.counts + a_damping[i]).reciprocal()
+                layer.row_scale.copy_(torch.where(take[i], fresh, layer.row_scale))
+            layer.tally = Tally()
         report = torch.cat([skip.reshape(1).to(self._dtype), take.to(self._dtype), failed.to(self._dtype)])
         lag = 0 if self.blocks.host_decides else SETTLE_AFTER
         self._unsettled.append(_Unsettled(self.steps + lag, step, due, HostCopy(report), by_factor, multiplier))
-        for i in due:
-            self.layers[i].tally = Tally()
         self.settle(events)
 
-    def _normalize(
-        self,
-        due: list[int],
-        a: Tensor,
-        g: Tensor,
-        inverse_scale: Tensor | None,
-        found_inf: Tensor | None,
-        chosen: Tensor,
-        alive: Tensor,
+    def _form_factors(
+        self, due: list[int], inverse_scale: Tensor | None, found_inf: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Turn sums into factors, averaged over ranks; return per layer whether there is one, and the overflow flag."""
+        """Turn sums into factors, averaged over ranks; return the layers that have new ones, and the overflow flag."""
+        coefficients = [layer.coefficients(self.rules.factors, self.rules.batch_size) for layer in self.layers]
+        chosen, alive, a, g = self._to_device(
+            [float(i in set(due)) for i in range(len(self.layers))],
+            [float(layer.tally.calls > 0) for layer in self.layers],
+            [pair[0] for pair in coefficients],
+            [pair[1] for pair in coefficients],
+        )
         if inverse_scale is not None:
             g = g * inverse_scale.to(self._dtype).square()
         self.blocks.scale_(self._per_factor(a, g), self._factors_of(chosen > 0))
@@ -320,12 +305,16 @@ class Preconditioner:
         if found_inf is not None:
             skip = (found_inf.reshape(()) != 0).to(self._dtype)
         self._exchange.average_(due, alive, skip)
-        return alive > 0, skip > 0
+        return (chosen > 0) & (alive > 0), skip > 0
 
     def _dampings(
-        self, root: Tensor, a_norm: Tensor, g_norm: Tensor, a_traces: Tensor, g_traces: Tensor
+        self, damping: Sequence[float], a_traces: Tensor, g_traces: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what is added to A and to G per layer, and the factor of the inverses per factor."""
+        norms = [layer.norms(self.rules.factors) for layer in self.layers]
+        a_norm, g_norm, root = self._to_device(
+            [pair[0] for pair in norms], [pair[1] for pair in norms], [math.sqrt(d) for d in damping]
+        )
         a_mean, g_mean = a_traces / self._inputs, g_traces / self._outputs
         finite = torch.isfinite(a_mean) & torch.isfinite(g_mean)
         if self.rules.damping_floor:
@@ -342,13 +331,6 @@ class Preconditioner:
         if self.rules.factors == "default":
             return a_damping, g_damping, None
         return a_damping, g_damping, self._factors_of(a_norm.rsqrt())
-
-    def _scale_rows(self, due: list[int], a_damping: Tensor, take: Tensor) -> None:
-        for i in due:
-            layer = self.layers[i]
-            if layer.counts is not None and layer.row_scale is not None:
-                fresh = (layer.counts + a_damping[i]).reciprocal()
-                layer.row_scale.copy_(torch.where(take[i], fresh, layer.row_scale))
 
     def settle(self, events: EventSink | None, *, everything: bool = False) -> None:
         """Act on what refreshes of some steps ago, or with ``everything`` of the last ones, turned out to have done."""
@@ -393,14 +375,10 @@ class Preconditioner:
 
         They have the weights' shape and number format and are overwritten by the next call.
         """
-        plans = self._plans
-        result = []
-        for i, gradient in gradients:
-            plan = plans.get(i)
-            if plan is None:
-                plan = plans[i] = _Plan(self.layers[i], self.blocks)
-            result.append(plan(gradient))
-        return result
+        for i, _ in gradients:
+            if i not in self._plans:
+                self._plans[i] = _Plan(self.layers[i], self.blocks)
+        return [self._plans[i](gradient) for i, gradient in gradients]
 
     def advance(self, events: EventSink | None) -> None:
         """End the step: count it and get ready for the next one."""
@@ -436,8 +414,8 @@ class Preconditioner:
             "traces": self._traces.clone(),
             "averaged": self._averaged.clone(),
             "tallies": [list(layer.tally) for layer in self.layers],
-            "counts": [_copied(layer.counts) for layer in self.layers],
-            "row_scales": [_copied(layer.row_scale) for layer in self.layers],
+            "counts": [None if layer.counts is None else layer.counts.clone() for layer in self.layers],
+            "row_scales": [None if layer.row_scale is None else layer.row_scale.clone() for layer in self.layers],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -447,13 +425,10 @@ class Preconditioner:
             raise ValueError(f"the state is of layers {list(state['layers'])}, this network has {names}")
         if state["block_size"] != blocks.block_size:
             raise ValueError(f"`block_size` must be {state['block_size']} for this state, got {blocks.block_size}")
-        n_values = sum(
-            view.numel() for f in range(len(blocks.sizes)) for _, _, view in blocks.views(f, blocks.inverses)
-        )
-        if state["inverses"].numel() != n_values:
+        if state["inverses"].numel() != blocks.packed(blocks.inverses).numel():
             raise ValueError("the state is of layers of other sizes")
         self._unsettled = []
-        self._take_off_taps(list(self._taps))
+        self._take_off_taps(self._taps)
         self.steps = int(state["steps"])
         blocks.unpack_(blocks.inverses, state["inverses"])
         if state["factors"] is not None:
@@ -488,24 +463,21 @@ class Preconditioner:
                 continue
             for mine, its in ((layer.a, old.a), (layer.g, old.g)):
                 if mine >= 0:
-                    views = zip(
-                        self.blocks.views(mine, self.blocks.inverses),
-                        other.blocks.views(its, other.blocks.inverses),
-                        strict=True,
-                    )
-                    for (_, _, view), (_, _, past) in views:
-                        view.copy_(past)
+                    views = self.blocks.views(mine, self.blocks.inverses)
+                    past = other.blocks.views(its, other.blocks.inverses)
+                    for (_, _, view), (_, _, before) in zip(views, past, strict=True):
+                        view.copy_(before)
             if layer.row_scale is not None and old.row_scale is not None:
                 layer.row_scale.copy_(old.row_scale)
             number = other.position[id(layer.weight)]
             self._traces[i] = other._traces[number]
             if number not in other._armed:
                 self._armed.discard(i)
-        self._take_off_taps([i for i in self._taps if i not in self._armed])
+        self._take_off_taps(self._taps.keys() - self._armed)
 
     def release(self) -> None:
         """Take all taps off: this object will not be used any more."""
-        self._take_off_taps(list(self._taps))
+        self._take_off_taps(self._taps)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; taps, views and what is on its way to the host are made anew."""
@@ -545,24 +517,19 @@ class _Plan:
     """
 
     def __init__(self, layer: FactoredLayer, blocks: FactorBlocks) -> None:
-        self.left = blocks.views(layer.g, blocks.inverses) if layer.kind != "embedding" else []
-        self.right = blocks.views(layer.a if layer.a >= 0 else layer.g, blocks.inverses)
-        self.row_scale = layer.row_scale
+        left = blocks.views(layer.g, blocks.inverses) if layer.kind != "embedding" else []
+        right = blocks.views(layer.a if layer.a >= 0 else layer.g, blocks.inverses)
         weight = layer.weight
-        shape = (len(weight), weight[0].numel())
-        dtype = self.right[0][2].dtype
-        self.between = torch.empty(shape, dtype=dtype, device=weight.device)
-        self.flat = torch.empty(shape, dtype=dtype, device=weight.device)
-        whole = self.flat.view(weight.shape)
+        self.row_scale = layer.row_scale
+        self.shape, self.dtype = (len(weight), weight[0].numel()), right[0][2].dtype
+        self.between = torch.empty(self.shape, dtype=self.dtype, device=weight.device)
+        self.flat = torch.empty_like(self.between)
         # The update reads weight and gradient side by side in memory, so both must lie there in the same order.
-        self.is_plain = weight.is_contiguous() and weight.dtype == dtype
-        self.result = whole if self.is_plain else torch.empty_like(weight, requires_grad=False)
-        self.shape, self.dtype = shape, dtype
-        self.left_slices = [(inverse, begin, end, self.between[begin:end]) for begin, end, inverse in self.left]
-        self.right_slices = [
-            (self.between[:, begin:end], inverse, self.flat[:, begin:end]) for begin, end, inverse in self.right
-        ]
-        self.only_left = self.left[0][2] if len(self.left) == 1 else None
+        self.is_plain = weight.is_contiguous() and weight.dtype == self.dtype
+        self.result = self.flat.view(weight.shape) if self.is_plain else torch.empty_like(weight, requires_grad=False)
+        self.left = [(inverse, begin, end, self.between[begin:end]) for begin, end, inverse in left]
+        self.right = [(self.between[:, begin:end], inverse, self.flat[:, begin:end]) for begin, end, inverse in right]
+        self.only_left = left[0][2] if len(left) == 1 else None
 
     def __call__(self, gradient: Tensor) -> Tensor:
         matrix = gradient.reshape(self.shape)
@@ -573,9 +540,9 @@ class _Plan:
         elif self.only_left is not None:
             torch.mm(self.only_left, matrix, out=self.between)
         else:
-            for inverse, begin, end, target in self.left_slices:
+            for inverse, begin, end, target in self.left:
                 torch.mm(inverse, matrix[begin:end], out=target)
-        for part, inverse, target in self.right_slices:
+        for part, inverse, target in self.right:
             torch.mm(part, inverse, out=target)
         if not self.is_plain:
             self.result.copy_(self.flat.view(self.result.shape))
@@ -585,7 +552,3 @@ class _Plan:
 def _remove_all(taps: dict[int, Tap]) -> None:
     for tap in taps.values():
         tap.remove()
-
-
-def _copied(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.clone()

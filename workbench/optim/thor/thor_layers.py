@@ -38,21 +38,13 @@ LayerKind = Literal["linear", "conv", "embedding"]
 
 
 class Tally(NamedTuple):
-    """What was added to a layer's factors since its last refresh; the host knows it without asking the device.
+    """What was added to a layer's factors since its last refresh; the host knows it without asking the device."""
 
-    Args:
-        calls: How often the layer took part in a backward pass.
-        a_rows: What the sum of A is divided by.
-        g_rows: Rows of output gradient there were.
-        g_used: Rows of output gradient in the sum.
-        terms: Terms of the loss they belong to.
-    """
-
-    calls: int = 0
-    a_rows: int = 0
-    g_rows: int = 0
-    g_used: int = 0
-    terms: int = 0
+    calls: int = 0  # how often the layer took part in a backward pass
+    a_rows: int = 0  # what the sum of A is divided by
+    g_rows: int = 0  # rows of output gradient there were
+    g_used: int = 0  # rows of output gradient in the sum
+    terms: int = 0  # of the loss that they belong to
 
 
 class FactoredLayer:
