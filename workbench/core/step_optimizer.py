@@ -13,7 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from workbench.core.records import EventSink
 
-__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "is_watched", "loss_of", "skips_on_device"]
+__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "is_watched", "loss_of", "skips_on_device", "zeros_in"]
 
 
 class SkipsOnDevice(Protocol):
@@ -114,3 +114,11 @@ def loss_of(closure: Callable[[], float] | None) -> float | None:
         return None
     with torch.enable_grad():
         return closure()
+
+
+def zeros_in(state: dict[str, Any], parameter: Tensor, name: str) -> Tensor:
+    """Return a tensor of a parameter's state that starts as zeros, laid out as the parameter."""
+    if name not in state:
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    tensor: Tensor = state[name]
+    return tensor

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from workbench.core.arguments import checked_number
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of, zeros_in
 
 __all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
 
@@ -252,8 +252,8 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            zeros_in(state, parameter, "exp_avg")
+            zeros_in(state, parameter, "exp_avg_sq")
         elif "step" not in state:
             raise TypeError("a gradient must stay sparse or dense, got a dense one where it was sparse before")
         return state

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number
-from workbench.core.step_optimizer import loss_of
+from workbench.core.step_optimizer import loss_of, zeros_in
 
 __all__ = ["ScheduleFreeAdamW"]
 
@@ -141,10 +141,13 @@ class ScheduleFreeAdamW(Optimizer):
         rate = float(group["lr"]) * math.sqrt(1.0 - beta2**step) * warmed
         total += rate * rate
         share = rate * rate / total if total else 0.0
-        iterates = [self._kept(weight, "z") for weight in weights]
-        moments = [self._kept(weight, "exp_avg_sq") for weight in weights]
-        for weight in weights:
-            self.state[weight].update(step=step, sum_of_squares=total)
+        states = [self.state[weight] for weight in weights]
+        for weight, state in zip(weights, states, strict=True):
+            if "z" not in state:
+                state["z"] = weight.clone(memory_format=torch.preserve_format)
+            state.update(step=step, sum_of_squares=total)
+        iterates: list[Tensor] = [state["z"] for state in states]
+        moments = [zeros_in(state, weight, "exp_avg_sq") for weight, state in zip(weights, states, strict=True)]
         torch._foreach_mul_(moments, beta2)
         torch._foreach_addcmul_(moments, gradients, gradients, 1.0 - beta2)
         denominators = torch._foreach_sqrt(moments)
@@ -155,11 +158,3 @@ class ScheduleFreeAdamW(Optimizer):
         torch._foreach_lerp_(weights, iterates, share)
         torch._foreach_add_(weights, updates, alpha=-rate * (1.0 - beta1 * (1.0 - share)))
         torch._foreach_add_(iterates, updates, alpha=-rate)
-
-    def _kept(self, parameter: Tensor, name: str) -> Tensor:
-        state = self.state[parameter]
-        if name not in state:
-            empty = torch.clone if name == "z" else torch.zeros_like
-            state[name] = empty(parameter, memory_format=torch.preserve_format)
-        tensor: Tensor = state[name]
-        return tensor

@@ -17,16 +17,12 @@ Where the weights live decides how a step goes:
   kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on what stands in for an
   accelerator in the tests, which knows streams, pinned memory and devices, but is in order and cannot show a race.
 
-By default gradients leave in ``step``, and transfer, host update and return are pipelined from bucket to bucket: the
-step takes as long as the slowest of the three. What happened to ``.grad`` before (accumulation, unscaling, clipping,
-averaging over ranks) needs no special care.
-
-With ``offload_gradients`` they leave for good, from the second step on while the backward pass produces them: ``.grad``
-is None afterwards, the device's memory is free again, micro-batches are added up on the host. A loss scale is then
-divided out on the host (``unscale_offloaded_``, which ``Boosted`` calls). What looks at ``.grad`` between backward and
-step (clipping, gradient statistics, ``torch.amp.GradScaler``) finds nothing. The update itself always waits for
-``step``, since before that nobody knows whether another bucket has overflowed. Over several ranks nothing leaves before
-``step``, which comes after gradients were averaged, by ``Boosted.distribute`` or by DistributedDataParallel.
+By default gradients leave in ``step``, and transfer, host update and return are pipelined from bucket to bucket. What
+happened to ``.grad`` before (accumulation, unscaling, clipping, averaging over ranks) needs no special care. With
+``offload_gradients`` they leave for good during the backward pass, from the second step on: ``.grad`` is None
+afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler`` find nothing, and a loss scale is divided
+out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update itself always waits for ``step``, since
+before that nobody knows whether another bucket has overflowed.
 """
 
 from __future__ import annotations

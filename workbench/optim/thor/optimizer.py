@@ -28,7 +28,7 @@ from torch.optim.sgd import sgd
 
 from workbench.core.arguments import checked_number, checked_switch
 from workbench.core.records import EventSink
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of, zeros_in
 from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
@@ -335,13 +335,7 @@ class Thor(StepOptimizer):
                 batch.parameters.append(parameter)
                 batch.gradients.append(gradient)
                 if group["momentum"]:
-                    state = self.state[parameter]
-                    buffer = state.get("momentum_buffer")
-                    if buffer is None:
-                        buffer = state["momentum_buffer"] = torch.zeros_like(
-                            parameter, memory_format=torch.preserve_format
-                        )
-                    batch.buffers.append(buffer)
+                    batch.buffers.append(zeros_in(self.state[parameter], parameter, "momentum_buffer"))
             batches += kinds.values()
         return batches
 
