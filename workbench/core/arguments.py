@@ -27,13 +27,13 @@ def checked_number(
     if isinstance(value, bool) or not isinstance(value, kind):
         what = "float" if kind is float else "number"
         raise TypeError(f"`{name}` must be a {what}, got {type(value).__name__} {value!r}")
-    number = float(value)
-    if not (number >= least if above is None else number > above) or not number < below:
-        low, bracket = (least, "[") if above is None else (above, "(")
-        limit = f"be finite and {'at least' if above is None else 'above'} {low:g}"
-        raise ValueError(
-            f"`{name}` must {limit if below == math.inf else f'lie in {bracket}{low:g}, {below:g})'}, got {value!r}"
-        )
+    number, low = float(value), least if above is None else above
+    if not ((number >= low if above is None else number > low) and number < below):  # NaN fails, too
+        if below < math.inf:
+            rule = f"lie in {'[' if above is None else '('}{low:g}, {below:g})"
+        else:
+            rule = f"be finite and {'at least' if above is None else 'above'} {low:g}"
+        raise ValueError(f"`{name}` must {rule}, got {value!r}")
     return number
 
 

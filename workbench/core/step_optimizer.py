@@ -42,6 +42,20 @@ class StepOptimizer(Optimizer):
         """
         return getattr(self, "grad_scale", None)
 
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that have a gradient, and return the loss of a closure that evaluates the model again.
+
+        Raises:
+            RuntimeError: When a gradient is sparse, and the optimizer takes dense ones only.
+        """
+        loss = loss_of(closure)
+        self._step()
+        return loss
+
+    def _step(self) -> None:
+        raise NotImplementedError
+
     def step_with_found_inf(self, found_inf: Tensor) -> None:
         """Step unless ``found_inf`` (one element, float32) is not 0; step hooks run either way."""
         self.found_inf = found_inf

@@ -46,7 +46,8 @@ class LossScaling:
         self.is_unit = not isinstance(scale, Tensor) and scale == 1.0 and update_cell is None
         self.unscales = not self.is_unit
         self.agree: Callable[[Tensor], None] | None = None
-        self._finite = torch.zeros((), dtype=torch.bool, device=device)
+        #: A constant False on the device.
+        self.no_overflow = torch.zeros((), dtype=torch.bool, device=device)
 
     @classmethod
     def from_config(cls, config: BoostConfig, device: torch.device) -> LossScaling:
@@ -147,11 +148,6 @@ class LossScaling:
     def adapts(self) -> bool:
         """Whether a rule moves the scale."""
         return self.update_cell is not None and not isinstance(self.update_cell, FixedLossScaleUpdateCell)
-
-    @property
-    def no_overflow(self) -> Tensor:
-        """Return a constant False on the device."""
-        return self._finite
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and the rule's counters."""

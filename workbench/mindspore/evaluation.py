@@ -87,24 +87,19 @@ class Evaluator:
     def _chosen(self, outputs: Any) -> tuple[Any, Any, Any]:
         """Return loss, prediction and label among the outputs of the evaluation network."""
         several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        if self.indexes is not None:
-            if max(self.indexes) >= len(several):
-                raise ValueError(
-                    f"`eval_indexes` must be positions in the {len(several)} outputs of `eval_network`, got "
-                    f"{list(self.indexes)}"
-                )
-            loss, prediction, label = (several[index] for index in self.indexes)
-            return loss, prediction, label
-        if len(several) == 3:
-            return several[0], several[1], several[2]
-        if len(several) == 2:
-            return None, several[0], several[1]
-        if len(several) == 1:
-            return several[0], None, None
-        raise ValueError(
-            f"`eval_network` returned {len(several)} outputs; say with `eval_indexes` where loss, prediction and label "
-            "are"
-        )
+        n = len(several)
+        if self.indexes is not None and max(self.indexes) >= n:
+            raise ValueError(
+                f"`eval_indexes` must be positions in the {n} outputs of `eval_network`, got {list(self.indexes)}"
+            )
+        if self.indexes is None and n not in (1, 2, 3):
+            raise ValueError(
+                f"`eval_network` returned {n} outputs; say with `eval_indexes` where loss, prediction and label are"
+            )
+        # One output is the loss, two are prediction and label.
+        places: Sequence[int | None] = self.indexes or {1: (0, None, None), 2: (None, 0, 1), 3: (0, 1, 2)}[n]
+        loss, prediction, label = (None if place is None else several[place] for place in places)
+        return loss, prediction, label
 
 
 def _by_name(metrics: Any) -> dict[str, Any]:

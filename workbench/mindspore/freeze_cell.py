@@ -7,6 +7,7 @@ Freezing together with accumulation works (upstream raises AttributeError).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,26 +20,18 @@ from workbench.mindspore.train_step_cells import checked_sens
 __all__ = ["FreezeTrainCell", "freeze_cell"]
 
 
+@dataclass(eq=False)
 class FreezeTrainCell:
-    """One training step for the group at ``index``. Made by :func:`freeze_cell`; call it with the network's inputs.
+    """One training step for one group. Made by :func:`freeze_cell`; call it with the network's inputs."""
 
-    The cells of one training share ``window`` and ``owner``, which holds the index of the group whose window is open.
-    ``degree`` is the number of ranks to reduce gradients over, None for a single process.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        optimizer: FreezeOpt,
-        index: int,
-        sens: float,
-        window: AccumulationWindow,
-        owner: list[int],
-        degree: int | None,
-        mean: bool,
-    ) -> None:
-        self.network, self.optimizer, self.index, self.sens = network, optimizer, index, sens
-        self._window, self._owner, self._degree, self._mean = window, owner, degree, mean
+    network: nn.Module
+    optimizer: FreezeOpt
+    index: int  # of the group it trains
+    sens: float
+    window: AccumulationWindow  # shared by the cells of one training
+    owner: list[int]  # holds the index of the group whose window is open; shared likewise
+    degree: int | None  # ranks to reduce gradients over; None for a single process
+    mean: bool
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Run one micro-batch, update the group when its window is complete, and return the detached loss before that.
@@ -46,20 +39,20 @@ class FreezeTrainCell:
         A cell does not move on in the strategy: call ``cells[optimizer.begin_step()](*inputs)`` for each micro-batch
         and ``optimizer.advance()`` after each update. Amid another group's window this is a RuntimeError.
         """
-        if not self._window.at_start and self._owner[0] != self.index:
+        if not self.window.at_start and self.owner[0] != self.index:
             raise RuntimeError(
-                f"the accumulation window of group {self._owner[0]} is not complete "
-                f"({self._window.position} of {self._window.n_steps} micro-batches); keep calling its cell first"
+                f"the accumulation window of group {self.owner[0]} is not complete "
+                f"({self.window.position} of {self.window.n_steps} micro-batches); keep calling its cell first"
             )
-        if self._window.at_start:
-            self._owner[0] = self.index
+        if self.window.at_start:
+            self.owner[0] = self.index
             self.optimizer.enter_group(self.index)
             self.optimizer.zero_grad(set_to_none=True)
         loss: Tensor = self.network(*inputs)
-        torch.autograd.backward(loss * (self.sens * self._window.weight))
-        if self._window.advance():
-            if self._degree is not None:
-                self._reduce(self._degree)
+        torch.autograd.backward(loss * (self.sens * self.window.weight))
+        if self.window.advance():
+            if self.degree is not None:
+                self._reduce(self.degree)
             self.optimizer.optimizer_of(self.index).step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -72,7 +65,7 @@ class FreezeTrainCell:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             torch.distributed.all_reduce(parameter.grad)
-            if self._mean:
+            if self.mean:
                 parameter.grad /= degree
 
 

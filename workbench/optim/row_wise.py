@@ -32,14 +32,14 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast, overload
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from workbench.core.arguments import checked_number
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of, zeros_in
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 
 __all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
 
@@ -120,25 +120,11 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
         _check_hyper_parameters(param_group)
         super().add_param_group(param_group)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update what has a gradient; return what the closure returned.
-
-        Raises:
-            TypeError: When a parameter's gradient is sparse in another way than by rows, or sparse at one time and
-                dense at another.
-        """
-        loss = loss_of(closure)
+    def _step(self) -> None:
         skip = self.found_inf
         if skip is not None and _reads_without_waiting(skip):
             if skip.item() != 0:
-                return loss
+                return
             skip = None
         for index, group in enumerate(self.param_groups):
             dense: list[Tensor] = []
@@ -152,7 +138,6 @@ class _RowWiseOptimizer(StepOptimizer, ABC):
                     dense.append(parameter)
             if dense:
                 self._step_dense(index, dense, group, skip)
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken.

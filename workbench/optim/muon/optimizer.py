@@ -19,7 +19,7 @@ Tables of embeddings look like matrices but are lists of rows, and the layer tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from torch.optim.adamw import adamw
 
 from workbench.core.arguments import checked_count, checked_number
 from workbench.core.devices import has_fast_bfloat16
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of, zeros_in
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.muon.orthogonal import orthogonalised
 
@@ -119,10 +119,7 @@ class Muon(StepOptimizer):
             self.param_groups.pop()
             raise ValueError("a group with `matrices` holds a parameter with less than two rows or columns")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient; a sparse one is a RuntimeError."""
-        loss = loss_of(closure)
+    def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
         carried = self.carried_scale
         for group in self.param_groups:
@@ -138,7 +135,6 @@ class Muon(StepOptimizer):
                 self._move_matrices(group, trained, gradients, found_inf)
             else:
                 self._move_others(group, trained, gradients, found_inf)
-        return loss
 
     def _move_matrices(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor], found_inf: Tensor | None

@@ -28,7 +28,7 @@ from torch.optim.sgd import sgd
 
 from workbench.core.arguments import checked_number, checked_switch
 from workbench.core.records import EventSink
-from workbench.core.step_optimizer import StepOptimizer, exact_flag, loss_of, zeros_in
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.fused_kernels import has_fused_kernel
 from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
@@ -264,10 +264,7 @@ class Thor(StepOptimizer):
 
     # The step
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient, and return the closure's loss; a sparse one is a RuntimeError."""
-        loss = loss_of(closure)
+    def _step(self) -> None:
         found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
         carried = self.carried_scale
         constant = 1.0 if self._unscaled else self.loss_scale
@@ -289,7 +286,6 @@ class Thor(StepOptimizer):
         }
         engine.advance(self._events)
         self._follow_schedules()
-        return loss
 
     def _update(self, constant: float, carried: Tensor | None, found_inf: Tensor | None) -> None:
         position = self.preconditioner.position
