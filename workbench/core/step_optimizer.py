@@ -25,7 +25,7 @@ class SkipsOnDevice(Protocol):
 
 
 class StepOptimizer(Optimizer):
-    """Base of this package's optimizers that skip on the device; what they need not know or tell does nothing here.
+    """Base of this package's optimizers that skip on the device; the hooks of the training step do nothing by default.
 
     Attributes:
         found_inf: Torch's convention: while ``step`` runs, a flag of one element; unless it is 0, nothing may change.
@@ -77,7 +77,7 @@ class StepOptimizer(Optimizer):
             backward_scale: Loss scale that the backward pass carried though the gradients no longer do: a number, a
                 tensor of one element, or a function of the parameter. None when gradients are as the backward pass
                 left them.
-            step: Number that events go by; None for the optimizer's own count.
+            step: Number of the step for events; None for the optimizer's own count.
             events: Where events go; None for nowhere.
         """
 

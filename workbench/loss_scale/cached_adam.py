@@ -1,6 +1,6 @@
 """The step of torch's fused Adam on lists that are kept from step to step.
 
-``torch.optim.Adam(fused=True)`` gathers its lists anew in every step, sorts them by device and dtype, and counts up one
+``torch.optim.Adam(fused=True)`` gathers its lists in every step, sorts them by device and dtype, and counts up one
 tensor per parameter. For many small parameters that takes several times as long as the kernel. Here lists are kept, and
 the counts are elements of one tensor, so that one operation moves all of them. Kernel, order of operations and state
 are torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place.
@@ -92,7 +92,7 @@ def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
 
     Returns:
         Whether the step was taken. False, with nothing changed, for other optimizers, for the first step, which makes
-        the state, and for whatever is unusual: hooks, a step that somebody replaced, AMSGrad, rates that are tensors,
+        the state, and for whatever is unusual: hooks, a replaced `step`, AMSGrad, rates that are tensors,
         sparse gradients, groups of several dtypes.
     """
     if type(optimizer) not in (Adam, AdamW) or _is_unusual(optimizer):

@@ -33,7 +33,7 @@ from workbench.loss_scale.rule import (
 
 __all__ = ["DynamicLossScaleManager", "DynamicLossScaleUpdateCell", "FixedLossScaleManager", "FixedLossScaleUpdateCell"]
 
-MAX_CONSECUTIVE_OVERFLOWS = 1000  # that `DynamicLossScaleManager` bears; the next one raises. MindSpore's number
+MAX_CONSECUTIVE_OVERFLOWS = 1000  # in a row; the next one raises. MindSpore's number
 
 
 class _UpdateCell(nn.Module):
@@ -87,7 +87,7 @@ class FixedLossScaleUpdateCell(_UpdateCell):
         loss_scale_value: The scale, >= 1.
 
     Raises:
-        TypeError: When the scale is no number.
+        TypeError: When the scale is not a number.
         ValueError: When the scale is smaller than 1 or not finite.
 
     Reference:

@@ -1,6 +1,6 @@
 """Whether the host may look at tensors without waiting for a device.
 
-On an accelerator a rule over a few numbers is a handful of kernels that nobody waits for. On a CPU each of these
+On an accelerator a rule over a few numbers is a handful of asynchronous kernels. On a CPU each of these
 operations costs the host more than the whole rule in plain numbers, and reading costs nothing.
 """
 

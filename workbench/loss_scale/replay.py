@@ -1,6 +1,6 @@
 """Replay: what other loss-scale policies would have done with a recorded run, without training.
 
-A run tells for every step the largest scale at which its gradients would still have been finite, the threshold. A
+A run records for every step the largest scale at which its gradients would still have been finite, the threshold. A
 policy overflows at a step exactly if its scale lies above that step's threshold, so hundreds of policies can be judged
 at once. What a replay cannot know is that a skipped update changes the weights, and with them all later thresholds:
 its assumption is "same trajectory".

@@ -87,7 +87,7 @@ def next_scales(
     maximum: Any = None,
     growth_ceiling: GrowthCeiling = "finite",
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the scales that follow one step, and whether each streak starts anew.
+    """Return the scales that follow one step, and whether each streak starts over.
 
     ``s' = max(s / factor, minimum)`` on overflow; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step
     in a row; ``s' = s`` otherwise. A scale that may not grow keeps its value and starts a new streak.

@@ -101,7 +101,7 @@ class Callback:
     """Is called in the course of a training or an evaluation; override what is of interest.
 
     The older names are called by the newer ones, except in evaluations inside ``fit``, where a ``begin`` and ``end``
-    amid training would be taken for those of the training.
+    would be taken for those of the training.
 
     Example:
         >>> class StopAtStep(Callback):
@@ -221,14 +221,14 @@ class CallbackList:
         """Leave all callbacks, the last one first."""
         self._entered.__exit__(kind, error, trace)
 
-    def tell(self, moment: str, run_context: RunContext) -> None:
+    def notify(self, moment: str, run_context: RunContext) -> None:
         """Call the method of this name of every callback."""
         for callback in self.callbacks:
             getattr(callback, moment)(run_context)
 
 
 class LossMonitor(Callback):
-    """Print the loss every so many steps, on the first rank, and end a training whose loss is no number.
+    """Print the loss every so many steps, on the first rank, and raise when it is NaN or infinite.
 
     A printed loss waits for the device; the others do not.
 

@@ -65,7 +65,7 @@ Callbacks = Callback | Iterable[Callback] | None
 class Model:
     """A network with everything that training, evaluating and predicting need.
 
-    Datasets are any iterables of batches (a list, a ``DataLoader``, a class of your own) and are iterated anew for
+    Datasets are any iterables of batches (a list, a ``DataLoader``, a class of your own) and are iterated again for
     every epoch. Tensors are moved to the network's device. With a criterion a batch is a pair ``(data, label)``;
     without one the network gets all items of a tuple or list, or those of a mapping by name, and returns the loss.
 
@@ -184,7 +184,7 @@ class Model:
 
         Args:
             epoch: Number of the last epoch, at least 1.
-            train_dataset: Batches, iterated anew for each epoch.
+            train_dataset: Batches, iterated again for each epoch.
             callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
             dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
             sink_size: Has no effect.
@@ -259,7 +259,7 @@ class Model:
         self._set_training_mode(boosted)
         with listeners:
             try:
-                listeners.tell("on_train_begin", context)
+                listeners.notify("on_train_begin", context)
                 for number, batches in self._epochs(boosted, dataset, epochs):
                     state.cur_epoch_num = number
                     self._train_epoch(boosted, batches, context, evaluate)
@@ -272,7 +272,7 @@ class Model:
                     raise
             else:
                 boosted.finish()
-            listeners.tell("on_train_end", context)
+            listeners.notify("on_train_end", context)
 
     def _epochs(
         self, boosted: Boosted, dataset: Iterable[Any], epochs: Iterable[int]
@@ -308,21 +308,21 @@ class Model:
         state = context.original_args()
         listeners = state.list_callback
         state.cur_step_in_epoch, state.eval_results = 0, {}
-        listeners.tell("on_train_epoch_begin", context)
+        listeners.notify("on_train_epoch_begin", context)
         batches = self._announced(dataset, context)
         for outcome in self._steps(boosted, batches, context):
             state.outcome, state.net_outputs = outcome, self._net_outputs(boosted, outcome)
-            listeners.tell("on_train_step_end", context)
+            listeners.notify("on_train_step_end", context)
             if context.get_stop_requested():
                 break
         batches.close()
         self._check_epoch(state)
         if evaluate is not None:
             evaluate(context)
-        listeners.tell("on_train_epoch_end", context)
+        listeners.notify("on_train_epoch_end", context)
 
     def _is_an_ordinary_end(self, error: BaseException) -> bool:
-        """Return whether what ended training is no failure, so that the callbacks are told of its end."""
+        """Return whether what ended training is no failure, so that callbacks are notified of its end."""
         return False
 
     def _check_epoch(self, state: CallbackParameters) -> None:
@@ -344,7 +344,7 @@ class Model:
             state.cur_step_num += 1
             state.cur_step_in_epoch += 1
             state.train_dataset_element = move_batch(batch, self._device)
-            state.list_callback.tell("on_train_step_begin", context)
+            state.list_callback.notify("on_train_step_begin", context)
             yield state.train_dataset_element
 
     def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
@@ -421,24 +421,24 @@ class Model:
         state, evaluator = context.original_args(), self._evaluator
         listeners = state.list_callback
         measured = evaluator.begin()
-        listeners.tell("on_eval_begin", context)
+        listeners.notify("on_eval_begin", context)
         state.cur_epoch_num = max(state.cur_epoch_num, 1)
-        listeners.tell("on_eval_epoch_begin", context)
+        listeners.notify("on_eval_epoch_begin", context)
         with self._evaluating(), evaluation_mode(evaluator.modules, self._device):
             for batch in dataset:
                 state.cur_step_num += 1
                 state.cur_step_in_epoch += 1
-                listeners.tell("on_eval_step_begin", context)
+                listeners.notify("on_eval_step_begin", context)
                 with self._precision.autocast():
                     state.net_outputs = evaluator.measure(move_batch(batch, self._device), measured)
-                listeners.tell("on_eval_step_end", context)
+                listeners.notify("on_eval_step_end", context)
                 if context.get_stop_requested():
                     break
         if state.cur_step_num == 0:
             raise ValueError("`valid_dataset` held no batch; an iterator can be read only once, give a list")
         state.metrics = results = {name: accumulator.compute() for name, accumulator in measured.items()}
-        listeners.tell("on_eval_epoch_end", context)
-        listeners.tell("on_eval_end", context)
+        listeners.notify("on_eval_epoch_end", context)
+        listeners.notify("on_eval_end", context)
         return results
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:

@@ -117,16 +117,16 @@ def settings_from(
     """Return the configuration with what the other arguments of a Model say in its place.
 
     ``amp_level`` decides unless it is ``"O0"``, ``keep_batchnorm_fp32`` and the manager unless they are None.
-    ``boost_level`` tells whether scale groups are asked for.
+    ``boost_level`` decides whether scale groups are asked for.
     """
     settings = read_config(config)
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if amp_level != "O0":
-        said["amp.level"] = amp_level
+        given["amp.level"] = amp_level
     if keep_batchnorm_fp32 is not None:
-        said["amp.keep_batchnorm_fp32"] = keep_batchnorm_fp32
+        given["amp.keep_batchnorm_fp32"] = keep_batchnorm_fp32
     if manager is not None:
-        said["loss_scale.kind"] = "fixed" if isinstance(manager, FixedLossScaleManager) else "dynamic"
+        given["loss_scale.kind"] = "fixed" if isinstance(manager, FixedLossScaleManager) else "dynamic"
         if requested_switches(settings, boost_level)["loss_scale_group"]:
             if not isinstance(manager, GroupLossScaleManager):
                 raise ValueError(
@@ -134,8 +134,8 @@ def settings_from(
                     f"{_came(manager)}; without a manager the groups are found from the gradients"
                 )
             if settings.boost.mode == "manual":
-                said["boost.loss_scale_group"] = False  # the manager brings its groups: none have to be found
-    return settings.with_values(said)
+                given["boost.loss_scale_group"] = False  # the manager brings its groups: none have to be found
+    return settings.with_values(given)
 
 
 def _came(value: Any) -> str:

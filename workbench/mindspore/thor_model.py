@@ -44,7 +44,7 @@ class ConvertModelUtils:
     ) -> Model:
         """Return a Model that trains a network with THOR, or the given one when the optimizer is another.
 
-        Differences: step-end callbacks are told of every step (there only of the second-order step and of the last one
+        Differences: step-end callbacks see every step (there only of the second-order step and of the last one
         before the next), and a stop that a callback asks for is obeyed at once.
 
         Args:

@@ -50,7 +50,7 @@ class ScheduleFreeAdamW(Optimizer):
         warmup_steps: Steps in which the rate rises from 0, >= 0.
 
     Raises:
-        TypeError: When a number is none.
+        TypeError: When an argument is not a number.
         ValueError: When a number is out of range.
 
     Example:

@@ -1,6 +1,6 @@
 """What a user may give AdamOffload as ``params``, in the reference's form and in torch's, checked.
 
-Scale and shift of a normalization are not decayed. MindSpore tells them by their names, ``gamma`` and ``beta``; in
+Scale and shift of a normalization are not decayed. MindSpore knows them by their names, ``gamma`` and ``beta``; in
 torch they are ``weight`` and ``bias`` like any other, so a module's are marked ``is_normalization`` by the type of
 their owner. The mark is an attribute of the parameter and outlives regrouping.
 """

@@ -10,15 +10,14 @@ one step::
                the weights go back while the host works on the next bucket          give_back()
     afterwards computation waits for the weights, the host does not                 finish()
 
-Only gradients that leave for good leave during the backward pass. A copy of one that stays behind may be outdated by
-the time of the step, and nothing would tell: the kernel with which loss scalers unscale gradients does not count as a
-change in their version (torch 2.13), nor do all backends of torch.distributed. For the same reason nothing leaves
-before the step over several ranks: the average is yet to come.
+Only gradients that leave for good leave during the backward pass: a copy of one that stays may be outdated by the time
+of the step without a trace, since the kernel with which loss scalers unscale gradients does not change their version
+(torch 2.13), nor do all backends of torch.distributed. Over several ranks nothing leaves before the step either: the
+average is yet to come.
 
-The host keeps a copy of every weight. It is compared with the device's by version and place in memory, so that weights
+The host keeps a copy of every weight and compares it with the device's by version and place in memory, so that weights
 loaded or broadcast in between are read again; a change through ``.data`` or by another optimizer's fused kernel cannot
-be seen. For 16-bit weights the copy is float32 and survives reading again where it still rounds to what the device has:
-a master weight.
+be seen. For 16-bit weights the copy is a float32 master weight, kept where it still rounds to what the device has.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ happened to ``.grad`` before (accumulation, unscaling, clipping, averaging over 
 ``offload_gradients`` they leave for good during the backward pass, from the second step on: ``.grad`` is None
 afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler`` find nothing, and a loss scale is divided
 out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update itself always waits for ``step``, since
-before that nobody knows whether another bucket has overflowed.
+before that it is unknown whether another bucket has overflowed.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class AdamOffload(StepOptimizer):
 
     Raises:
         TypeError: When an argument is of the wrong kind.
-        ValueError: When one is out of range, a list of parameters is empty, ``order_params`` does not list exactly the
-            parameters of the groups, or lists of rates differ in length.
+        ValueError: When one is out of range, there is no parameter, ``order_params`` does not list exactly those of the
+            groups, or lists of rates differ in length.
         KeyError: When a group has an unknown key.
         RuntimeError: When groups hold a parameter twice (a plain list: ValueError).
 
@@ -229,7 +229,7 @@ class AdamOffload(StepOptimizer):
         """
         # torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a
         # kernel that has just driven everything else out of the caches that takes as long as gathering the gradients
-        # of a hundred parameters, so it is left out where nobody watches.
+        # of a hundred parameters, so it is left out where nothing is hooked.
         return self._hooked_step(closure) if is_watched(self) else self._plain_step(closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method itself
@@ -526,8 +526,8 @@ def _decays(group: dict[str, Any], index: int) -> bool:
 def _laid_out(step_group: StepGroup, gradients: list[Tensor]) -> list[Tensor]:
     """Return gradients laid out as their parameters.
 
-    The kernel goes through memory as if they were. Those that autograd put into ``.grad`` are; those that somebody
-    assigned need not be, and the result would be silently wrong (torch's fused Adam has this trap).
+    The kernel goes through memory as if they were. Those of autograd are; those that were assigned to ``.grad`` need
+    not be, and the result would be silently wrong (torch's fused Adam has this trap).
     """
     try:
         # The quicker question comes first and is mostly enough.

@@ -186,7 +186,7 @@ class EvictingEmbedding(nn.Module):
         taken = rank.clamp(max=self.ways - 1).unsqueeze(1)
         age_of_row, slot = by_age.gather(1, taken).squeeze(1), slots.gather(1, taken).squeeze(1)
         granted = (rank < self.ways) & (age_of_row <= self.clock - self.min_age)
-        granted |= (rank < self.ways) & (age_of_row == 0)  # free rows are nobody's, however early it is
+        granted |= (rank < self.ways) & (age_of_row == 0)  # a free row needs no minimum age
         shared = (mix64(newcomers, self.seed + 3) & _POSITIVE) % self.ways
         rows = bucket * self.ways + torch.where(granted, slot, shared)
         given, owners = rows[granted], newcomers[granted]

@@ -53,9 +53,9 @@ class Muon(StepOptimizer):
     batches equal shapes, and needs fewer iterations.
 
     Args:
-        params: The network, whose hidden matrices are found (`parameter_groups`); or parameters, named
-            parameters or parameter groups. A group without ``matrices`` is split by shape, which tells no embedding and
-            no output layer from a hidden matrix.
+        params: The network, whose hidden matrices are found (`parameter_groups`); or parameters, named parameters or
+            parameter groups. A group without ``matrices`` is split by shape, which cannot distinguish an embedding or
+            an output layer from a hidden matrix.
         lr: Rate of hidden matrices: the size of the steps, as gradients' sizes do not count. >= 0.
         aux_lr: AdamW's rate, >= 0.
         momentum: Share of the past in the momentum, in [0, 1).
@@ -66,7 +66,7 @@ class Muon(StepOptimizer):
         eps: Added to AdamW's denominator, > 0.
 
     Raises:
-        TypeError: When a number is none.
+        TypeError: When an argument is not a number.
         ValueError: When a number is out of range, a group asks for matrices and holds something else, or there is
             nothing to train.
 

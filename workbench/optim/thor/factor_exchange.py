@@ -73,7 +73,7 @@ class FactorExchange:
                 continue
             parts: list[Tensor] = []
             for i in members:
-                # What another rank's overflow left here is no number that may travel; it is skipped anyway.
+                # Where another rank overflowed this may hold inf or NaN; the refresh is skipped anyway.
                 parts += [part.div_(n_alive[i]) for part in self._tensors_of(i, self.blocks.factors)]
             _together(parts, distributed.all_reduce)
 

@@ -11,8 +11,8 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     v = momentum * v + g
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
-The files beside this one: ``kronecker_factors.py`` has the arithmetic, ``thor_layers.py`` says which layers have
-factors and how they are counted, ``preconditioner.py`` when they are refreshed and how they are applied.
+Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
+is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Thor(StepOptimizer):
     """Second-order optimizer for whole networks: THOR.
 
     The first step and then every ``frequency``-th one look at the inputs and output gradients of the layers as they
-    pass by (hooks, no second pass) and invert the factors anew; the steps between reuse the inverses. Steps count also
+    pass by (hooks, no second pass) and invert the factors; the steps between reuse the inverses. Steps count also
     when an overflow skips them; a refresh that an overflow spoilt is made up for in the next step.
 
     Linear, Conv2d and Embedding weights are preconditioned by Kronecker factors, LayerNorm parameters by a diagonal;
@@ -231,10 +231,10 @@ class Thor(StepOptimizer):
         return self.preconditioner.refreshed
 
     def refresh_next(self) -> None:
-        """Have every layer refresh in the coming step, too; said before its forward pass."""
+        """Have every layer refresh in the coming step, too; call it before the forward pass."""
         self.preconditioner.arm()
 
-    # What a training step tells and asks
+    # What a training step gives and asks
 
     def set_step_context(
         self,
@@ -247,7 +247,7 @@ class Thor(StepOptimizer):
 
         Args:
             backward_scale: As for every `StepOptimizer`.
-            step: Number that events go by; None for this optimizer's own count.
+            step: Number of the step for events; None for this optimizer's own count.
             events: Where refreshes and raised damping are reported; None for nowhere.
         """
         self._unscaled = backward_scale is not None
@@ -389,7 +389,7 @@ class Thor(StepOptimizer):
         return value_at(schedule, step, name, past_end="last")
 
     def _follow_schedules(self) -> None:
-        """Set the rates of the coming step, so that whoever looks at the groups before it sees them."""
+        """Set the rates of the coming step, so that the groups show them before it."""
         for option, (_, schedule) in self._schedules.items():
             if not isinstance(schedule, float):
                 value = self._value_at(option, self.preconditioner.steps)
@@ -427,7 +427,7 @@ class Thor(StepOptimizer):
     def over_groups(self, groups: Sequence[dict[str, Any]]) -> Thor:
         """Return an optimizer with these arguments over other parameter groups of the same network.
 
-        It takes the inverses of the layers that remain along, and this one's place: taps report to the new one only.
+        It takes along the inverses of the layers that remain, and replaces this one: taps report to the new one only.
         """
         fresh = Thor([dict(group) for group in groups], network=self.network, **self._arguments)
         old, new = self.preconditioner, fresh.preconditioner

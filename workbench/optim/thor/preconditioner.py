@@ -203,7 +203,7 @@ class Preconditioner:
                 self.layers[i].clear(self.blocks)
 
     def _receiver(self, i: int) -> Callable[[Tensor, Tensor], None]:
-        # A tap must not keep an optimizer alive that nobody steps any more: neither would ever end.
+        # A tap must not keep a dropped optimizer alive: neither would ever be freed.
         layer, blocks, rules = self.layers[i], weakref.ref(self.blocks), self.rules
 
         def receive(inputs: Tensor, gradient: Tensor) -> None:
@@ -229,7 +229,7 @@ class Preconditioner:
         return sorted(i for i in self._armed if self.layers[i].weight.requires_grad)
 
     def arm(self) -> None:
-        """Have every layer refresh in the coming step; said before its forward pass."""
+        """Have every layer refresh in the coming step; call it before the forward pass."""
         self._armed = set(range(len(self.layers)))
         self._put_up_taps()
 
@@ -247,7 +247,7 @@ class Preconditioner:
         """Make new inverses for the layers that are due, by their damping d and the loss scale of output gradients.
 
         ``inverse_scale`` is one over that, per layer, shape ``[layers]``; None for 1. Where ``found_inf`` is not 0 the
-        step's gradients were not finite and nothing changes. Events go by the number of the step.
+        step's gradients were not finite and nothing changes. Events carry the number ``step``.
         """
         due = self.due
         self.refreshed = bool(due)
@@ -480,7 +480,7 @@ class Preconditioner:
         self._take_off_taps(self._taps)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; taps, views and what is on its way to the host are made anew."""
+        """Return what a copy needs; taps and views are made again by the copy."""
         self.settle(None, everything=True)
         return {**self.__dict__, "_taps": None, "_plans": {}, "_unsettled": []}
 
@@ -494,7 +494,7 @@ class Preconditioner:
     # Vectors
 
     def _to_device(self, *rows: list[float]) -> Tensor:
-        """Return vectors over layers as the rows of one tensor; they travel together, and nobody waits for them."""
+        """Return vectors over layers as the rows of one tensor; they travel together, and the host does not wait."""
         return devices.tensor_on(self.device, rows, self._dtype)
 
     def _traces_of_layers(self) -> tuple[Tensor, Tensor]:
