@@ -119,6 +119,7 @@ class AdamOffload(StepOptimizer):
         rounding_seed: int = 0,
         transfer: Literal["needed", "always"] = "needed",
     ) -> None:
+        arguments = dict(locals())
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             checked_number(name, beta, above=0.0, below=1.0, kind=float)
         checked_number("eps", eps, above=0.0, kind=float)
@@ -148,15 +149,9 @@ class AdamOffload(StepOptimizer):
             "use_nesterov": use_nesterov,
             "loss_scale": checked_number("loss_scale", loss_scale, above=0.0),
         }
-        # Of the optimizer as a whole; torch copies every default into every group, where these mean nothing.
-        self._options: dict[str, Any] = {
-            "use_locking": use_locking,
-            "offload_gradients": offload_gradients,
-            "moments_dtype": moments_dtype,
-            "bucket_bytes": bucket_bytes,
-            "rounding_seed": rounding_seed,
-            "transfer": transfer,
-        }
+        # Those of the optimizer as a whole are no defaults: torch copies every default into every group.
+        self._arguments = {name: arguments[name] for name in arguments if name not in ("self", "params", "__class__")}
+        self._arguments["learning_rate"] = rate  # an iterable can be read only once
         super().__init__(groups, defaults)
         schedules = [rate, *(group["lr_schedule"] for group in self.param_groups)]
         lengths = sorted({len(schedule) for schedule in schedules if isinstance(schedule, tuple)})
@@ -200,25 +195,13 @@ class AdamOffload(StepOptimizer):
         for parameter in self.param_groups[-1]["params"]:
             if not parameter.is_floating_point():
                 raise TypeError(f"`params` must hold floating-point parameters, got {parameter.dtype}")
-            if self._options["moments_dtype"] is not None and compute_dtype(parameter.dtype) != torch.float32:
+            if self._arguments["moments_dtype"] is not None and compute_dtype(parameter.dtype) != torch.float32:
                 raise ValueError(f"`moments_dtype` must be None for parameters of {parameter.dtype}")
         self._drop_caches()
 
     def over_groups(self, groups: Sequence[dict[str, Any]]) -> AdamOffload:
         """Return an optimizer with the arguments of this one and its place in dynamic rates, over other groups."""
-        defaults = self.defaults
-        beta1, beta2 = defaults["betas"]
-        other = type(self)(
-            groups,
-            defaults["lr"],
-            beta1,
-            beta2,
-            defaults["eps"],
-            use_nesterov=defaults["use_nesterov"],
-            weight_decay=defaults["weight_decay"],
-            loss_scale=defaults["loss_scale"],
-            **self._options,
-        )
+        other = type(self)(groups, **self._arguments)
         other._global_step = self._global_step
         return other
 
@@ -346,7 +329,7 @@ class AdamOffload(StepOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept.update(
-            {name: self.__dict__[name] for name in ("_global_step", "_order", "_options", "_pending_gradients")}
+            {name: self.__dict__[name] for name in ("_global_step", "_order", "_arguments", "_pending_gradients")}
         )
         if self._transfer is not None:
             kept["_pending_gradients"] = self._pending_gradients | self._transfer.held_gradients()
@@ -365,7 +348,7 @@ class AdamOffload(StepOptimizer):
         self._transfer = None
         self._columns = {}
         self._step_groups = None  # they refer to parameters and state by identity: a copy forms its own
-        self._lock = _lock(self._options["use_locking"])
+        self._lock = _lock(self._arguments["use_locking"])
         self._listen_again()
 
     def _listen_again(self) -> None:
@@ -390,7 +373,7 @@ class AdamOffload(StepOptimizer):
         """Return zeros on the host, laid out as a parameter; pinned where it lives on an accelerator."""
         moment = torch.empty_like(
             parameter,
-            dtype=self._options["moments_dtype"] or compute_dtype(parameter.dtype),
+            dtype=self._arguments["moments_dtype"] or compute_dtype(parameter.dtype),
             device="cpu",
             pin_memory=parameter.device.type != "cpu",
             requires_grad=False,
@@ -403,7 +386,7 @@ class AdamOffload(StepOptimizer):
             or compute_dtype(parameter.dtype) != parameter.dtype
             # The kernel would also write to what lies in the gaps of a view.
             or dense_strides(parameter) != parameter.stride()
-            or self._options["transfer"] == "always"
+            or self._arguments["transfer"] == "always"
         )
 
     def _make_stream(self, device: torch.device) -> CopyStream:
@@ -419,9 +402,9 @@ class AdamOffload(StepOptimizer):
     def _form_step_groups(self) -> list[StepGroup]:
         travellers = [parameter for parameter in self._held() if self._travels(parameter)]
         if travellers:
-            options = self._options
+            arguments = self._arguments
             self._transfer = HostTransfer(
-                travellers, options["bucket_bytes"], options["offload_gradients"], self._make_stream
+                travellers, arguments["bucket_bytes"], arguments["offload_gradients"], self._make_stream
             )
             for parameter, (bucket, index) in self._transfer.place.items():
                 if parameter in self.state:
