@@ -7,13 +7,12 @@ from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from workbench.core.records import EventSink
 
-__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "is_watched", "loss_of", "skips_on_device", "zeros_in"]
+__all__ = ["SkipsOnDevice", "StepOptimizer", "exact_flag", "has_step_hooks", "loss_of", "skips_on_device", "zeros_in"]
 
 
 class SkipsOnDevice(Protocol):
@@ -102,14 +101,13 @@ def skips_on_device(optimizer: Optimizer) -> TypeGuard[SkipsOnDevice]:
     return hasattr(optimizer, "step_with_found_inf")
 
 
-def is_watched(optimizer: Optimizer) -> bool:
-    """Return whether anything is hooked to an optimizer's step, torch's profiler included."""
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Return whether anything is hooked to the step of an optimizer, or of all."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
         or torch_optimizer._global_optimizer_pre_hooks
         or torch_optimizer._global_optimizer_post_hooks
-        or profiler._is_profiler_enabled
     )
 
 

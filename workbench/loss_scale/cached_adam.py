@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from workbench.core import kernels
-from workbench.core.step_optimizer import exact_flag, is_watched
+from workbench.core.step_optimizer import exact_flag, has_step_hooks
 from workbench.loss_scale import host_values
 
 __all__ = ["step_on_cached_lists"]
@@ -196,7 +196,7 @@ def _is_unusual(optimizer: Optimizer) -> bool:
         own = getattr(type(optimizer).step, "__func__", type(optimizer).step)
         if not (hasattr(replaced, "_wrapped_by_lr_sched") and getattr(replaced, "__wrapped__", None) is own):
             return True
-    return is_watched(optimizer) or hasattr(optimizer, "grad_scale") or torch.compiler.is_compiling()
+    return has_step_hooks(optimizer) or hasattr(optimizer, "grad_scale") or torch.compiler.is_compiling()
 
 
 def _is_plain(group: dict[str, Any]) -> bool:

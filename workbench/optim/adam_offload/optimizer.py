@@ -36,10 +36,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 from torch.optim import Optimizer
 
 from workbench.core.arguments import checked_count, checked_number, checked_switch
-from workbench.core.step_optimizer import StepOptimizer, is_watched, loss_of
+from workbench.core.step_optimizer import StepOptimizer, has_step_hooks, loss_of
 from workbench.optim.adam_offload.given_parameters import is_scale_or_shift, read_parameters
 from workbench.optim.adam_offload.host_adam import (
     AdamNumbers,
@@ -213,7 +214,8 @@ class AdamOffload(StepOptimizer):
         # torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a
         # kernel that has just driven everything else out of the caches that takes as long as gathering the gradients
         # of a hundred parameters, so it is left out where nothing is hooked.
-        return self._hooked_step(closure) if is_watched(self) else self._plain_step(closure)
+        is_watched = has_step_hooks(self) or profiler._is_profiler_enabled
+        return self._hooked_step(closure) if is_watched else self._plain_step(closure)
 
     step.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method itself
 
