@@ -533,7 +533,7 @@ def test_a_loss_scale_leaves_no_trace_in_the_steps(scaling: str) -> None:
             for parameter in net.parameters():
                 if parameter.grad is not None:
                     parameter.grad /= 512.0
-            optimizer.set_step_context(backward_scale=512.0)
+            optimizer.hear(backward_scale=512.0)
             optimizer.step()
         train(plain, other, range(step, step + 1))
         for name, value in values(plain).items():

@@ -104,17 +104,11 @@ def freeze_cell(
         RuntimeError: When gradients are to be reduced without an initialised process group.
 
     Example:
-        >>> class Loss(nn.Module):
-        ...     def __init__(self) -> None:
-        ...         super().__init__()
-        ...         self.layer = nn.Linear(2, 1)
-        ...
-        ...     def forward(self, x: Tensor) -> Tensor:
-        ...         return self.layer(x).square().mean()
-        >>> network = Loss()
+        >>> from workbench.nn import WithLossCell
+        >>> network = WithLossCell(nn.Linear(2, 1), nn.MSELoss())
         >>> optimizer = FreezeOpt(torch.optim.SGD(network.parameters(), lr=0.1))
         >>> cells = freeze_cell(False, network, optimizer, 1.0, None, False)
-        >>> cells[0](torch.ones(3, 2)).shape
+        >>> cells[0](torch.ones(3, 2), torch.zeros(3, 1)).shape
         torch.Size([])
     """
     if not isinstance(optimizer, FreezeOpt):

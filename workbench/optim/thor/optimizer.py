@@ -258,6 +258,8 @@ class Thor(StepOptimizer):
             self._backward_scale = lambda parameter: scale.reshape(())
         self._step_number, self._events = step, events
 
+    hear = set_step_context  # the name that programs know it by
+
     def columns(self) -> dict[str, float]:
         """Return what the host knows of the last step: whether it refreshed factors, and the damping."""
         return self._columns
