@@ -44,7 +44,7 @@ class AccumulationWindow:
         return self.position == 0
 
     def advance(self) -> bool:
-        """Count one micro-batch; return whether it completed the window (which begins anew then)."""
+        """Count one micro-batch; return whether it completed the window."""
         self.position = (self.position + 1) % self.n_steps
         return self.position == 0
 
@@ -58,9 +58,6 @@ class AccumulationWindow:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         """Continue within a window.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned.
 
         Raises:
             ValueError: When it was saved with another number of micro-batches per update.

@@ -6,7 +6,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import Plan
 from workbench.methods.adasum.update import AdaSumUpdate
 from workbench.methods.protocol import Method
 from workbench.methods.weight_update import WeightUpdate
@@ -18,11 +17,6 @@ _EIGHT = 8  # the reference's number of ranks per server, whatever `common.devic
 
 class AdaSumMethod(Method):
     """Puts an update that combines in the place of the optimizer's step."""
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether servers combine their updates."""
-        return plan.adasum
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel, after which all updates are the same."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from workbench.config import Plan
 from workbench.methods.dim_reduce.update import dim_reduce_update
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.weight_update import WeightUpdate
@@ -15,11 +14,6 @@ __all__ = ["DimReduceMethod"]
 
 class DimReduceMethod(Method):
     """Replaces the optimizer by plain subtraction and computes what is subtracted."""
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether training runs in a subspace."""
-        return plan.dim_reduce
 
     def prepare(self, preparation: Preparation) -> None:
         """Replace the optimizer by SGD with a rate of 1."""

@@ -15,10 +15,19 @@ import torch
 from torch import Tensor
 
 from workbench.methods.accumulation_window import AccumulationWindow
+from workbench.methods.protocol import Method
 
-__all__ = ["AccumulationWindow", "GradientAccumulation"]
+__all__ = ["AccumulationMethod", "AccumulationWindow", "GradientAccumulation"]
 
 Loss = TypeVar("Loss")
+
+
+class AccumulationMethod(Method):
+    """Makes the window longer; the training step averages over it."""
+
+    def n_micro(self) -> int:
+        """Return the micro-batches per update."""
+        return self.config.grad_accumulation.grad_accumulation_step
 
 
 class GradientAccumulation:
@@ -112,9 +121,6 @@ class GradientAccumulation:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue within a window, with the gradients accumulated so far.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned for the same parameters.
 
         Raises:
             ValueError: When it belongs to another window length or number of parameters.

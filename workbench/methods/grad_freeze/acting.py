@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import BoostConfig
 from workbench.methods.grad_freeze.method import GradientFreeze
 from workbench.methods.protocol import Method, Preparation
 
@@ -17,11 +17,6 @@ class FreezingMethod(Method):
     """Leaves leading layers untrained in a share of the steps; the step asks its `GroupSchedule`."""
 
     splits_gradients = True
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether layers are frozen."""
-        return plan.grad_freeze
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel that would wait for gradients of frozen parameters."""

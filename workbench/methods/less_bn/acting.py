@@ -9,7 +9,6 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.config import Plan
 from workbench.methods.facts import facts_of
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, reduce_batch_norms_
@@ -25,11 +24,6 @@ class LessBNMethod(Method):
     """Removes BatchNorms before training; see :mod:`workbench.methods.less_bn.method`."""
 
     splits_gradients = True
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether LessBN is in effect."""
-        return plan.less_bn
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel, which lists its parameters when it is made."""

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.config import Plan
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.loss_scale_group.scale_borders import NOT_COMPILED
@@ -18,11 +17,6 @@ __all__ = ["GroupLossScaleMethod"]
 
 class GroupLossScaleMethod(Method):
     """Scales by groups instead of once for the loss."""
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether groups have scales of their own."""
-        return plan.loss_scale_group
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a compiled model, whose modules cannot be seen from outside."""

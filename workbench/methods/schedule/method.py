@@ -16,9 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-__all__ = ["Shape", "StandIn", "factor_at", "recorded", "shaped", "stretched"]
+from workbench.methods.protocol import Method
+from workbench.methods.schedule.section import ScheduleSection
+
+__all__ = ["ScheduleMethod", "Shape", "StandIn", "factor_at", "recorded", "shaped", "stretched"]
 
 Shape = Literal["cosine", "linear", "warmup_stable_decay", "constant"]
 
@@ -28,6 +31,7 @@ _DECAY_SHARE = 0.4
 Hagele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS 2024,
 arXiv:2405.18392: at 20 % it is as good as a cosine, and somewhat better up to about half of the run.
 """
+_PARTICULAR = ("params", "param_names", "initial_lr")
 
 
 def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> float:
@@ -57,15 +61,7 @@ def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, f
 
 
 def shaped(optimizer: Optimizer, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> LambdaLR:
-    """Return a scheduler with one of our shapes; see `factor_at`.
-
-    Args:
-        optimizer: Its present rates are the highest.
-        updates: Updates of the run, at least 1.
-        shape: The course after the rise.
-        warmup: Share of the updates spent rising.
-        final: Last rate as a share of the highest.
-    """
+    """Return a scheduler with one of our shapes (`factor_at`); the optimizer's present rates are the highest."""
     return LambdaLR(optimizer, functools.partial(factor_at, updates=updates, shape=shape, warmup=warmup, final=final))
 
 
@@ -96,9 +92,8 @@ def recorded(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a scheduler that steps past its end, or before the optimizer
         for _ in range(updates):
-            rates.append(
-                tuple(float(group["lr"]) / top for group, top in zip(stand_in.param_groups, highest, strict=True))
-            )
+            present = zip(stand_in.param_groups, highest, strict=True)
+            rates.append(tuple(float(group["lr"]) / top for group, top in present))
             stand_in.step()
             scheduler.step()
     return rates
@@ -134,9 +129,6 @@ def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, 
     return LambdaLR(optimizer, [functools.partial(factor, group=min(group, len(course[0]) - 1)) for group in groups])
 
 
-_PARTICULAR = ("params", "param_names", "initial_lr")
-
-
 class StandIn(Optimizer):
     """An optimizer with another's groups and rates that moves nothing, for a scheduler to act on."""
 
@@ -151,3 +143,18 @@ class StandIn(Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Move nothing."""
+
+
+class ScheduleMethod(Method):
+    """Shortens the run and gives the rate its course, unless that is the task's own."""
+
+    def length(self, n_batches: float) -> float:
+        """Return the share of the batches that the run takes."""
+        return n_batches * self.config.part(ScheduleSection).length
+
+    def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+        """Return the course; None for the task's own, which is stretched where it is made."""
+        section = self.config.part(ScheduleSection)
+        if section.shape == "task":
+            return None
+        return shaped(optimizer, updates, section.shape, warmup=section.warmup, final=section.final)
