@@ -116,9 +116,8 @@ def principal_components(
     result = snapshots[:n_components] if overwrite else np.empty((n_components, n_weights), dtype)
     largest, sign = np.zeros(n_components), np.ones(n_components)
     for columns in blocks:
-        rows = carry @ _differences(
-            snapshots[:, columns], carry.dtype
-        )  # the rows of `carry` add up to 0, so no mean is needed
+        # The rows of `carry` add up to 0, so no mean is needed.
+        rows = carry @ _differences(snapshots[:, columns], carry.dtype)
         highest, lowest = rows.max(axis=1), rows.min(axis=1)
         extreme = np.where(highest >= -lowest, highest, lowest)
         grows = np.abs(extreme) > largest
@@ -134,23 +133,10 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
     """Return the components as the reference finds them: a random projection, one power iteration, a small SVD.
 
     Equal to the exact ones up to sign where the spectrum falls steeply or ``n_components + 10`` directions are all
-    there are. It holds centred snapshots in float64 and is no faster than the exact method for few snapshots; it is
-    here for the reference's numbers. Upstream normalises the power iteration by LU; only the span matters, so this uses
-    QR throughout.
-
-    Args:
-        snapshots: ``[n_snapshots, n_weights]``; not changed.
-        n_components: How many components, at most the number of snapshots and of weights.
-        rng: Where the Gaussian start comes from: a numpy generator, a seed, or None for numpy's global generator, which
-            is what the reference uses.
-
-    Returns:
-        Components in float64. Sign: the snapshot of largest magnitude along each component lies on its positive side.
-        A component of a vanishing singular value is arbitrary, but a unit row.
-
-    Raises:
-        TypeError: When ``n_components`` is no integer.
-        ValueError: When the snapshots are no matrix, too few, not finite or all equal.
+    there are; here for the reference's numbers. Upstream normalises the power iteration by LU; only the span matters,
+    so this uses QR throughout. Float64; the snapshot of largest magnitude along each component lies on its positive
+    side, and a component of a vanishing singular value is an arbitrary unit row. ``rng`` is a numpy generator, a seed,
+    or None for numpy's global generator, which is what the reference uses.
     """
     n_snapshots, n_weights = _checked_shape(snapshots, n_components)
     centred = snapshots.astype(np.float64)

@@ -49,14 +49,13 @@ SUFFIXES = (".npy", ".safetensors")
 POLL_SECONDS = 0.5  # upstream looks every 5 s
 
 Shapes = Mapping[str, Sequence[int]]
+"""Parameter name -> shape, in the order of the columns."""
 Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+"""Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains."""
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
-    """Return a folder's snapshot files, sorted by name.
-
-    Args:
-        folder: Where ``*.safetensors`` files lie; names that begin with a dot and PCA matrices do not count.
+    """Return a folder's ``*.safetensors`` files, sorted; names that begin with a dot and PCA matrices do not count.
 
     Raises:
         ValueError: When the folder is missing or holds no snapshot.
@@ -75,16 +74,13 @@ def list_snapshots(folder: str | Path) -> list[Path]:
 def load_snapshots(
     folder: str | Path, shapes: Shapes, *, n_components: int = 1, dtype: type[np.floating[Any]] = np.float32
 ) -> NDArray[Any]:
-    """Read a folder's snapshots into one matrix, a tensor at a time: little more memory than the matrix.
+    """Read a folder's snapshots into ``[n_snapshots, n_weights]``, a tensor at a time, a row per file in sorted order.
 
     Args:
         folder: See :func:`list_snapshots`.
-        shapes: Parameter name -> shape, in the order of the columns. Other tensors in the files are passed over.
+        shapes: What the columns are. Other tensors in the files are passed over.
         n_components: How many components are wanted: fewer snapshots are an error before anything is read.
         dtype: Precision of the matrix.
-
-    Returns:
-        ``[n_snapshots, n_weights]``, a row per file in sorted order.
 
     Raises:
         ValueError: When the folder is missing or empty or holds too few snapshots, or a file is broken, lacks a
@@ -103,15 +99,12 @@ def load_snapshots(
 
 
 def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: NDArray[Any] | None = None) -> Path:
-    """Write a PCA matrix; the file appears complete or not at all.
+    """Write a PCA matrix to a ``.npy`` or ``.safetensors`` file, which appears complete or not at all; return the path.
 
     Args:
-        path: File to write, ``.npy`` or ``.safetensors``; its folder must exist.
+        path: File to write; its folder must exist.
         matrix: ``[k, n_weights]``.
         explained_variance: Share of the snapshots' variance along each component, ``[k]``; None when unknown.
-
-    Returns:
-        The path.
 
     Raises:
         ValueError: When the suffix is another one, the matrix is no finite floating point matrix, or the shares are
@@ -119,7 +112,10 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
     """
     path = Path(path)
     _check_suffix(path)
-    _check_matrix(matrix, "`matrix`")
+    if matrix.ndim != 2 or not np.issubdtype(matrix.dtype, np.floating):
+        raise ValueError(f"`matrix` must be a floating point matrix, got {matrix.dtype} of shape {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise ValueError("`matrix` must be finite, got inf or NaN")
     shares = None if explained_variance is None else np.asarray(explained_variance, np.float64)
     if shares is not None and (shares.shape != (len(matrix),) or not np.isfinite(shares).all()):
         raise ValueError(f"`explained_variance` must be one finite share per component ({len(matrix)}), got {shares}")
@@ -138,13 +134,9 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
 
 
 def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
-    """Read which share of the snapshots' variance every component of a stored matrix explains.
+    """Read which share of the snapshots' variance every component of a stored matrix explains, ``[k]``.
 
-    Args:
-        path: The matrix, ``.npy`` or ``.safetensors``.
-
-    Returns:
-        ``[k]``, or None when it was not kept or cannot be read: training does not depend on it.
+    None when it was not kept or cannot be read: training does not depend on it.
 
     Example:
         >>> import tempfile
@@ -159,16 +151,9 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
         else:
             with safe_open(path, framework="np") as stored:
                 shares = np.array(stored.get_tensor(EXPLAINED), np.float64)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        SafetensorError,
-    ):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    except (OverflowError, RecursionError, SafetensorError):  # numbers beyond a float, nesting beyond the parser
         return None
     return shares if shares.ndim == 1 and np.isfinite(shares).all() else None
 
@@ -176,16 +161,13 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
 def load_pca_matrix(
     path: str | Path, *, n_components: int | None = None, n_weights: int | None = None, rows: slice | None = None
 ) -> NDArray[Any]:
-    """Read a PCA matrix, or the rows of it that one rank holds.
+    """Read a PCA matrix, or the rows of it that one rank holds, in the precision of the file.
 
     Args:
         path: ``.npy`` or ``.safetensors`` file.
         n_components: How many components to take from the front; None for all.
         n_weights: How many columns there must be: the weights of the network that is trained.
         rows: Of those components the ones to return; only they are kept in memory.
-
-    Returns:
-        ``[rows, n_weights]`` in the precision of the file.
 
     Raises:
         FileNotFoundError: When there is no such file.
@@ -227,20 +209,14 @@ def load_pca_matrix(
 def pca_matrix_path(
     pca_mat_path: str | Path | None, weight_load_dir: str | Path | None, shapes: Shapes, n_components: int
 ) -> tuple[Path, bool]:
-    """Say which file holds the matrix, and whether it has yet to be computed.
+    """Return the file that holds the matrix, and whether it has yet to be computed from the folder's snapshots.
 
-    Args:
-        pca_mat_path: A stored matrix, or None.
-        weight_load_dir: Folder of snapshots, or None; used when there is no stored matrix.
-        shapes: Parameter name -> shape, in the order of the columns.
-        n_components: How many components are wanted.
-
-    Returns:
-        The file; True when it is to be computed from the folder's snapshots. A computed file lies in the folder and is
-        named after the snapshots (names, sizes, dates), the parameters and the number of components.
+    A computed file lies in the folder and is named after the snapshots (names, sizes, dates), the parameters and the
+    number of components.
 
     Raises:
-        ValueError: When neither leads anywhere, or the folder holds fewer snapshots than components.
+        ValueError: When neither a matrix nor a folder leads anywhere, or the folder holds fewer snapshots than
+            components.
     """
     if pca_mat_path is not None:
         stored = Path(pca_mat_path)
@@ -279,24 +255,11 @@ def prepare_pca_matrix(
     rank: int = 0,
     timeout: float = 1800.0,
 ) -> Path:
-    """Return the file of a stored matrix, or that of one computed from snapshots by rank 0.
-
-    Args:
-        pca_mat_path: A stored matrix, or None.
-        weight_load_dir: Folder of snapshots, or None.
-        shapes: Parameter name -> shape, in the order of the columns.
-        n_components: How many components are wanted.
-        compute: Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components
-            ``[n_components, n_weights]`` and the share of variance along each, ``[n_components]``.
-        rank: This process; all but 0 wait for the file.
-        timeout: How long they wait, in seconds.
-
-    Returns:
-        A file that :func:`load_pca_matrix` reads.
+    """Return the file of a stored matrix, or that of one computed from snapshots by rank 0 while the others wait.
 
     Raises:
         ValueError: When there is neither a matrix nor a usable folder.
-        RuntimeError: When the file does not appear in time.
+        RuntimeError: When the file does not appear within ``timeout`` seconds.
     """
     path, missing = pca_matrix_path(pca_mat_path, weight_load_dir, shapes, n_components)
     if not missing:
@@ -307,14 +270,7 @@ def prepare_pca_matrix(
 
 
 def wait_for_pca_matrix(path: str | Path, timeout: float) -> Path:
-    """Wait until another process has written a PCA matrix.
-
-    Args:
-        path: File that will appear.
-        timeout: Longest wait in seconds.
-
-    Returns:
-        The path.
+    """Wait, for ``timeout`` seconds at most, until another process has written a PCA matrix; return its path.
 
     Raises:
         ValueError: When ``timeout`` is negative or NaN.
@@ -375,9 +331,7 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
 def _open_npy(path: Path) -> NDArray[Any]:
     try:
         return np.lib.format.open_memmap(path, mode="r")  # np.load would take an archive for an array
-    except (
-        Exception
-    ) as error:  # numpy's reader of headers lets through what the tokenizer and the parser of Python raise
+    except Exception as error:  # numpy's reader of headers lets through what Python's tokenizer and parser raise
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
@@ -405,10 +359,3 @@ def _open_safetensors(path: Path) -> NDArray[Any]:
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"a PCA matrix lies in a {' or '.join(SUFFIXES)} file, got {path.name}")
-
-
-def _check_matrix(matrix: NDArray[Any], name: str) -> None:
-    if matrix.ndim != 2 or not np.issubdtype(matrix.dtype, np.floating):
-        raise ValueError(f"{name} must be a floating point matrix, got {matrix.dtype} of shape {matrix.shape}")
-    if not np.isfinite(matrix).all():
-        raise ValueError(f"{name} must be finite, got inf or NaN")
