@@ -1,4 +1,4 @@
-"""DimReduce in training: the components that a plan names, the step in the optimizer's place, what it tells of itself."""
+"""DimReduce in training: the components that a plan names, and the step in the optimizer's place."""
 
 from __future__ import annotations
 
