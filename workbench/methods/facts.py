@@ -35,11 +35,8 @@ def learning_reasons(
 ) -> dict[str, str]:
     """Return the reasons among a network's facts: what cannot be done to its labels and inputs.
 
-    Args:
-        network: The network; left as it is.
-        criterion: What judges its output; None when unknown.
-        example_inputs: Smaller inputs are tried where this is a `FirstBatch`; else nothing is said against them.
-        config: Only the sizes that it asks for are tried; None tries both kinds at some sizes.
+    Smaller inputs are tried where ``example_inputs`` are a `FirstBatch`, else nothing is said against them: at the
+    sizes that ``config`` asks for, or without one at some sizes of both kinds. The network is left as it is.
     """
     reasons = {"no_smoothing": why_no_smoothing(criterion)}
     if not isinstance(example_inputs, FirstBatch):

@@ -28,11 +28,7 @@ _T = TypeVar("_T")
 def prepare_(preparation: Preparation) -> None:
     """Let every method in effect change the model and its optimizer: first those that reshape, then the others.
 
-    Args:
-        preparation: Changed in place. What a method finds out on the way may put later ones out of effect.
-
-    Raises:
-        ConfigError: When a method finds that the configuration does not fit the network.
+    What a method finds out on the way may put later ones out of effect, or be a ConfigError.
     """
     for description in METHODS:
         if description.is_in_effect(preparation.plan):
@@ -57,22 +53,14 @@ def _in_effect(plan: Plan) -> dict[str, Method]:
 
 
 class MethodsInEffect:
-    """What the methods of a plan make of the parts of a run, in acting order; see the hooks of `Method`.
-
-    Args:
-        plan: What is in effect; None for nothing.
-    """
+    """What the methods of a plan (None: none) make of the parts of a run, in acting order, as `Method` says."""
 
     def __init__(self, plan: Plan | None) -> None:
         self._by_name = {} if plan is None else _in_effect(plan)
         self._acting = tuple(self._by_name.values())
 
     def refuse(self, model: nn.Module) -> None:
-        """Raise where a model, wrapped or compiled as it is, cannot be trained so.
-
-        Raises:
-            RuntimeError: With the first method's reason.
-        """
+        """Raise RuntimeError, with the first method's reason, where a model as it is wrapped cannot be trained so."""
         for method in self._acting:
             if reason := method.refusal(model):
                 raise RuntimeError(reason)

@@ -83,10 +83,6 @@ def split_into_nested_groups(names: Sequence[str], n_groups: int) -> list[list[s
 
     With c chunks (see :func:`split_into_chunks`) and stride ``c // n_groups``, group i holds all names from chunk
     ``i * stride`` to the end. With fewer chunks than groups the stride is 0 and every group is the whole list.
-
-    Raises:
-        ValueError: When ``n_groups`` is smaller than 1 (upstream divides by zero).
-        TypeError: When ``n_groups`` is not an integer.
     """
     if isinstance(n_groups, bool) or not isinstance(n_groups, int):
         raise TypeError(f"`param_groups` must be an integer, got {n_groups!r}")
@@ -102,16 +98,10 @@ def rebuild_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer of the same class and constructor arguments over other parameter groups.
 
-    State of parameters that appear in ``groups`` moves along, and so do the hooks before and after a step. An optimizer
-    with a method ``over_groups(groups)`` builds its successor itself.
-
-    Args:
-        optimizer: The optimizer to follow; it is left as it is.
-        groups: New parameter groups. Options they leave out come from the optimizer's defaults.
-        copy_state: Copy the state (several optimizers over the same parameters) instead of sharing its tensors.
-
-    Raises:
-        TypeError: When the class cannot be constructed from parameter groups and its own defaults.
+    State of parameters that appear in ``groups`` moves along (or is copied, where several optimizers share parameters),
+    and so do the hooks before and after a step. Options that groups leave out come from the optimizer's defaults. An
+    optimizer with a method ``over_groups(groups)`` builds its successor itself; another whose constructor does not take
+    its own defaults is a TypeError.
     """
     fresh = [dict(group, params=list(group["params"])) for group in groups]
     over_groups = getattr(optimizer, "over_groups", None)

@@ -39,37 +39,23 @@ def alone(**values: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Description:
-    """One method: what it is called, how it is switched on, where it comes from.
+    """One method: what it is called, how it is switched on, where it comes from."""
 
-    Args:
-        name: Name of its folder in ``methods``, and of its switch and config section unless those say otherwise.
-        title: Name in headings.
-        summary: One sentence: what it does.
-        section: Config section with its parameters.
-        switch: Path that switches it on and off.
-        enabled_by: Config values (path -> value) under which this method alone is in effect.
-        acts: ``"module:attribute"`` of the class, derived from `Method`, that acts.
-        builder: ``"module:attribute"`` of the class or function that a user without a configuration calls.
-        paper: Authors, title, venue, year and identifier of its source.
-        n_ranks: Fewest ranks on which it can be in effect.
-        section_class: ``"module:attribute"`` of the config section that the method brings along, a
-            :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where
-            the reference's sections have its parameters.
-        comes_with: Method without which it is never in effect, where ``switch`` is only a parameter of that one.
-    """
-
-    name: str
-    title: str
-    summary: str
-    section: str
-    switch: str
-    enabled_by: Mapping[str, Any]
-    acts: str
-    builder: str
-    paper: str
-    n_ranks: int = 1
+    name: str  # of its folder, and of its switch and config section unless those say otherwise
+    title: str  # in headings
+    summary: str  # one sentence: what it does
+    section: str  # config section with its parameters
+    switch: str  # path that switches it on and off
+    enabled_by: Mapping[str, Any]  # config values (path -> value) under which this method alone is in effect
+    acts: str  # "module:attribute" of the class, derived from `Method`, that acts
+    builder: str  # "module:attribute" of the class or function that a user without a configuration calls
+    paper: str  # authors, title, venue, year and identifier of its source
+    n_ranks: int = 1  # fewest ranks on which it can be in effect
+    #: ``"module:attribute"`` of the section that the method brings along, a
+    #: :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where the
+    #: reference's sections have its parameters.
     section_class: str = ""
-    comes_with: str = ""
+    comes_with: str = ""  # method without which it is never in effect, where `switch` is only a parameter of that one
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
@@ -118,28 +104,19 @@ class FirstBatch(Protocol):
 
 @dataclass
 class Preparation:
-    """A model and its optimizer on their way to training; each method in effect changes them in turn.
+    """A model and its optimizer on their way to training; each method in effect changes them in turn."""
 
-    Args:
-        model: Changed in place.
-        optimizer: The optimizer to train with; a method may replace it.
-        plan: What is in effect; resolved again when a method has found out what the network offers.
-        criterion: What judges the model's output; None when unknown.
-        example_inputs: What a method may call the model with, as for :func:`workbench.apply`, or a `FirstBatch`.
-        draw_seed: Gives the seed of the methods' own random choices, the same on every rank; None leaves them to
-            numpy's global generator, as the reference does.
-        look_again: Resolves the plan by what the network offers as it stands now.
-        notes: What became of the model, one line each, for display.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    plan: Plan
-    criterion: Any = None
-    example_inputs: Any = None
+    model: nn.Module  # changed in place
+    optimizer: Optimizer  # to train with; a method may replace it
+    plan: Plan  # what is in effect; resolved again when a method has found out what the network offers
+    criterion: Any = None  # what judges the model's output; None when unknown
+    example_inputs: Any = None  # what a method may call the model with, as for `workbench.apply`, or a `FirstBatch`
+    #: Gives the seed of the methods' own random choices, the same on every rank; None leaves them to numpy's global
+    #: generator, as the reference does.
     draw_seed: Callable[[], int | None] = lambda: None
+    #: Resolves the plan by what the network offers as it stands now.
     look_again: Callable[[Preparation], Plan] = lambda preparation: preparation.plan
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what became of the model, one line each, for display
 
 
 @runtime_checkable

@@ -41,11 +41,7 @@ METHODS: tuple[Description, ...] = (
 
 
 def method(name: str) -> Description:
-    """Return the method of that name, for example ``"grad_freeze"``.
-
-    Raises:
-        KeyError: When there is no such method; the message lists those there are.
-    """
+    """Return the method of that name; a KeyError lists those there are."""
     found = next((entry for entry in METHODS if entry.name == name), None)
     if found is None:
         raise KeyError(f"no method is called {name!r}; there are {', '.join(entry.name for entry in METHODS)}")

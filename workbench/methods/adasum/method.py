@@ -60,9 +60,8 @@ _ONE = {dtype: torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.floa
 def adasum_weights(products: Any, n_nodes: int) -> tuple[Any, Any]:
     """Return the factors of a and b in their combination: 1 - a.b / (2 a.a) and 1 - a.b / (2 b.b).
 
-    Args:
-        products: Inner products a.b, a.a and b.b: three numbers, or a tensor of shape ``[3, ...]``, float32 or wider.
-        n_nodes: Nodes whose values a and b hold together; each adds :data:`EPSILON` to every product.
+    The products a.b, a.a, b.b are three numbers, or a tensor ``[3, ...]``; each node that contributes adds `EPSILON` to
+    all.
     """
     across, own, other = products
     epsilon = EPSILON * n_nodes
@@ -71,22 +70,11 @@ def adasum_weights(products: Any, n_nodes: int) -> tuple[Any, Any]:
 
 
 def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
-    """Combine two values of one parameter tensor.
+    """Combine two values of one parameter tensor, of one shape and floating-point dtype.
 
     (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b: the average of parallel vectors, the sum of orthogonal ones.
-
-    Args:
-        a: Floating-point tensor of any shape.
-        b: Another of the same shape and dtype.
-        n_nodes: Nodes whose values a and b hold together, 2 at the leaves of a tree.
-
-    Returns:
-        Tensor of the same shape and dtype; computed in float32, or float64 for float64. NaN or inf in either makes NaN,
-        and so do norms whose square exceeds the dtype computed in (1.8e19 in float32).
-
-    Raises:
-        TypeError: When a is not of a floating-point dtype.
-        ValueError: When shapes or dtypes differ.
+    ``n_nodes`` nodes hold the two together. Computed in float32, or float64 for float64; NaN or inf in either makes
+    NaN, and so do norms whose square exceeds the dtype computed in (1.8e19 in float32).
 
     Reference:
         Maleki et al., arXiv:2006.02924. The small constant is MindSpore's.
@@ -104,7 +92,8 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
         )
     wide_a, wide_b = a.to(_wide(a.dtype)), b.to(_wide(b.dtype))
     own, other = adasum_weights(_products(wide_a.flatten(), wide_b.flatten()), n_nodes)
-    return (wide_a * own + wide_b * other).to(a.dtype)
+    combined: Tensor = wide_a * own + wide_b * other
+    return combined.to(a.dtype)
 
 
 @torch.no_grad()
@@ -114,10 +103,6 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     :func:`adasum_pair` for each, without a tensor in between: inner products in one pass over both, the result in a
     second one; by our own kernels all tensors in two calls. On a CPU the factors become plain numbers, elsewhere
     nothing waits for the device.
-
-    Raises:
-        TypeError: When a tensor is not of a floating-point dtype.
-        ValueError: When numbers of tensors, shapes or dtypes differ.
 
     Example:
         >>> ours, theirs = [torch.tensor([2.0, 0.0])], [torch.tensor([0.0, 3.0])]
@@ -148,9 +133,6 @@ def adasum_tree(values: Sequence[Tensor]) -> Tensor:
 
     The slow and exact meaning of :func:`adasum_reduce_`, for tests and for a single process.
 
-    Raises:
-        ValueError: When the number of tensors is no power of two from 2 on, or shapes or dtypes differ.
-
     Example:
         >>> adasum_tree([torch.tensor([v]) for v in (1.0, 2.0, 3.0, 6.0)])
         tensor([3.])
@@ -171,22 +153,14 @@ class ServerLinks:
     """What one rank sends and receives: across to the rank of the same place in another server, and inside its own.
 
     Rank = server * n_devices + device.
-
-    Attributes:
-        server: This rank's server, 0 to ``n_servers`` - 1.
-        device: This rank's place in its server, 0 to ``n_devices`` - 1.
-        n_servers: Number of servers, a power of two from 2 on.
-        n_devices: Ranks per server.
-        process_group: The group of all ranks; None is the default group.
-        server_group: The group of this server's ranks; None when it has only one.
     """
 
     server: int
-    device: int
-    n_servers: int
-    n_devices: int
-    process_group: distributed.ProcessGroup | None = None
-    server_group: distributed.ProcessGroup | None = None
+    device: int  # place in the server
+    n_servers: int  # a power of two from 2 on
+    n_devices: int  # ranks per server
+    process_group: distributed.ProcessGroup | None = None  # all ranks; None is the default group
+    server_group: distributed.ProcessGroup | None = None  # this server's ranks; None when it has only one
 
     def __deepcopy__(self, memo: dict[int, object]) -> ServerLinks:
         return self  # nothing here changes, and process groups cannot be copied
@@ -254,25 +228,11 @@ def connect_servers(
 def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> Tensor:
     """Average a bucket inside the servers and combine it between them, tensor by tensor; on every rank the same bits.
 
-    Each rank of a server carries its share of the bucket across. Per round one message goes each way with half of what
-    is left, and a few with three inner products per tensor; the number of messages does not grow with the number of
-    tensors.
-
-    Args:
-        flat: This rank's values, shape ``[elements]``, contiguous; the tensors of the bucket one after the other.
-            Overwritten. Its length must be divisible by ``n_servers * n_devices``; what lies behind the tensors is
-            padding.
-        lengths: Number of elements of each tensor.
-        links: How to reach the others.
-
-    Returns:
-        ``flat``, which now holds :func:`adasum_tree` of the servers' averages.
-
-    Raises:
-        ValueError: When the length is not divisible or too short for the tensors.
-
-    Reference:
-        Maleki et al., arXiv:2006.02924, the algorithm AdasumRVH.
+    The bucket holds this rank's tensors, of so many elements each, one after the other, padded to a multiple of the
+    number of ranks; in the end it holds :func:`adasum_tree` of the servers' averages. Each rank of a server carries its
+    share of the bucket across. Per round one message goes each way with half of what is left, and a few with three
+    inner products per tensor; the number of messages does not grow with the number of tensors (AdasumRVH in Maleki et
+    al.).
     """
     n_ranks = links.n_servers * links.n_devices
     if flat.numel() % n_ranks or flat.numel() < sum(lengths):

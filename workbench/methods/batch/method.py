@@ -24,12 +24,7 @@ __all__ = ["BatchMethod", "concatenated", "parts_of", "resized"]
 def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
     """Yield batches of ``factor`` times as many samples; the last may have fewer where they do not come out even.
 
-    Args:
-        batches: The loader's batches.
-        factor: A whole number of batches to concatenate, or 1 over the number of parts that each is cut into.
-
-    Raises:
-        ValueError: When batches cannot be concatenated.
+    The factor is a whole number of batches to concatenate, or 1 over the number of parts that each is cut into.
     """
     if factor < 1:
         for batch in batches:
@@ -41,11 +36,7 @@ def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
 
 
 def concatenated(group: Sequence[Any]) -> Any:
-    """Return at least one batch as one, of the form of the first.
-
-    Raises:
-        ValueError: When they differ in form, or in a shape behind the samples.
-    """
+    """Return at least one batch as one, of the form of the first; a ValueError says where they differ."""
     first = group[0]
     if len(group) == 1:
         return first

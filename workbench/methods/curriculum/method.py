@@ -92,18 +92,9 @@ def stages_of(section: CurriculumSection, passes: int) -> list[tuple[float, floa
 def growing(
     batches: Iterable[Any], passes: int, kind: Kind, *, start: float = 0.5, until: float = 0.5, stages: int = 2
 ) -> Iterator[Any]:
-    """Yield batches whose inputs grow to their full size.
+    """Yield batches, given at full size, whose inputs grow to it over a run of so many passes; later ones stay so.
 
-    Args:
-        batches: At full size.
-        passes: Forward passes of the run, at least 1; what comes after them has the last pass's size.
-        kind: What grows.
-        start: First relative size, in (0, 1).
-        until: Share of the passes with smaller inputs, in (0, 1].
-        stages: Sizes below the full one, at least 1.
-
-    Warns:
-        UserWarning: Once, when a batch holds nothing that could be made smaller.
+    Warns once when a batch holds nothing that could be made smaller.
     """
     borders, told = _borders(passes, until, stages), False
     shrink = _SHRINK[kind]

@@ -43,12 +43,9 @@ class DimReduceUpdate(WeightUpdate):
     A line search asks the host after every trial, so this update waits for the device, and so it may as well for the
     overflow: a step whose gradients are not finite is skipped before anything is tried.
 
-    Columns: ``dim_reduce.rho`` (0 when the search failed), ``dim_reduce.trials``, ``dim_reduce.condition``, and
-    ``dim_reduce.explained_variance`` at the first step, where it is known. A skipped step has none.
-
-    Args:
-        dim_reduce: The method with its state.
-        explained_variance: Share of the snapshots' variance that all components explain together; None when unknown.
+    Columns: ``dim_reduce.rho`` (0 when the search failed), ``dim_reduce.trials``, ``dim_reduce.condition``, and, where
+    it is known, ``dim_reduce.explained_variance`` (of the snapshots, by all components) at the first step. A skipped
+    step has none.
     """
 
     takes_schedule = False  # it subtracts steps whose length is decided already
@@ -59,11 +56,7 @@ class DimReduceUpdate(WeightUpdate):
         self._told = explained_variance is None
 
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
-        """Take a step.
-
-        Raises:
-            RuntimeError: When the step was given no closure, or somebody changed the optimizer's learning rate.
-        """
+        """Take a step."""
         if window.evaluate is None:
             raise RuntimeError(
                 "DimReduce tries its steps on the batch they were computed from, so step() needs to know it: call "
@@ -107,14 +100,10 @@ class DimReduceUpdate(WeightUpdate):
 
 
 def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Return what an optimizer trains by the names snapshots are written and read under.
+    """Return what an optimizer trains by the names snapshots are written and read under, in the order of the columns.
 
-    Args:
-        network: A network, alone or in wrappers (torch.compile, DistributedDataParallel, a module with its loss).
-        optimizer: An optimizer over parameters of it; its order is the order of the PCA matrix's columns.
-
-    Raises:
-        ConfigError: When the optimizer trains parameters that the network does not hold.
+    The network may be in wrappers (torch.compile, DistributedDataParallel, a module with its loss). Raises ConfigError
+    when the optimizer trains parameters that it does not hold.
     """
     names = {id(parameter): name for name, parameter in _inner(network).named_parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -128,12 +117,9 @@ def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn
 
 
 def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduceUpdate:
-    """Read the components, or compute them from the snapshots.
+    """Read the components, or compute them from the snapshots; a ConfigError says what is missing, broken or foreign.
 
     Several ranks share one file: the first one computes it, the others wait for it, each reads its own rows.
-
-    Raises:
-        ConfigError: When the PCA matrix or the snapshots are missing, broken or of another network.
     """
     settings, arithmetic = plan.config.dim_reduce, plan.config.compatibility.dim_reduce
     named = trained_parameters(network, optimizer)

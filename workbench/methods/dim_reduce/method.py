@@ -60,9 +60,6 @@ def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Ari
     ``"corrected"`` gives every component to one rank, sizes differing by one at most; ``"reference"`` gives k // ranks
     to each and loses the rest.
 
-    Raises:
-        ValueError: When the rank does not lie below the number of ranks.
-
     Example:
         >>> [component_rows(6, rank, 4) for rank in range(4)]
         [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
@@ -88,17 +85,11 @@ def flat_vector(
 
 
 def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Tensor) -> Tensor:
-    """Return the BFGS update of the inverse Hessian: t^T B t + s s^T / q with t = 1 - y s^T / q and q = y . s.
+    """Return the BFGS update of the inverse Hessian B: t^T B t + s s^T / q with t = 1 - y s^T / q and q = y . s.
 
-    Where q does not exceed 1e-20 (no curvature, or a negative one) B is returned as it was. No host synchronisation.
-
-    Args:
-        inverse_hessian: B, ``[k, k]``, symmetric and positive definite.
-        gradient_change: y, ``[k]``.
-        step: s, ``[k]``.
-
-    Reference:
-        Nocedal and Wright, "Numerical Optimization", 2nd edition 2006, equation 6.17.
+    Of the change of the gradient y and the step s. Where q does not exceed 1e-20 (no curvature, or a negative one) B is
+    returned as it was. No host synchronisation. Nocedal and Wright, "Numerical Optimization", 2nd edition 2006,
+    equation 6.17.
     """
     q = gradient_change @ step
     enough: Tensor = q > LEAST_CURVATURE
@@ -118,27 +109,16 @@ def sufficient_decrease(new_loss: Tensor, loss: Tensor, slope: Tensor, rho: floa
 
 @dataclass(frozen=True)
 class DimReduceStep:
-    """What one step did.
+    """What one step did."""
 
-    Attributes:
-        found: Whether a trial was accepted.
-        rho: Share of the whole quasi-Newton step that was taken; 0.0 when no trial was accepted.
-        trials: How many times the network was evaluated.
-        loss: Loss before the step, the mean over ranks.
-        new_loss: Loss of the last trial, the residual's part of the step not included.
-        slope: g_k . d_k; tensor on the device, as all of these.
-        gradient: g_k, ``[k]``.
-        direction: d_k, ``[k]``.
-    """
-
-    found: bool
-    rho: float
-    trials: int
-    loss: Tensor
-    new_loss: Tensor
-    slope: Tensor
-    gradient: Tensor
-    direction: Tensor
+    found: bool  # whether a trial was accepted
+    rho: float  # share of the whole quasi-Newton step that was taken; 0.0 when no trial was accepted
+    trials: int  # how many times the network was evaluated
+    loss: Tensor  # before the step, the mean over ranks
+    new_loss: Tensor  # of the last trial, the residual's part of the step not included
+    slope: Tensor  # g_k . d_k
+    gradient: Tensor  # g_k, [k]
+    direction: Tensor  # d_k, [k]
 
 
 class DimReduce:

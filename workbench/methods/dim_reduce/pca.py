@@ -36,18 +36,12 @@ NOT_FINITE = "`snapshots` must be finite, got inf or NaN; leave out what was rec
 
 @dataclass(frozen=True)
 class PrincipalComponents:
-    """Components with what they explain.
+    """Components with what they explain."""
 
-    Attributes:
-        components: ``[k, n_weights]``, orthonormal rows, largest variance first. A row of zeros stands where the
-            snapshots span fewer than k directions.
-        singular_values: ``[k]`` of the centred snapshots, descending; 0 where there is no direction.
-        explained_variance_ratio: ``[k]``, share of the snapshots' total variance along each component.
-    """
-
+    #: ``[k, n_weights]``, orthonormal rows, largest variance first; zeros where the snapshots span fewer directions.
     components: NDArray[Any]
-    singular_values: NDArray[np.float64]
-    explained_variance_ratio: NDArray[np.float64]
+    singular_values: NDArray[np.float64]  # [k] of the centred snapshots, descending; 0 where there is no direction
+    explained_variance_ratio: NDArray[np.float64]  # [k], share of the snapshots' total variance along each component
 
 
 def principal_components(
@@ -57,24 +51,16 @@ def principal_components(
 
     Two passes over blocks of columns. Inner products are accumulated in float64 whatever the snapshots' precision; of
     float32 snapshots whose singular values span less than two decades, the components are computed in float32. Besides
-    snapshots and result a few blocks are held; with ``overwrite`` the whole takes at most 1.05 times the memory of the
-    snapshots (of 256 x 256 weights or more). Inner products square the condition: component i is accurate to about
-    1e-16 (s_1 / s_i)^2, s being the singular values; directions below about 1e-7 s_1 count as absent.
+    snapshots and result a few blocks are held; with ``overwrite``, which puts the components into the first rows of
+    ``snapshots``, the whole takes at most 1.05 times the memory of the snapshots (of 256 x 256 weights or more). Inner
+    products square the condition: component i is accurate to about 1e-16 (s_1 / s_i)^2, s being the singular values;
+    directions below about 1e-7 s_1 count as absent. The entry of largest magnitude of every component is positive.
 
     Args:
         snapshots: ``[n_snapshots, n_weights]``; a memory map will do. Not changed unless ``overwrite``.
         n_components: How many components, at most the number of snapshots and of weights.
-        overwrite: Put the components into the first rows of ``snapshots`` instead of a new array. What the other rows
-            hold stays as it was.
+        overwrite: See above; what the other rows hold stays as it was.
         block: Columns taken at a time; None chooses.
-
-    Returns:
-        Components in the precision of the snapshots (float64 for integers). Sign: the entry of largest magnitude of
-        every component is positive.
-
-    Raises:
-        TypeError: When ``n_components`` is no integer or ``overwrite`` is asked of an array that is not floating.
-        ValueError: When the snapshots are no matrix, too few, not finite or all equal.
 
     Example:
         >>> found = principal_components(np.array([[1.0, 0, 2], [1, 3, 2], [1, -3, 2]]), 1)

@@ -55,11 +55,7 @@ Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
-    """Return a folder's ``*.safetensors`` files, sorted; names that begin with a dot and PCA matrices do not count.
-
-    Raises:
-        ValueError: When the folder is missing or holds no snapshot.
-    """
+    """Return a folder's ``*.safetensors`` files, sorted; names that begin with a dot and PCA matrices do not count."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"`weight_load_dir` must be an existing folder with weight snapshots, got {folder}")
@@ -76,15 +72,8 @@ def load_snapshots(
 ) -> NDArray[Any]:
     """Read a folder's snapshots into ``[n_snapshots, n_weights]``, a tensor at a time, a row per file in sorted order.
 
-    Args:
-        folder: See :func:`list_snapshots`.
-        shapes: What the columns are. Other tensors in the files are passed over.
-        n_components: How many components are wanted: fewer snapshots are an error before anything is read.
-        dtype: Precision of the matrix.
-
-    Raises:
-        ValueError: When the folder is missing or empty or holds too few snapshots, or a file is broken, lacks a
-            parameter, has one of another shape, or holds inf or NaN.
+    Other tensors in the files are passed over. Fewer snapshots than ``n_components`` are an error before anything is
+    read.
     """
     paths = _enough_snapshots(folder, n_components)
     if not shapes:
@@ -101,14 +90,7 @@ def load_snapshots(
 def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: NDArray[Any] | None = None) -> Path:
     """Write a PCA matrix to a ``.npy`` or ``.safetensors`` file, which appears complete or not at all; return the path.
 
-    Args:
-        path: File to write; its folder must exist.
-        matrix: ``[k, n_weights]``.
-        explained_variance: Share of the snapshots' variance along each component, ``[k]``; None when unknown.
-
-    Raises:
-        ValueError: When the suffix is another one, the matrix is no finite floating point matrix, or the shares are
-            not one per component.
+    ``explained_variance`` is the share of the snapshots' variance along each component; None when unknown.
     """
     path = Path(path)
     _check_suffix(path)
@@ -137,12 +119,6 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
     """Read which share of the snapshots' variance every component of a stored matrix explains, ``[k]``.
 
     None when it was not kept or cannot be read: training does not depend on it.
-
-    Example:
-        >>> import tempfile
-        >>> path = save_pca_matrix(Path(tempfile.mkdtemp()) / "pca.npy", np.eye(2, 3), np.array([0.75, 0.2]))
-        >>> load_explained_variance(path).tolist()
-        [0.75, 0.2]
     """
     path = Path(path)
     try:
@@ -161,18 +137,10 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
 def load_pca_matrix(
     path: str | Path, *, n_components: int | None = None, n_weights: int | None = None, rows: slice | None = None
 ) -> NDArray[Any]:
-    """Read a PCA matrix, or the rows of it that one rank holds, in the precision of the file.
+    """Read the first ``n_components`` of a PCA matrix, or the rows of those that one rank holds.
 
-    Args:
-        path: ``.npy`` or ``.safetensors`` file.
-        n_components: How many components to take from the front; None for all.
-        n_weights: How many columns there must be: the weights of the network that is trained.
-        rows: Of those components the ones to return; only they are kept in memory.
-
-    Raises:
-        FileNotFoundError: When there is no such file.
-        ValueError: When it is no PCA matrix (pickled objects included), too narrow or wide, has too few components,
-            or holds inf or NaN in the rows asked for.
+    ``n_weights`` says how many columns there must be. Only the rows asked for are kept in memory, in the file's
+    precision.
 
     Example:
         >>> import tempfile
@@ -213,10 +181,6 @@ def pca_matrix_path(
 
     A computed file lies in the folder and is named after the snapshots (names, sizes, dates), the parameters and the
     number of components.
-
-    Raises:
-        ValueError: When neither a matrix nor a folder leads anywhere, or the folder holds fewer snapshots than
-            components.
     """
     if pca_mat_path is not None:
         stored = Path(pca_mat_path)
@@ -255,12 +219,7 @@ def prepare_pca_matrix(
     rank: int = 0,
     timeout: float = 1800.0,
 ) -> Path:
-    """Return the file of a stored matrix, or that of one computed from snapshots by rank 0 while the others wait.
-
-    Raises:
-        ValueError: When there is neither a matrix nor a usable folder.
-        RuntimeError: When the file does not appear within ``timeout`` seconds.
-    """
+    """Return the file of a stored matrix, or that of one computed from snapshots by rank 0 while the others wait."""
     path, missing = pca_matrix_path(pca_mat_path, weight_load_dir, shapes, n_components)
     if not missing:
         return path
@@ -270,12 +229,7 @@ def prepare_pca_matrix(
 
 
 def wait_for_pca_matrix(path: str | Path, timeout: float) -> Path:
-    """Wait, for ``timeout`` seconds at most, until another process has written a PCA matrix; return its path.
-
-    Raises:
-        ValueError: When ``timeout`` is negative or NaN.
-        RuntimeError: When the file does not appear in time.
-    """
+    """Wait, for ``timeout`` seconds at most, until another process has written a PCA matrix; return its path."""
     if not timeout >= 0:
         raise ValueError(f"`timeout` must be a number of seconds of at least 0, got {timeout}")
     path, deadline = Path(path), time.monotonic() + timeout

@@ -104,18 +104,11 @@ def register_centralization(
 
     Flag groups with ``{"params": ..., "grad_centralization": True}``; `OptimizerProcess` does so. Gradients must be
     unscaled by then. Vectors and sparse gradients are left alone. ``copy.deepcopy`` of a torch optimizer drops hooks:
-    register again.
+    register again. ``remove()`` of what is returned ends it.
 
     Args:
         optimizer: The optimizer that will be stepped (not one that freezes: register before wrapping it).
         rule: Which gradients, see :func:`is_centralizable`.
-
-    Returns:
-        A handle whose ``remove()`` ends it.
-
-    Raises:
-        TypeError: When ``optimizer`` is no torch optimizer, or one that freezes.
-        ValueError: When the rule is unknown.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")

@@ -64,15 +64,11 @@ class LessBNMethod(Method):
 def _following(
     optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]
 ) -> Optimizer:
-    """Return an optimizer over the network's current parameters; the same object when nothing changed.
+    """Return an optimizer over the network's parameters after a change; the same object when nothing changed.
 
     The successor of a parameter is the one that now bears its name; a parameter without predecessor joins the group of
-    its neighbour in the same module. Parameters that never belonged to the network stay, a group that lost all is gone.
-
-    Args:
-        optimizer: The optimizer made for ``before``; state of parameters that remain moves along.
-        before: Name -> parameter of the network before the change.
-        after: Name -> parameter after it.
+    its neighbour in the same module. State of parameters that remain moves along. Parameters that never belonged to the
+    network stay, a group that lost all is gone.
     """
     name_of = {id(parameter): name for name, parameter in before.items()}
     kept = {id(parameter) for parameter in after.values()}

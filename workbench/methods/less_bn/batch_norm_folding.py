@@ -90,11 +90,7 @@ def has_learned_statistics(norm: _BatchNorm) -> bool:
 
 
 def affine_of(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of the map that the BatchNorm is in evaluation, float64, ``[channels]``.
-
-    Raises:
-        ValueError: When the BatchNorm keeps no running statistics.
-    """
+    """Return scale and shift of the map that a BatchNorm with statistics is in evaluation, float64, ``[channels]``."""
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("a BatchNorm without running statistics has no fixed map; keep it or give it statistics")
     mean, variance = norm.running_mean.double(), norm.running_var.double()
@@ -120,12 +116,7 @@ def can_fold_into(layer: nn.Module, norm: _BatchNorm) -> bool:
 def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
     """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing.
 
-    Args:
-        layer: Convolution, transposed convolution or Linear whose output only this BatchNorm reads.
-        norm: BatchNorm with running statistics.
-
-    Raises:
-        ValueError: When the layer cannot take it up, see :func:`can_fold_into`.
+    Only this BatchNorm may read the layer's output. A ValueError when the layer cannot take it up (`can_fold_into`).
     """
     if not can_fold_into(layer, norm):
         raise ValueError(f"cannot fold a BatchNorm of {norm.num_features} channels into {type(layer).__name__}")
@@ -215,17 +206,11 @@ def _is_altered(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Removal:
-    """One BatchNorm that goes.
-
-    Attributes:
-        norm: Dotted name.
-        layer: Dotted name of the layer that can take up its statistics, or None.
-        rest: Children of a subclass that run after the norm and stay.
-    """
+    """One BatchNorm that goes; names are dotted."""
 
     norm: str
-    layer: str | None
-    rest: tuple[str, ...]
+    layer: str | None  # that can take up its statistics
+    rest: tuple[str, ...]  # children of a subclass that run after the norm and stay
 
 
 def take_out_(
@@ -233,10 +218,7 @@ def take_out_(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Remove BatchNorms, in place, and return which were folded and which became a ChannelAffine.
 
-    Args:
-        model: Network.
-        removals: What goes.
-        keep_function: Also write down the map of BatchNorms that have learned nothing.
+    ``keep_function`` writes the map down of those that have learned nothing, too.
     """
     folded: list[str] = []
     affine: list[str] = []
@@ -284,8 +266,9 @@ def _accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Modu
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is substitute:
+                hook = partial(_load_affine, child=name + inside)
                 # torch leaves this public method untyped
-                parent.register_load_state_dict_pre_hook(partial(_load_affine, child=name + inside))  # type: ignore[no-untyped-call]
+                parent.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
     if layer is not None and layer.bias is None:
         layer.register_load_state_dict_pre_hook(_load_bias)
 

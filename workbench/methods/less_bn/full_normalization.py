@@ -54,15 +54,11 @@ MINIMAL_GRADIENT_NORM = 1e-4
 
 
 def normalize_rows(rows: Tensor) -> Tensor:
-    """Divide every row by its Euclidean norm, or by 0.01 if it is shorter.
+    """Divide every row ``[..., features]`` by its Euclidean norm, or by 0.01 if it is shorter.
 
-    Args:
-        rows: Shape ``[..., features]``, any floating type.
-
-    Returns:
-        ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, in the type of ``rows``; a row of zeros stays zero. The gradient
-        is ``(d - y sum(y d)) / max(norm, 1e-4)`` with ``d`` the gradient of ``y``. For rows of norm 0.01 or more this
-        is the derivative.
+    ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, in the type of ``rows``; a row of zeros stays zero. The gradient is
+    ``(d - y sum(y d)) / max(norm, 1e-4)`` with ``d`` the gradient of ``y``. For rows of norm 0.01 or more this is the
+    derivative.
     """
     # As upstream: for shorter rows the gradient is larger than the derivative, d / 0.01, by up to a factor 100. It
     # drives rows out of the region where they are not normalized, and recorded trainings contain it.
@@ -71,16 +67,7 @@ def normalize_rows(rows: Tensor) -> Tensor:
 
 
 class CommonHeadLastFN(nn.Module):
-    """Linear head on normalized features and normalized class vectors, times one trained factor.
-
-    Args:
-        in_features: Number of features of a row.
-        out_features: Number of classes.
-        bias: Whether a bias is added before the multiplication.
-
-    Raises:
-        ValueError: When a size is below 1.
-    """
+    """Linear head on normalized features and normalized class vectors, times one trained factor; any bias is inside."""
 
     is_full_normalization = True
 
@@ -168,10 +155,7 @@ def replace_heads_(
     """Replace linear layers by full-normalization layers with the same weights, in place; warn where there are none.
 
     The new layers own new parameters (copies), so build the optimizer afterwards. A model that already holds such a
-    layer is left alone. The other arguments are those of `HeadRule`.
-
-    Returns:
-        Dotted names of the replaced layers, in registration order; empty if there was nothing to replace.
+    layer is left alone. The other arguments are those of `HeadRule`; names of the replaced layers are returned.
     """
     rule = HeadRule(scope, bias, criterion)
     why = ""
@@ -209,9 +193,6 @@ def normalize_heads_(
         call: Calls the model on inputs like those it was trained on, or on noise.
         invented: Whether the inputs are noise; BatchNorms then work with its statistics, which gives their outputs the
             size that they have on data.
-
-    Returns:
-        Names of the replaced layers, and why there are none; both are empty for a model that holds such a layer.
     """
     scope, keep_bias = rule.scope, rule.bias == "keep"
     if any(getattr(module, "is_full_normalization", False) for module in model.modules()):

@@ -68,31 +68,18 @@ Match = Literal["structure", "reference"]
 
 @dataclass(frozen=True)
 class LessBNReport:
-    """What LessBN did to a model.
+    """What LessBN did to a model; names are dotted, in registration order."""
 
-    Attributes:
-        removed: Dotted names of the BatchNorms that are gone, in registration order.
-        kept: Those that stay.
-        folded: Removed ones whose learned statistics were multiplied into the layer before.
-        method: ``"graph"``, traced or recorded, or ``"module order"`` if neither was possible.
-        reason: Why the method is not the graph, or why nothing was removed; empty otherwise.
-        affine: Removed ones that had learned statistics and no layer to fold them into; a trained scale and shift per
-            channel (``ChannelAffine``) stands in their place.
-        heads: Linear layers replaced by full normalization.
-        head_reason: Why full normalization, where it was asked for, replaced none.
-        split: Removed ones that belonged to a subclass with children of its own (an activation), which stay.
-        left_alone: Those that the rule would remove and that stay, with the sentence that says why.
-    """
-
-    removed: tuple[str, ...]
-    kept: tuple[str, ...]
-    folded: tuple[str, ...]
-    method: Literal["graph", "module order"]
-    reason: str = ""
-    affine: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    head_reason: str = ""
-    split: tuple[str, ...] = ()
+    removed: tuple[str, ...]  # BatchNorms that are gone
+    kept: tuple[str, ...]  # those that stay
+    folded: tuple[str, ...]  # removed ones whose learned statistics were multiplied into the layer before
+    method: Literal["graph", "module order"]  # traced or recorded, or neither was possible
+    reason: str = ""  # why the method is not the graph, or why nothing was removed; empty otherwise
+    affine: tuple[str, ...] = ()  # removed ones with statistics that no layer could take: a `ChannelAffine` is there
+    heads: tuple[str, ...] = ()  # Linear layers replaced by full normalization
+    head_reason: str = ""  # why full normalization, where it was asked for, replaced none
+    split: tuple[str, ...] = ()  # removed ones of a subclass with children of its own (an activation), which stay
+    #: Those that the rule would remove and that stay, with the sentence that says why.
     left_alone: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -321,9 +308,7 @@ def _read_elsewhere(graphs: Sequence[NetworkGraph]) -> frozenset[str]:
 def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str, str]:
     """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight.
 
-    Args:
-        model: The network.
-        graphs: What it does in evaluation and in training. Without the latter nothing is promised: no layer qualifies.
+    Without a graph of what the network does in training nothing is promised: no layer qualifies.
     """
     if len(graphs) < 2:
         return {}
@@ -368,17 +353,11 @@ def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Found:
-    """What could be found out about a network.
+    """What could be found out about a network."""
 
-    Attributes:
-        graphs: Of evaluation and, if possible, of training.
-        call: How to call it; None when it was traced.
-        reason: What failed before.
-    """
-
-    graphs: tuple[NetworkGraph, ...] = ()
-    call: Call | None = None
-    reason: str = ""
+    graphs: tuple[NetworkGraph, ...] = ()  # of evaluation and, if possible, of training
+    call: Call | None = None  # how to call it; None when it was traced
+    reason: str = ""  # what failed before
 
 
 def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:

@@ -53,22 +53,15 @@ class TraceError(RuntimeError):
 
 @dataclass(eq=False)
 class Step:
-    """One layer call or operation of a traced network.
+    """One layer call or operation of a traced network."""
 
-    Attributes:
-        kind: ``input``, ``constant``, ``output``, ``conv``, ``linear``, ``bn``, ``relu``, ``relu6``, ``maxpool``,
-            ``mean``, ``pad``, ``add`` (of two signals), ``cat`` (of two or more signals) or ``other``.
-        inputs: Steps it reads, in the order of the arguments.
-        name: Dotted name of the module, empty for an operation.
-        module: The module, if it is a layer.
-        position: Index in execution order.
-    """
-
+    #: ``input``, ``constant``, ``output``, ``conv``, ``linear``, ``bn``, ``relu``, ``relu6``, ``maxpool``, ``mean``,
+    #: ``pad``, ``add`` (of two signals), ``cat`` (of two or more signals) or ``other``.
     kind: str
-    inputs: list[Step] = field(default_factory=list)
-    name: str = ""
-    module: nn.Module | None = None
-    position: int = 0
+    inputs: list[Step] = field(default_factory=list)  # what it reads, in the order of the arguments
+    name: str = ""  # dotted, of the module; empty for an operation
+    module: nn.Module | None = None  # where it is a layer
+    position: int = 0  # in execution order
 
     @property
     def depthwise(self) -> bool:
@@ -84,30 +77,23 @@ class Step:
 
 @dataclass(frozen=True)
 class NetworkGraph:
-    """What one trace or one recorded call of a network showed.
+    """What one trace or one recorded call of a network showed."""
 
-    Attributes:
-        steps: In execution order, the output last.
-        read_elsewhere: Dotted names of parameters and buffers whose values something other than the call of their own
-            module reads: ``F.conv2d(x, self.conv.weight)``, a penalty on ``bn.weight``.
-    """
-
-    steps: list[Step]
+    steps: list[Step]  # in execution order, the output last
+    #: Names of parameters and buffers whose values something other than the call of their own module reads:
+    #: ``F.conv2d(x, self.conv.weight)``, a penalty on ``bn.weight``.
     read_elsewhere: frozenset[str]
 
 
 def read_graph(
     model: nn.Module, *, training: bool = False, followed_by: Mapping[str, Sequence[str]] | None = None
 ) -> NetworkGraph:
-    """Trace the model with torch.fx. Its parameters, buffers and training flags are left as they are.
+    """Trace a network whose control flow does not depend on data with torch.fx, or raise TraceError; it stays as it is.
 
     Args:
-        model: Network whose control flow does not depend on data.
+        model: The network.
         training: Whether to trace what it does in training instead of evaluation.
         followed_by: For BatchNorm subclasses that do more, by dotted name: the children that run after the norm.
-
-    Raises:
-        TraceError: When torch.fx cannot trace it.
     """
     with _in_mode(model, training), _unchanged_randomness(model):
         graph = _trace(model)
@@ -139,16 +125,10 @@ def record_graph(
     training: bool = False,
     followed_by: Mapping[str, Sequence[str]] | None = None,
 ) -> NetworkGraph:
-    """Follow one real call of the model, tensor by tensor; control flow may depend on data.
+    """Follow one real call of a network, tensor by tensor; control flow may depend on data.
 
-    Args:
-        model: A copy that is not used afterwards: in training its statistics move.
-        call: Calls the model on example inputs, and may do more: what a loss function reads is recorded, too.
-        training: Whether to record what it does in training instead of evaluation.
-        followed_by: As for :func:`read_graph`.
-
-    Raises:
-        TraceError: When the call fails, or nothing connects its inputs with its output.
+    The model is a copy that is not used afterwards: in training its statistics move. The call may do more than call it:
+    what a loss function reads is recorded, too. TraceError when it fails, or nothing connects inputs and output.
     """
     recorder = _Recorder(model, _Builder(model, followed_by))
     try:

@@ -43,9 +43,7 @@ LONGEST_RUN = 2  # BatchNorms removed in a row; the bottleneck block of ResNet-5
 def removable_by_structure(steps: Sequence[Step], *, input_is_normalized: bool = False) -> tuple[str, ...]:
     """Return the names of the BatchNorm modules that the rule lets go, in execution order.
 
-    Args:
-        steps: Steps of one network.
-        input_is_normalized: Whether a BatchNorm stands before the input, when ``steps`` are only a part of a network.
+    ``input_is_normalized`` says of a part of a network whether a BatchNorm stands before it.
     """
     flow = _Flow(steps)
     candidates = {

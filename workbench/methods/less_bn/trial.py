@@ -26,11 +26,7 @@ Call = Callable[[nn.Module], Any]
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Return a deep copy.
-
-    Raises:
-        TraceError: When the model cannot be copied.
-    """
+    """Return a deep copy; a TraceError when the model cannot be copied."""
     try:
         return copy.deepcopy(model)
     except Exception as error:  # tensors in mid-graph, handles of the operating system
@@ -74,19 +70,12 @@ def noise_call(model: nn.Module, n_samples: int = 2) -> Call | None:
 def keeping_the_function(
     model: nn.Module, going: list[Removal], call: Call | None
 ) -> tuple[list[Removal], dict[str, str]]:
-    """Try removals on copies and return those that leave the evaluation output as it is, and why others do not.
+    """Try removals on copies: return those that keep the evaluation output, and name -> why not of the others.
 
-    Every BatchNorm is replaced by the fixed map that it is, also one that has learned nothing and will be dropped: what
-    is tried here is whether it can be replaced at all. If all together change the output, halves are tried, down to
-    single ones.
-
-    Args:
-        model: Network; it stays as it is.
-        going: What is to be removed.
-        call: How to call the network; without it nothing can be tried, and everything is returned.
-
-    Returns:
-        Removals that change no output by more than 1e-5 of the largest one, and name -> sentence of the others.
+    Kept means a change of no more than 1e-5 of the largest output. Every BatchNorm is replaced by the fixed map that it
+    is, also one that has learned nothing and will be dropped: what is tried here is whether it can be replaced at all.
+    If all together change the output, halves are tried, down to single ones. Without a call nothing can be tried, and
+    all go.
     """
     if call is None or not going:
         return going, {}

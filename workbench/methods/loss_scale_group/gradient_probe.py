@@ -124,12 +124,8 @@ def joined_units(
 
     Units that share a parameter can only have one scale together, whether both hold it or one uses the other's. A
     weight that is used outside of every unit has the scale 1 there, so its unit cannot have another and is left out.
-
-    Args:
-        model: The model.
-        units: Names of modules, none inside another.
-        regions: Per parameter, by its id, the indices of the innermost modules that use it; None is none.
-        names: Names of the modules, by index.
+    ``regions`` has, per parameter by its id, the indices (into ``names``) of the innermost modules that use it, or
+    None.
     """
     parent = {unit: unit for unit in units}
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -87,18 +87,14 @@ def scale_gradient(
     wants it: the gradient then crosses in float32, and is neither too small nor too large for its format before it
     has been multiplied. Without autocast the format stays, because weights of that format would refuse another.
 
-    Args:
-        x: Any floating-point tensor.
-        scales: Float32, shape ``[n]``; read when the backward pass comes by.
-        into: Index of the scale that the gradient has from here on (before, in the sense of the forward pass).
-        out_of: Index of the scale that it had.
-        received: Flag of the region it enters, float32, one element; set to 1.0 when it is not finite.
-        left: Flag of the region it leaves; likewise.
-        border: Attribute of the node in the autograd graph, for those who follow it: the region that the gradient
-            leaves and the one it enters. None means ``(out_of, into)``.
+    ``scales`` are read when the backward pass comes by. ``into`` is the scale that the gradient has from here on
+    (before, in the sense of the forward pass). ``received`` and ``left``, one element each, are set to 1.0 when it is
+    not finite. For those who follow the autograd graph its node has an attribute ``border``: the region that the
+    gradient leaves and the one it enters, ``(out_of, into)`` unless given.
     """
     names = (out_of, into) if border is None else border
-    return cast(Tensor, _ScaleGradient.apply(x, scales, (into, out_of), names, received, left))  # type: ignore[no-untyped-call]
+    apply: Callable[..., Tensor] = _ScaleGradient.apply  # torch leaves it untyped
+    return apply(x, scales, (into, out_of), names, received, left)
 
 
 class ParameterGroup(NamedTuple):
@@ -109,13 +105,10 @@ class ParameterGroup(NamedTuple):
 
 
 def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) -> list[ParameterGroup]:
-    """Find the parameters that groups name, by identity and never by position.
+    """Find the parameters that groups name, by identity and never by position; what none names belongs to none.
 
-    A parameter of the model that no group names belongs to none.
-
-    Raises:
-        TypeError: When a member is none of `GroupMember`.
-        ValueError: When a group is empty, a member is no parameter of the model, or one is named twice.
+    TypeError when a member is none of `GroupMember`; ValueError when a group is empty, a member is no parameter of the
+    model, or one is named twice.
     """
     check_groups(groups)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -47,24 +47,17 @@ _HALF_PRECISION_NODES = (
 
 
 class GraphRegions(NamedTuple):
-    """What a walk through an autograd graph found.
+    """What a walk through an autograd graph found."""
 
-    Attributes:
-        of_parameter: Regions in which each parameter is used, by its id; None is outside of all.
-        multiplying: Regions with a node that autocast computes in half precision.
-    """
-
-    of_parameter: dict[int, set[Any]]
-    multiplying: set[Any]
+    of_parameter: dict[int, set[Any]]  # regions in which each parameter is used, by its id; None is outside of all
+    multiplying: set[Any]  # regions with a node that autocast computes in half precision
 
 
 def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
     """Walk a graph from the loss, which lies in region ``start``, and note where its parameters and products lie.
 
     Takes milliseconds for thousands of nodes; a thing to do once per kind of step, before the backward pass.
-
-    Raises:
-        RuntimeError: When torch.compile has hidden part of the graph.
+    RuntimeError when torch.compile has hidden part of the graph.
     """
     found: dict[int, set[Any]] = {}
     multiplying: set[Any] = set()
@@ -104,9 +97,7 @@ def _crossed(stack: tuple[Any, ...], left: Any, entered: Any) -> tuple[Any, ...]
 def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, int]:
     """Return the largest modules whose parameters all belong to one group: name -> group, in order of registration.
 
-    Args:
-        model: The model.
-        group_of: Group per parameter, by its id; parameters left out have the scale 1.
+    ``group_of`` has the group of each parameter, by its id; those left out have the scale 1.
     """
     units: dict[str, int] = {}
 
@@ -139,13 +130,8 @@ class Watcher(Protocol):
 class ScaleBorders:
     """Borders around modules; they are there from construction until `remove`.
 
-    A copy of the model made with ``deepcopy`` has borders of its own; removing them restores the module exactly.
-
-    Args:
-        model: The model.
-        units: Module name -> group, from 0. No unit may contain another.
-        manager: Holds the scales.
-        device: Where the gradients are.
+    A copy of the model made with ``deepcopy`` has borders of its own; removing them restores the module exactly. No
+    unit (module name -> group, from 0) may contain another.
     """
 
     def __init__(

@@ -172,8 +172,7 @@ class GroupLossScaling(LossScaling):
     def seed(self, loss: Tensor) -> Tensor:
         """Return the loss itself; its gradient is scaled at the borders.
 
-        Raises:
-            RuntimeError: When a parameter is used where another scale than its group's is in force.
+        RuntimeError when a parameter is used where another scale than its group's is in force.
         """
         if self.probe is not None:
             self.probe.look_at_graph(loss)

@@ -40,9 +40,7 @@ _HALF = (torch.float16, torch.bfloat16)
 def why_no_smoothing(criterion: Any) -> str:
     """Return why a criterion's labels cannot be smoothed, to stand after "because"; empty where they can.
 
-    Args:
-        criterion: ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, also under ``functools.partial``, can; None means
-            that none is known.
+    Those of ``nn.CrossEntropyLoss`` and ``F.cross_entropy`` can, also under ``functools.partial``.
 
     Example:
         >>> why_no_smoothing(nn.CrossEntropyLoss())
@@ -66,15 +64,7 @@ def why_no_smoothing(criterion: Any) -> str:
 
 
 def smoothed(criterion: Any, smoothing: float) -> Any:
-    """Return a criterion with smoothed labels; the given one stays as it is, and its class weights are shared.
-
-    Args:
-        criterion: One that `why_no_smoothing` has nothing against.
-        smoothing: Share of a label that is spread, in [0, 1).
-
-    Raises:
-        ValueError: When the criterion has no label smoothing.
-    """
+    """Return a criterion with that share of each label spread; the given one stays, and class weights are shared."""
     if reason := why_no_smoothing(criterion):
         raise ValueError(f"labels cannot be smoothed because {reason}")
     if isinstance(criterion, nn.Module):

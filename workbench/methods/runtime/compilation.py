@@ -78,11 +78,7 @@ def compiled(
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Surround what calls compiled models: too many graphs are an error, and errors of the compiler are sentences.
-
-    Raises:
-        RuntimeError: When a model cannot be compiled, or needs a new graph again and again.
-    """
+    """Surround what calls compiled models: too many graphs are a RuntimeError, errors of the compiler are sentences."""
     import torch.compiler.config as settings
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 

@@ -35,14 +35,9 @@ _PARTICULAR = ("params", "param_names", "initial_lr")
 
 
 def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> float:
-    """Return the factor on the highest rate at an update.
+    """Return the factor on the highest rate at an update, counted from 0; past the end it is that of the last one.
 
-    Args:
-        update: The update, counted from 0; past the end the factor is that of the last one.
-        updates: Updates of the run, at least 1.
-        shape: The course after the rise.
-        warmup: Share of the updates in which the factor rises linearly, in [0, 1).
-        final: Factor of the last update, in [0, 1].
+    It rises linearly for the share ``warmup`` of the updates, then takes the course of the shape down to ``final``.
 
     Example:
         >>> [round(factor_at(i, 5, "linear", warmup=0.2), 3) for i in range(5)]
@@ -68,18 +63,10 @@ def shaped(optimizer: Optimizer, updates: int, shape: Shape, *, warmup: float = 
 def recorded(
     make_scheduler: Callable[[Optimizer, int], Any], optimizer: Optimizer, updates: int
 ) -> list[tuple[float, ...]] | None:
-    """Return a scheduler's rates over a whole run without training.
+    """Return a scheduler's rates, per update and group, over a run without training, as factors on the optimizer's.
 
-    Args:
-        make_scheduler: Function of an optimizer and the number of updates; None where there is no scheduler.
-        optimizer: Its groups and their rates; it stays as it is.
-        updates: Updates of the run, at least 1.
-
-    Returns:
-        The rate of each group at each update, as factors on the optimizer's rates; None where there is no scheduler.
-
-    Raises:
-        ValueError: When the scheduler follows what training gives (ReduceLROnPlateau).
+    None where ``make_scheduler(optimizer, updates)`` returns none; a ValueError when it follows what training gives.
+    The optimizer stays as it is.
     """
     stand_in = StandIn(optimizer)
     highest = [float(group["lr"]) or 1.0 for group in stand_in.param_groups]
@@ -100,12 +87,7 @@ def recorded(
 
 
 def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, ...]]) -> LambdaLR:
-    """Return a scheduler that runs through a recorded course in another number of updates.
-
-    Args:
-        optimizer: Its present rates are those that the factors belong to.
-        updates: Updates of the run, at least 1.
-        course: Factor of each group at each recorded update.
+    """Return a scheduler that runs through a recorded course (per update the factor of each group) in other updates.
 
     Example:
         >>> parameter = nn.Parameter(torch.zeros(1))
