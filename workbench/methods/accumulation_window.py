@@ -29,11 +29,6 @@ class AccumulationWindow:
         self.position = 0
 
     @property
-    def enabled(self) -> bool:
-        """Whether more than one micro-batch makes an update."""
-        return self.n_steps > 1
-
-    @property
     def weight(self) -> float:
         """Factor of each micro-batch's gradient (and loss, before its backward pass): 1 / N."""
         return 1.0 / self.n_steps

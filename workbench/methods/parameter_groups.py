@@ -3,8 +3,7 @@
 A *parameter group* is a dictionary as ``torch.optim`` uses it: ``params`` (list of tensors), optionally ``param_names``
 (list of str), and options such as ``lr``. A *nested group* is a suffix of the ordered parameter list.
 
-The grouping rule is that of MindSpore 2.7.0, ``mindspore/python/mindspore/boost/grad_freeze.py``
-(``split_parameters_groups``), observed from outside.
+The grouping rule is that of MindSpore 2.7.0 (``mindspore.boost``, ``split_parameters_groups``), seen from outside.
 """
 
 from __future__ import annotations

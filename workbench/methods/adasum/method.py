@@ -367,7 +367,14 @@ class AdaSum:
         """
         given = {"delta_weights": delta_weights, "parameters": parameters, "old_parameters": old_parameters}
         for name, tensors in given.items():
-            self._check(name, tensors)
+            if len(tensors) != len(self.shapes):
+                n = len(self.shapes)
+                raise ValueError(f"`{name}` must hold one tensor per parameter ({n}), got {len(tensors)}")
+            for index, (tensor, shape) in enumerate(zip(tensors, self.shapes, strict=True)):
+                if tensor.shape != shape:
+                    raise ValueError(
+                        f"`{name}[{index}]` must have the parameter's shape {tuple(shape)}, got {tuple(tensor.shape)}"
+                    )
         buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, delta in enumerate(delta_weights):
             _require_floating(f"delta_weights[{index}]", delta)
@@ -381,15 +388,6 @@ class AdaSum:
             for index, delta in zip(indices, combined, strict=True):
                 parameters[index].copy_(old_parameters[index] - delta.view(self.shapes[index]))
         return tuple(parameters)
-
-    def _check(self, name: str, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) != len(self.shapes):
-            raise ValueError(f"`{name}` must hold one tensor per parameter ({len(self.shapes)}), got {len(tensors)}")
-        for index, (tensor, shape) in enumerate(zip(tensors, self.shapes, strict=True)):
-            if tensor.shape != shape:
-                raise ValueError(
-                    f"`{name}[{index}]` must have the parameter's shape {tuple(shape)}, got {tuple(tensor.shape)}"
-                )
 
 
 # Under DistributedDataParallel

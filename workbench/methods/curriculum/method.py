@@ -16,6 +16,7 @@ Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,13 +97,12 @@ def growing(
 
     Warns once when a batch holds nothing that could be made smaller.
     """
-    borders, told = _borders(passes, until, stages), False
-    shrink = _SHRINK[kind]
+    warned = False
     for index, batch in enumerate(batches):
-        relative = _relative(bisect_right(borders, min(index, passes - 1)), start, stages)
-        smaller = batch if relative == 1 else shrink(batch, relative)
-        if smaller is None and not told:
-            told = True
+        relative = _relative(stage_of(min(index, passes - 1), passes, until, stages), start, stages)
+        smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
+        if smaller is None and not warned:
+            warned = True
             warnings.warn(f"the curriculum had no effect: {_nothing_to_shrink(kind)}", UserWarning, stacklevel=2)
         yield batch if smaller is None else smaller
 
@@ -146,8 +146,10 @@ def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes
         with torch.random.fork_rng(devices, device_type=kind_of_device), torch.no_grad():
             for relative in sizes:
                 smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
-                if smaller is not None and _runs(call, network, smaller):
-                    accepted.append(relative)
+                if smaller is not None:
+                    with contextlib.suppress(Exception):  # any module of the user's may refuse a size in its own way
+                        call(network, smaller)
+                        accepted.append(relative)
     finally:
         for module in training:
             module.training = True
@@ -190,14 +192,6 @@ def _borders(passes: int, until: float, stages: int) -> list[int]:
 
 def _relative(stage: int, start: float, stages: int) -> float:
     return 1.0 if stage >= stages else start + (1.0 - start) * stage / stages
-
-
-def _runs(call: Call, network: nn.Module, batch: Any) -> bool:
-    try:
-        call(network, batch)
-    except Exception:  # any module of the user's may refuse a size in its own way
-        return False
-    return True
 
 
 def _resized(image: Tensor, wanted: tuple[int, int]) -> Tensor:

@@ -266,7 +266,7 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
                 if name not in names:
                     raise ValueError(
                         f"snapshot {path} must hold every trained parameter, it lacks {name}; record with the network "
-                        "as it is trained (LessBN changes it: level O0 does not)"
+                        "as it is trained (level O0 does not change it)"
                     )
                 tensor = snapshot.get_tensor(name)
                 if tuple(tensor.shape) != tuple(shape):

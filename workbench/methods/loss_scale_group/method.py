@@ -124,7 +124,7 @@ def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) ->
                 if name is None:
                     raise ValueError(
                         f"group {number} of `loss_scale_groups` holds a tensor of shape {tuple(parameter.shape)} that "
-                        "is no parameter of the model; if the model was changed since (LessBN replaces the head), name "
+                        "is no parameter of the model; if the model was changed since (it may have a new head), name "
                         "parameters by their names"
                     )
                 if id(parameter) in owner:
