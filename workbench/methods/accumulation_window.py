@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.methods.arguments import checked_integer
+
 __all__ = ["AccumulationWindow"]
 
 
@@ -23,9 +25,7 @@ class AccumulationWindow:
     """
 
     def __init__(self, n: int) -> None:
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"`grad_accumulation_step` must be an integer, got {n!r}")
-        self.n_steps = max(1, n)
+        self.n_steps = max(1, checked_integer("grad_accumulation_step", n))
         self.position = 0
 
     @property

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.methods.arguments import checked_integer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
 __all__ = [
@@ -83,12 +84,8 @@ def split_into_nested_groups(names: Sequence[str], n_groups: int) -> list[list[s
     With c chunks (see :func:`split_into_chunks`) and stride ``c // n_groups``, group i holds all names from chunk
     ``i * stride`` to the end. With fewer chunks than groups the stride is 0 and every group is the whole list.
     """
-    if isinstance(n_groups, bool) or not isinstance(n_groups, int):
-        raise TypeError(f"`param_groups` must be an integer, got {n_groups!r}")
-    if n_groups < 1:
-        raise ValueError(f"`param_groups` must be at least 1, got {n_groups}")
     chunks = split_into_chunks(names)
-    stride = len(chunks) // n_groups
+    stride = len(chunks) // checked_integer("param_groups", n_groups, least=1)
     return [[name for chunk in chunks[index * stride :] for name in chunk] for index in range(n_groups)]
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, distributed
 
 from workbench.core import kernels
+from workbench.methods.arguments import checked_integer
 
 __all__ = [
     "EPSILON",
@@ -115,8 +116,8 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     shapes_agree = all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
     a_list, b_list = (kernels.listed(ours), kernels.listed(theirs)) if shapes_agree else (None, None)
     if a_list is not None and b_list is not None:
-        products = [map(_in_float32s_range, found) for found in kernels.inner_products(a_list, b_list)]
-        factors = [adasum_weights(found, n_nodes) for found in products]
+        products = kernels.inner_products(a_list, b_list)
+        factors = [adasum_weights(map(_in_float32s_range, found), n_nodes) for found in products]
         kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])
         return
     for a, b in zip(ours, theirs, strict=True):
@@ -199,8 +200,7 @@ def connect_servers(
     Every rank has to call it, as it makes process groups.
     """
     for name, value in (("rank", rank), ("device_number", device_number), ("group_number", group_number)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"`{name}` must be an integer, got {value!r}")
+        checked_integer(name, value)
     if device_number < 1:
         raise ValueError(f"`device_number` must be at least 1 rank per server, got {device_number}")
     _require_power_of_two("group_number", group_number)

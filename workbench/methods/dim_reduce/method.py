@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core import kernels
+from workbench.methods.arguments import checked_integer
 
 __all__ = [
     "Arithmetic",
@@ -190,10 +191,7 @@ class DimReduce:
         if not isinstance(network, nn.Module):
             raise TypeError(f"`network` must be a torch.nn.Module that returns the loss, got {type(network).__name__}")
         for name, count in (("n_components", n_components), ("line_search_trials", line_search_trials)):
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"`{name}` must be an integer, got {count!r}")
-            if count < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {count}")
+            checked_integer(name, count, least=1)
         for name, value, inside, interval in (  # a NaN compares false
             ("rho", rho, 0 < rho < 1, "(0, 1)"),
             ("gamma", gamma, 0 <= gamma < 1, "[0, 1)"),

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.methods.arguments import checked_integer
+
 __all__ = ["PrincipalComponents", "Randomness", "principal_components", "randomized_components"]
 
 Randomness = np.random.Generator | np.random.RandomState | int | None
@@ -71,7 +73,8 @@ def principal_components(
     floating = np.issubdtype(snapshots.dtype, np.floating)
     if overwrite and not floating:
         raise TypeError(f"`overwrite` needs floating point snapshots to write into, got {snapshots.dtype}")
-    blocks = _blocks(n_weights, block)
+    width = block or min(max(n_weights // BLOCKS, NARROWEST_BLOCK), WIDEST_BLOCK)
+    blocks = [slice(start, start + width) for start in range(0, n_weights, width)]
 
     # What snapshots have in common is taken away before anything is multiplied: the first one, exactly, and the mean of
     # the differences from their products. Subtracting the mean itself would need another pass over each block.
@@ -133,9 +136,11 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
     total = float(np.vdot(centred, centred))
     if not total > n_snapshots * size * ROUNDING**2:  # the rounding of the subtracted mean
         raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
+    # As upstream: numpy's global generator unless another is given.
+    generator: Any = np.random if rng is None else np.random.default_rng(rng) if isinstance(rng, int) else rng
     # As upstream: the side with fewer columns is sampled, which decides how many numbers are drawn.
     tall = centred.T if n_snapshots < n_weights else centred
-    span = _generator(rng).normal(size=(tall.shape[1], n_components + OVERSAMPLING))
+    span = generator.normal(size=(tall.shape[1], n_components + OVERSAMPLING))
     span = np.linalg.qr(tall @ span)[0]
     span = np.linalg.qr(tall.T @ span)[0]
     span = np.linalg.qr(tall @ span)[0]
@@ -150,13 +155,10 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
 
 
 def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int]:
-    if isinstance(n_components, bool) or not isinstance(n_components, int | np.integer):
-        raise TypeError(f"`n_components` must be an integer, got {n_components!r}")
+    checked_integer("n_components", n_components, least=1)
     if snapshots.ndim != 2:
         raise ValueError(f"`snapshots` must be a matrix, one flattened network per row, got shape {snapshots.shape}")
     n_snapshots, n_weights = snapshots.shape
-    if not n_components >= 1:
-        raise ValueError(f"`n_components` must be at least 1, got {n_components}")
     if n_components > n_snapshots:
         raise ValueError(
             f"`n_components` must not exceed the number of snapshots ({n_snapshots}), got {n_components}; "
@@ -175,16 +177,3 @@ def _differences(part: NDArray[Any], dtype: Any) -> NDArray[Any]:
     wide[1:] -= wide[0]
     wide[0] = 0.0
     return wide
-
-
-def _blocks(n_weights: int, block: int | None) -> list[slice]:
-    width = block or min(max(n_weights // BLOCKS, NARROWEST_BLOCK), WIDEST_BLOCK)
-    return [slice(start, start + width) for start in range(0, n_weights, width)]
-
-
-def _generator(rng: Randomness) -> Any:
-    if rng is None:
-        return np.random  # the global generator, as upstream
-    if isinstance(rng, int):
-        return np.random.default_rng(rng)
-    return rng

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from workbench.methods.accumulation_window import AccumulationWindow
+from workbench.methods.arguments import checked_optimizer
 from workbench.methods.protocol import Method
 
 __all__ = ["AccumulationMethod", "AccumulationWindow", "GradientAccumulation"]
@@ -54,10 +55,8 @@ class GradientAccumulation:
     """
 
     def __init__(self, max_accumulation_step: int, optimizer: torch.optim.Optimizer) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        self.optimizer = checked_optimizer("optimizer", optimizer)
         self.window = AccumulationWindow(max_accumulation_step)
-        self.optimizer = optimizer
 
     def __call__(self, loss: Loss, grads: Sequence[Tensor | None]) -> Loss:
         """Take the gradients of one micro-batch and update when the window is complete.

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from workbench.methods.arguments import checked_optimizer
 from workbench.methods.parameter_groups import owning_modules, plain_name, rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
 
@@ -110,8 +111,7 @@ def register_centralization(
         optimizer: The optimizer that will be stepped (not one that freezes: register before wrapping it).
         rule: Which gradients, see :func:`is_centralizable`.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    checked_optimizer("optimizer", optimizer)
     if hasattr(optimizer, "active_optimizer"):
         raise TypeError("register centralization on the optimizer before it is wrapped for freezing")
     if rule not in {"every_weight", "multiple_of_16"}:
@@ -177,8 +177,7 @@ class OptimizerProcess:
     """
 
     def __init__(self, opt: torch.optim.Optimizer) -> None:
-        if not isinstance(opt, torch.optim.Optimizer):
-            raise TypeError(f"`opt` must be a torch.optim.Optimizer, got {type(opt).__name__}")
+        checked_optimizer("opt", opt)
         if hasattr(opt, "active_optimizer"):
             raise TypeError("`opt` freezes already; process its optimizer before it is wrapped")
         self.optimizer = opt

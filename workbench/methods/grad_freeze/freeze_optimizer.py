@@ -29,6 +29,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from workbench.methods.arguments import checked_optimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import rebuild_optimizer
 
@@ -98,8 +99,7 @@ class FreezeOpt(torch.optim.Optimizer):
         state: FreezeState = "shared",
         learning_rates: Sequence[float] | Tensor | None = None,
     ) -> None:
-        if not isinstance(opt, torch.optim.Optimizer):
-            raise TypeError(f"`opt` must be a torch.optim.Optimizer, got {type(opt).__name__}")
+        checked_optimizer("opt", opt)
         if isinstance(opt, FreezeOpt):
             raise TypeError("`opt` is a FreezeOpt already; wrap the optimizer inside it instead")
         if state not in {"shared", "per_group"}:

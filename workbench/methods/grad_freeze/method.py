@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
+from workbench.methods.arguments import checked_integer, checked_optimizer
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
 from workbench.methods.protocol import Method, Preparation
@@ -139,14 +140,11 @@ class GradientFreeze:
         state: FreezeState = "shared",
         rng: Randomness = None,
     ) -> None:
-        for name, count in (("param_groups", param_groups), ("freeze_type", freeze_type), ("total_steps", total_steps)):
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"`grad_freeze.{name}` must be an integer, got {count!r}")
+        checked_integer("grad_freeze.param_groups", param_groups, least=1)
+        checked_integer("grad_freeze.total_steps", total_steps, least=1)
+        checked_integer("grad_freeze.freeze_type", freeze_type)
         if isinstance(freeze_p, bool) or not isinstance(freeze_p, int | float):
             raise TypeError(f"`grad_freeze.freeze_p` must be a number, got {freeze_p!r}")
-        for name, count in (("param_groups", param_groups), ("total_steps", total_steps)):
-            if count < 1:
-                raise ValueError(f"`grad_freeze.{name}` must be at least 1, got {count}")
         if freeze_type not in {CONTINUOUS, INTERVAL}:
             raise ValueError(f"`grad_freeze.freeze_type` must be 0 or 1, got {freeze_type}")
         _check_freeze_p(freeze_p, freeze_type if param_groups > 1 else INTERVAL)
@@ -207,8 +205,7 @@ class GradientFreeze:
             TypeError: When ``optimizer`` is no torch optimizer.
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        checked_optimizer("optimizer", optimizer)
         held = [p for group in optimizer.param_groups for p in group["params"]]
         trainable = named_trainable_parameters(network)
         among_held, in_network = set(held), {p for _, p in trainable}

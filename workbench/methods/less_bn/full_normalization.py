@@ -295,7 +295,8 @@ def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | st
     if not last.name:
         return "the model has no Linear below it"
     layer = model.get_submodule(last.name)  # the graph may be that of a copy
-    if not isinstance(layer, nn.Linear) or not _is_plain(layer):
+    is_plain = type(layer).forward is nn.Linear.forward and not (layer._forward_pre_hooks or layer._forward_hooks)
+    if not isinstance(layer, nn.Linear) or not is_plain or is_parametrized(layer) or is_lazy(layer.weight):
         return f"`{last.name}` is not a plain Linear"
     if sum(step.name == last.name for step in graph.steps) > 1:
         return f"`{last.name}` is called more than once"
@@ -305,11 +306,6 @@ def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | st
     if is_shared or f"{last.name}.weight" in graph.read_elsewhere:
         return f"`{last.name}` shares its weight with another layer"
     return _OutputLayer(last.name, layer, criterion)
-
-
-def _is_plain(layer: nn.Linear) -> bool:
-    hooks = layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer)
-    return type(layer).forward is nn.Linear.forward and not hooks and not is_lazy(layer.weight)
 
 
 def _why_no_classifier(head: _OutputLayer, given: Any) -> str:

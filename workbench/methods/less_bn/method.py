@@ -322,17 +322,14 @@ def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str
         # A layer may be out of use in training (a dropped block), but must not be used otherwise.
         if any(layer in pairs.values() and pairs.get(norm) != layer for pairs in found[1:]):
             continue
-        if any(_n_calls(graph.steps, layer) > (norm in pairs) for graph, pairs in zip(graphs, found, strict=True)):
+        n_calls = (sum(step.module is not None and step.name == layer for step in graph.steps) for graph in graphs)
+        if any(n > (norm in pairs) for n, pairs in zip(n_calls, found, strict=True)):
             continue
         shared = any(n_holders[id(p)] > 1 or id(p) in read for p in modules[layer].parameters(recurse=False))
         target = modules[norm]
         if not shared and isinstance(target, _BatchNorm) and can_fold_into(modules[layer], target):
             before[norm] = layer
     return before
-
-
-def _n_calls(steps: Sequence[Step], name: str) -> int:
-    return sum(step.module is not None and step.name == name for step in steps)
 
 
 def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:

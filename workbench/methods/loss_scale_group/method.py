@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
 from workbench.loss_scale.rule import FLOAT32_MAX, checked_window, next_scales_on_device
+from workbench.methods.arguments import checked_integer
 
 __all__ = [
     "GROWTH_RATIO",
@@ -309,11 +310,7 @@ class GroupLossScaleManager(nn.Module):
             TypeError: When an argument is of the wrong kind.
             ValueError: When a scale is not positive or there is not one per group.
         """
-        if isinstance(loss_scale_number, bool) or not isinstance(loss_scale_number, Integral):
-            raise TypeError(f"`loss_scale_number` must be an integer, got {loss_scale_number!r}")
-        if loss_scale_number < 0:
-            raise ValueError(f"`loss_scale_number` must be at least 0, got {loss_scale_number}")
-        number = int(loss_scale_number)
+        number = checked_integer("loss_scale_number", loss_scale_number, least=0)
         scales = _checked_scales("init_loss_scale", init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
         if len(values) != number:

@@ -90,9 +90,9 @@ def find_scale_groups(
     loss = np.full((n, n), math.inf)
     for j in range(n):
         scaled = exponent - (exponents.lowest + int(below[j])) + height
-        shares = _mean_loss(counts[order[: j + 1]], scaled) + _LOSS_PER_OCTAVE * np.maximum(
-            below[j] - below[: j + 1] - _FREE_OCTAVES, 0
-        )
+        inside = counts[order[: j + 1]]
+        shares = inside @ significand_loss(scaled) / inside.sum(axis=1)
+        shares += _LOSS_PER_OCTAVE * np.maximum(below[j] - below[: j + 1] - _FREE_OCTAVES, 0)
         loss[: j + 1, j] = np.cumsum(shares[::-1])[::-1]
 
     @cache
@@ -130,8 +130,3 @@ def significand_loss(scaled_exponents: Sequence[int] | NDArray[np.int64]) -> NDA
     lost = _SMALLEST_NORMAL - np.asarray(scaled_exponents, dtype=np.int64)
     share: NDArray[np.float64] = np.clip(lost, 0, _SIGNIFICANT_BITS) / _SIGNIFICANT_BITS
     return share
-
-
-def _mean_loss(counts: NDArray[np.float64], scaled: NDArray[np.int64]) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = counts @ significand_loss(scaled) / counts.sum(axis=1)
-    return mean

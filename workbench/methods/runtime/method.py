@@ -47,13 +47,12 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     which we could not try) overwrites the heap there: ``jit_1x1:avx2`` of oneDNN in torch 2.13, float32, found with
     glibc's ``MALLOC_CHECK_=3`` over 1,700 shapes. Compiled graphs lay convolutions out so by themselves.
     """
-    convolutions = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
-    return next((name for name, found in convolutions if _writes_beyond(found)), "")
-
-
-def _writes_beyond(found: nn.Conv2d) -> bool:
-    is_strided_point = set(found.kernel_size) == {1} and max(found.stride) > 1
-    return is_strided_point and found.groups == 1 and 1 < found.in_channels < _VECTOR
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    for name, found in convolutions.items():
+        is_strided_point = set(found.kernel_size) == {1} and max(found.stride) > 1
+        if is_strided_point and found.groups == 1 and 1 < found.in_channels < _VECTOR:
+            return name
+    return ""
 
 
 class RuntimeMethod(Method):
@@ -82,21 +81,18 @@ class RuntimeMethod(Method):
 
     def prepare(self, preparation: Preparation) -> None:
         """Bring the model into the memory format, and say what this device has no use for."""
-        vain = list(self._vain(_device_of(preparation.model)))
-        if self._channels_last and not channels_last_(preparation.model):
-            vain.append(
-                "`runtime.memory_format` has no effect: no weight of the model is 4-D, as those of convolutions"
-            )
-        for sentence in vain:
-            warnings.warn(sentence, stacklevel=2)
-
-    def _vain(self, device: torch.device) -> Iterator[str]:
+        device, asked = _device_of(preparation.model), self._asked
+        vain = {}
         if self._cuda_graph and not devices.has_graphs(device):
-            yield f"`runtime.cuda_graph` has no effect: {device.type} has no CUDA graphs"
-        if self._asked.cudnn_benchmark and not devices.has_cudnn(device):
-            yield f"`runtime.cudnn_benchmark` has no effect: cuDNN does not compute on {device.type}"
-        if self._asked.matmul_precision != "highest" and not devices.has_fast_products(device):
-            yield "`runtime.matmul_precision` has no effect: this device multiplies float32 in one way only"
+            vain["cuda_graph"] = f"{device.type} has no CUDA graphs"
+        if asked.cudnn_benchmark and not devices.has_cudnn(device):
+            vain["cudnn_benchmark"] = f"cuDNN does not compute on {device.type}"
+        if asked.matmul_precision != "highest" and not devices.has_fast_products(device):
+            vain["matmul_precision"] = "this device multiplies float32 in one way only"
+        if self._channels_last and not channels_last_(preparation.model):
+            vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
+        for name, reason in vain.items():
+            warnings.warn(f"`runtime.{name}` has no effect: {reason}", stacklevel=2)
 
     def compiled(self, model: nn.Module) -> nn.Module:
         """Return the model compiled, where that is asked for."""
