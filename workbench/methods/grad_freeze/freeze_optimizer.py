@@ -125,11 +125,8 @@ class FreezeOpt(torch.optim.Optimizer):
         self._position = 0
         self._updates = [0] * len(entries)
         # Only these are ever toggled; what the user froze stays frozen.
-        self._toggled = [p for group in opt.param_groups for p in group["params"] if p.requires_grad]
-        self._trained = [
-            frozenset(i for i, parameter in enumerate(self._toggled) if parameter in set_of)
-            for set_of in map(set, self._members)
-        ]
+        self._toggled = frozenset(p for group in opt.param_groups for p in group["params"] if p.requires_grad)
+        self._trained = [self._toggled.intersection(members) for members in self._members]
         self._applied = EVERYTHING
         self._optimizers: list[torch.optim.Optimizer] = []
         self._sources: list[list[tuple[int, frozenset[str]]]] = []
@@ -162,11 +159,6 @@ class FreezeOpt(torch.optim.Optimizer):
     def group_index(self) -> int:
         """Group of the coming update."""
         return self._position if self._strategy is None else self._strategy[self._position]
-
-    @property
-    def shares_state(self) -> bool:
-        """Whether one optimizer serves all groups."""
-        return not self._optimizers
 
     @property
     def group_learning_rates(self) -> list[list[float]] | None:
@@ -214,12 +206,12 @@ class FreezeOpt(torch.optim.Optimizer):
         """Freeze for a given group, whatever the strategy says. :meth:`begin_step` is the usual way."""
         if index == self._applied:
             return
-        before, after = self._trained_in(self._applied), self._trained_in(index)
-        for i in before - after:
-            self._toggled[i].requires_grad_(False)
-            self._toggled[i].grad = None  # stale: it belongs to an update that is over
-        for i in after - before:
-            self._toggled[i].requires_grad_(True)
+        before, after = (self._toggled if i == EVERYTHING else self._trained[i] for i in (self._applied, index))
+        for parameter in before - after:
+            parameter.requires_grad_(False)
+            parameter.grad = None  # stale: it belongs to an update that is over
+        for parameter in after - before:
+            parameter.requires_grad_(True)
         self._applied = index
 
     def unfreeze_all(self) -> contextlib.ExitStack:
@@ -292,10 +284,8 @@ class FreezeOpt(torch.optim.Optimizer):
             What the inner optimizer returns: the closure's loss or None.
         """
         index = self.begin_step()
-        trained = self._trained[index]
-        for i, parameter in enumerate(self._toggled):
-            if i not in trained:
-                parameter.grad = None
+        for parameter in self._toggled - self._trained[index]:
+            parameter.grad = None
         loss = self.active_optimizer.step(closure)
         self.advance()
         # Without this a loop that never calls begin_step would run the next backward pass with this step's group.
@@ -392,16 +382,13 @@ class FreezeOpt(torch.optim.Optimizer):
     def __repr__(self) -> str:
         kind = type(self._inner).__name__
         steps = "taking turns" if self._strategy is None else f"step {self._position} of {len(self._strategy)}"
-        mode = "shared" if self.shares_state else "per_group"
+        mode = "per_group" if self._optimizers else "shared"
         return f"FreezeOpt({kind}, {self.n_groups} groups, {steps}, state={mode!r})"
 
     def _relink(self) -> None:
         # The inner optimizer replaces these two objects whenever it loads a state.
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
-
-    def _trained_in(self, index: int) -> frozenset[int]:
-        return frozenset(range(len(self._toggled))) if index == EVERYTHING else self._trained[index]
 
     def _build_group_optimizers(self, entries: list[list[tuple[list[Tensor], dict[str, Any]]]]) -> None:
         for index, group in enumerate(entries):
