@@ -33,7 +33,7 @@ from workbench.methods.arguments import checked_optimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import rebuild_optimizer
 
-__all__ = ["FreezeOpt", "split_learning_rates"]
+__all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
 
 FreezeState = Literal["shared", "per_group"]
 
@@ -55,6 +55,20 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
     for rate, index in zip(rates, strategy, strict=False):
         dealt[index].append(rate)
     return dealt
+
+
+def allow_one_graph_per_group(n_groups: int) -> None:
+    """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
+
+    ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
+    Past the limit (8 by default) torch would silently fall back to eager execution.
+    """
+    # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
+    import torch._dynamo.config as dynamo
+
+    # Two graphs per group: training mode and evaluation mode of the same module.
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
 
 
 class FreezeOpt(torch.optim.Optimizer):
@@ -251,17 +265,8 @@ class FreezeOpt(torch.optim.Optimizer):
             waiting.extend(before for before, _ in node.next_functions)
 
     def make_room_for_graphs(self) -> None:
-        """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
-
-        ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
-        Past the limit (8 by default) torch would silently fall back to eager execution.
-        """
-        # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
-        import torch._dynamo.config as dynamo
-
-        # Two graphs per group: training mode and evaluation mode of the same module.
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * self.n_groups + GRAPHS_BESIDE_TRAINING)
-        dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
+        """Let torch.compile keep one graph per group, see :func:`allow_one_graph_per_group`."""
+        allow_one_graph_per_group(self.n_groups)
 
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""
