@@ -181,6 +181,22 @@ class Method:
         self.plan = plan
         self.config = plan.config
 
+    @staticmethod
+    def counts(network: nn.Module) -> Mapping[str, int]:
+        """Return those of `NetworkFacts`' counts that the method knows of a network as it stands now."""
+        return {}
+
+    @staticmethod
+    def reasons(
+        network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None
+    ) -> Mapping[str, str]:
+        """Return those of `NetworkFacts`' reasons that the method knows; the network stays as it is.
+
+        The criterion is None when unknown. Inputs may be tried where they are a `FirstBatch`, else nothing is said
+        against them: as the configuration asks for, or without one in some usual ways.
+        """
+        return {}
+
     def refusal(self, model: nn.Module) -> str:
         """Return why the model, wrapped or compiled as it is, cannot be trained so; empty when it can."""
         return ""

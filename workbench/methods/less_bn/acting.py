@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from workbench.methods.facts import facts_of
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
-from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, reduce_batch_norms_
+from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
 from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
 
@@ -26,6 +26,19 @@ class LessBNMethod(Method):
     """Removes BatchNorms before training; see :mod:`workbench.methods.less_bn.method`."""
 
     splits_gradients = True
+
+    @staticmethod
+    def counts(network: nn.Module) -> Mapping[str, int]:
+        """Return how many BatchNorms there were before the network was reduced, and how many of them went."""
+        report: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
+        if report is None:
+            return {}
+        removed = len(report.removed)
+        return {
+            "batch_norms": removed + len(report.kept),
+            "removable": removed,
+            "removable_by_reference": removed,
+        }
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel, which lists its parameters when it is made."""
