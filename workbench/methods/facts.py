@@ -1,4 +1,4 @@
-"""What a network offers to the methods as it stands now."""
+"""What a network offers to the methods as it stands now, asked of each of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, NetworkFacts
-from workbench.methods.curriculum.method import Kind, stages_of, why_not_smaller
-from workbench.methods.curriculum.section import CurriculumSection
-from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
-from workbench.methods.protocol import FirstBatch
-from workbench.methods.regularization.label_smoothing import why_no_smoothing
+from workbench.methods.registry import METHODS
 
 __all__ = ["facts_of", "learning_reasons"]
 
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
-    """Return what a network offers, its BatchNorms reduced already where that is in effect.
-
-    Args:
-        network: The network.
-        optimizer: Layers count whose parameters it holds.
-    """
-    report: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
-    removed, kept = (0, 0) if report is None else (len(report.removed), len(report.kept))
+    """Return what a network offers, reduced already where that is in effect; layers count that the optimizer holds."""
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     names = [name for name, parameter in named_trainable_parameters(network) if parameter in held]
     layers = len(split_into_chunks(names))
-    return NetworkFacts(removed + kept, removed, layers, layers, removed, layers)
+    counts = {"batch_norms": 0, "removable": 0, "removable_by_reference": 0}
+    counts |= dict.fromkeys(("layers", "layers_left", "layers_left_by_reference"), layers)
+    for description in METHODS:
+        counts |= description.load().counts(network)
+    return NetworkFacts.from_dict(counts)
 
 
 def learning_reasons(
@@ -38,28 +31,9 @@ def learning_reasons(
 ) -> dict[str, str]:
     """Return the reasons among a network's facts: what cannot be done to its labels and inputs.
 
-    Args:
-        network: The network; left as it is.
-        criterion: What judges its output; None when unknown.
-        example_inputs: Smaller inputs are tried where this is a `FirstBatch`; else nothing is said against them.
-        config: Only the sizes that it asks for are tried; None tries both kinds at some sizes.
+    The network is left as it is; see `Method.reasons`.
     """
-    reasons = {"no_smoothing": why_no_smoothing(criterion)}
-    if not isinstance(example_inputs, FirstBatch):
-        return reasons
-
-    def try_(kind: Kind, *sizes: list[float]) -> None:
-        reasons[f"no_{kind}"] = why_not_smaller(example_inputs.loss, network, example_inputs.first(), kind, *sizes)
-
-    if config is None:
-        try_("resolution")
-        try_("sequence")
-        return reasons
-    section = config.part(CurriculumSection)
-    if section.kind != "none":
-        try_(section.kind, [size for size, _ in stages_of(section, _MANY) if size < 1])
+    reasons: dict[str, str] = {}
+    for description in METHODS:
+        reasons |= description.load().reasons(network, criterion, example_inputs, config)
     return reasons
-
-
-_MANY = 10**6
-"""Passes of a run in which every stage has some."""

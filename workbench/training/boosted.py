@@ -216,8 +216,8 @@ class Boosted:
 
         Args:
             closure: Computes the loss of the same micro-batch at the weights as they are, for example
-                ``lambda: criterion(boosted.model(x), y)``. Only an update that tries its steps (DimReduce)
-                needs it.
+                ``lambda: criterion(boosted.model(x), y)``. Only a method that tries its steps on
+                the batch needs it.
 
         Returns:
             What happened; its tensors stay on the device.
@@ -275,7 +275,7 @@ class Boosted:
                 optimizer.unscale_offloaded_(scaling.scale_of, self._found_inf)
             if (
                 self._agree is not None
-            ):  # averaged gradients are equal on all ranks, but those of AdaSum's servers differ
+            ):  # averaged gradients are equal on all ranks, but those of several servers may differ
                 self._agree(self._found_inf)
             overflow = self._found_inf > 0
         if self.observer is not None:
@@ -497,7 +497,7 @@ class Boosted:
             state: From ``state_dict`` of the same set-up.
 
         Raises:
-            RuntimeError: When LessBN had folded statistics there that this model did not have, or the other way round:
+            RuntimeError: When statistics had been folded there that this model did not have, or the other way round:
                 the weights would load, but the optimizer's state belongs to other parameters.
         """
         model = unwrapped(self.model)

@@ -40,7 +40,7 @@ class StepOutcome:
         frozen_groups: Number of leading parameter groups frozen during this step.
         learning_rate: Rate of the first parameter group during this step; a tensor where the optimizer's is one.
         group_scales: Scales that the backward pass used, one per scale group, shape ``[n]``; None without groups.
-        columns: Numbers of the methods in use that the host knows, by namespaced column (``"dim_reduce.rho"``).
+        columns: Numbers of the methods in use that the host knows, by namespaced column (``"offload.hidden_share"``).
     """
 
     step: int

@@ -81,7 +81,7 @@ def kept_generators(device: torch.device) -> Iterator[None]:
 
 
 class FirstBatchOfTask:
-    """A call of a network as the task makes it, with its loss: what LessBN may record, and a curriculum try.
+    """A call of a network as the task makes it, with its loss: what methods may record and try.
 
     Args:
         task: The task; its data are opened at the first call.

@@ -267,7 +267,7 @@ class TimedSide:
             with boosted.autocast():
                 loss = task.compute_loss(boosted.model, batch)
             boosted.backward(loss)
-            boosted.step(functools.partial(task.compute_loss, boosted.model, batch))  # DimReduce tries its steps
+            boosted.step(functools.partial(task.compute_loss, boosted.model, batch))  # some try their steps
         devices.synchronize(self.device)
         return (self.clock() - began) / boosted.window.n_steps
 

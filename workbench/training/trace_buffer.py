@@ -32,7 +32,6 @@ from workbench.loss_scale.gradient_statistics import (
     tensor_norms_and_maxima,
 )
 from workbench.loss_scale.host_values import float32
-from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 from workbench.training.boosted import Boosted
 from workbench.training.float16_gradients import float16_gradient_parameters
 from workbench.training.outcome import StepOutcome
@@ -293,8 +292,7 @@ class TraceBuffer:
         position = {group: index for index, group in enumerate(self._groups)}
         for parameter in parameters:
             if parameter.grad is not None:
-                scale_group = scaling.group_of(parameter) if isinstance(scaling, GroupLossScaling) else -1
-                key = position[self._group_of[self._names[id(parameter)]]], scale_group
+                key = position[self._group_of[self._names[id(parameter)]]], scaling.group_of(parameter)
                 split.setdefault(key, []).append(parameter.grad)
         return split
 
@@ -412,7 +410,6 @@ class TraceBuffer:
     def _group_events(self, record: StepRecord, after: tuple[float, ...]) -> list[Event]:
         """Return what happened to the scale of each group; its name is the subject."""
         scaling, step, events = self.boosted.loss_scaling, record.step, []
-        assert isinstance(scaling, GroupLossScaling)
         changes = list(zip(scaling.group_names, record.group_scales, after, strict=True))
         for name, before, now in changes:
             if now < before:
