@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import BoostConfig
+from workbench.config.run_request import RunRequest
 from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
@@ -23,22 +24,11 @@ from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
 from workbench.training.auto_boost import read_config
 from workbench.training.compare import Comparison, Side, compare_configs
-from workbench.training.run import (
-    Pause,
-    RunProgress,
-    RunResult,
-    run_task,
-)
+from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 
 if TYPE_CHECKING:
     from workbench.runs.mirrors import Mirror
-    from workbench.study import (
-        RayEngine,
-        StudyFile,
-        StudyResult,
-        TaskExperimenter,
-        TuneProgress,
-    )
+    from workbench.study import RayEngine, StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
 
@@ -93,24 +83,21 @@ def train(
     """
     from workbench.runs.mirrors import live_mirrors
 
-    follower = live_mirrors(mirrors)
+    observer = live_mirrors(mirrors)
     with ranks.joined(device) as here:
         return run_task(
             load_task(task),
-            read_config(config),
-            level=level or ("O0" if config is None else "O1"),
-            steps=steps,
-            seed=seed,
+            RunRequest(
+                read_config(config),
+                level or ("O0" if config is None else "O1"),
+                seed,
+                steps,
+                evaluate_every,
+                exponents_every=exponents_every,
+            ),
             device=here,
             out=None if out is None else Path(out),
-            evaluate_every=evaluate_every,
-            exponents_every=exponents_every,
-            on_progress=on_progress,
-            stop=stop,
-            on_records=on_records,
-            drain_seconds=drain_seconds,
-            pause=pause,
-            follower=follower,
+            monitor=RunMonitor(on_progress, None, stop, on_records, drain_seconds, pause, observer),
         )
 
 

@@ -73,6 +73,7 @@ class Description:
         section_class: ``"module:attribute"`` of the config section that the method brings along, a
             :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where
             the reference's sections have its parameters.
+        snapshot_folder: Path of the parameter that names a folder of weight snapshots to train in the span of.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Description:
     paper: str
     n_ranks: int = 1
     section_class: str = ""
+    snapshot_folder: str = ""
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""

@@ -1,4 +1,4 @@
-"""DimReduce's recipe, both halves: a run that records weight snapshots, and a run in the subspace that they span.
+"""Both halves of training in a subspace: a run that records weight snapshots, and a run in what they span.
 
 The second run starts from the initial weights of the first (same seed), as in arXiv:2103.11154: what is compared is
 how many steps either takes from there to the loss at which the first one ended.
@@ -9,17 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 from workbench.config import BoostConfig, ConfigError
+from workbench.methods.registry import METHODS
 from workbench.tasks import Task
-from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.snapshots import FOLDER
 
 __all__ = ["SubspaceRuns", "subspace_table", "train_in_subspace"]
+
+_METHOD = next(method for method in METHODS if method.snapshot_folder)  # that trains in a subspace
 
 
 @dataclass(frozen=True)
@@ -78,41 +82,27 @@ def train_in_subspace(
         device: Where to train; None takes the accelerator if there is one.
         on_progress: Called with the name of a run and its progress.
 
-    Returns:
-        Both runs of every seed.
-
     Raises:
-        ConfigError: When the first configuration keeps no snapshots, or the second has no DimReduce in effect.
+        ConfigError: When the first configuration keeps no snapshots, or the second does not train in a subspace.
     """
     if warm_up.snapshots.count == 0:
         raise ConfigError("`snapshots.count` must be above 0 in the configuration that records the snapshots, got 0")
-    if not reduced.with_values({"dim_reduce.weight_load_dir": FOLDER}).resolve("O0").dim_reduce:
-        raise ConfigError("`boost.dim_reduce` must be true, with mode manual, in the configuration of the second run")
+    plan = reduced.with_values({_METHOD.snapshot_folder: FOLDER}).resolve("O0")
+    if not _METHOD.load().is_in_effect(plan):
+        raise ConfigError(f"`{_METHOD.switch}` must be true, with mode manual, in the configuration of the second run")
+
+    def run(name: str, task: Task, config: BoostConfig, seed: int, steps: int) -> RunResult:
+        request = RunRequest(config, "O0", seed, steps, evaluate_every, name)
+        monitor = RunMonitor(None if on_progress is None else partial(on_progress, name))
+        return run_task(task, request, device=device, out=out, monitor=monitor)
+
     runs = []
     for seed in seeds:
-        results: list[RunResult] = []
-        for name, what, budget in (
-            (f"warm-up-{seed}", task, steps),
-            (f"dim-reduce-{seed}", reduced_task or task, reduced_steps or steps),
-        ):
-            config = warm_up
-            if results:
-                folder = out / f"warm-up-{seed}" / FOLDER
-                config = reduced.with_values({"dim_reduce.weight_load_dir": str(folder)})
-            results.append(
-                run_task(
-                    what,
-                    config,
-                    steps=budget,
-                    seed=seed,
-                    device=device,
-                    out=out,
-                    run_id=name,
-                    evaluate_every=evaluate_every,
-                    on_progress=None if on_progress is None else _named(on_progress, name),
-                )
-            )
-        runs.append(SubspaceRuns(seed, *results))
+        first = run(f"warm-up-{seed}", task, warm_up, seed, steps)
+        config = reduced.with_values({_METHOD.snapshot_folder: str(out / f"warm-up-{seed}" / FOLDER)})
+        name = f"{_METHOD.name.replace('_', '-')}-{seed}"
+        second = run(name, reduced_task or task, config, seed, reduced_steps or steps)
+        runs.append(SubspaceRuns(seed, first, second))
     return runs
 
 
@@ -129,12 +119,8 @@ def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
             "warm_up_steps": [one.warm_up.steps for one in runs],
             "target": [one.target for one in runs],
             "reached_after": [one.reached for one in runs],
-            "dim_reduce_steps": [one.reduced.steps for one in runs],
+            f"{_METHOD.name}_steps": [one.reduced.steps for one in runs],
             "end": [one.reduced.metric for one in runs],
             "end_share": [one.reduced.metric / one.target for one in runs],
         }
     )
-
-
-def _named(told: Callable[[str, RunProgress], None], name: str) -> Callable[[RunProgress], None]:
-    return lambda progress: told(name, progress)
