@@ -1,6 +1,6 @@
 """What a training run is asked for, as one value that can be pickled: the arguments of training, declared once.
 
-`workbench.train`, comparisons, panels and a study's jobs build one, and `workbench.training.run.run_task` carries it out.
+`workbench.train`, comparisons, panels and jobs of a study build one; `workbench.training.run.run_task` carries it out.
 Where it trains and who watches (folders, devices, callbacks) stands beside it.
 """
 

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +50,7 @@ def digits_autoencoder() -> Task:
         name="digits-autoencoder",
         model=Autoencoder,
         loss=ReconstructionError(),
-        optimizer=functools.partial(_sgd, learning_rate=0.005),
+        optimizer=_sgd,
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="loss",
@@ -108,19 +107,6 @@ def _layers(widths: tuple[int, ...]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class _EvaluationPixels:
-    """The evaluation quarter of one split, in order."""
-
-    def __init__(self, pixels: Tensor) -> None:
-        self._pixels = pixels
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._pixels) / EVALUATION_BATCH_SIZE)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((part, part) for part in torch.split(self._pixels, EVALUATION_BATCH_SIZE))
-
-
 def _split_pixels(seed: int) -> tuple[Tensor, Tensor]:
     """Return training and evaluation images of the split that the classifiers on the digits use."""
     training, evaluation = split_indices(load_images()[1], seed)
@@ -137,9 +123,9 @@ def _rows(pixels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     return chosen, chosen
 
 
-def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
-    return _EvaluationPixels(_split_pixels(seed)[1])
+def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
+    return [(part, part) for part in _split_pixels(seed)[1].split(EVALUATION_BATCH_SIZE)]
 
 
-def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]], learning_rate: float) -> Optimizer:
-    return torch.optim.SGD(named_parameters, lr=learning_rate, momentum=0.9, fused=True)
+def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+    return torch.optim.SGD(named_parameters, lr=0.005, momentum=0.9, fused=True)

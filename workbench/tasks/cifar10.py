@@ -15,7 +15,6 @@ section 4.2, whose ResNet-20 is trained here; evaluation is on the published tes
 
 from __future__ import annotations
 
-import math
 import stat
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -65,7 +64,7 @@ def cifar10_task(place: str) -> Task:
         loss=nn.CrossEntropyLoss(),
         optimizer=_sgd,
         train=partial(_training_batches, images, targets),
-        evaluate=_EvaluationImages(test_images, test_targets),
+        evaluate=partial(_evaluation_batches, test_images, test_targets),
         metric="accuracy",
         scheduler=partial(warmup_cosine, warmup_share=0.1),
         data_hash=f"cifar-10-batches-py sha256:{digest_of_tensors(images, targets, test_images, test_targets)}",
@@ -105,22 +104,9 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
-class _EvaluationImages:
-    """Images in order, centred and scaled."""
-
-    def __init__(self, images: Tensor, targets: Tensor) -> None:
-        self._images, self._targets = images, targets
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._targets) / EVALUATION_BATCH_SIZE)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, targets in zip(
-            torch.split(self._images, EVALUATION_BATCH_SIZE),
-            torch.split(self._targets, EVALUATION_BATCH_SIZE),
-            strict=True,
-        ):
-            yield _scaled(images), targets
+def _evaluation_batches(images: Tensor, targets: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    parts = zip(images.split(EVALUATION_BATCH_SIZE), targets.split(EVALUATION_BATCH_SIZE), strict=True)
+    return ((_scaled(part), classes) for part, classes in parts)  # one at a time: all of them take 120 MB
 
 
 def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBatches:

@@ -170,34 +170,17 @@ class _TrainingClicks:
             position = 0
 
 
-class _EvaluationClicks:
-    """The records right after the training records, in order.
-
-    Args:
-        seed: Seed of the law.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._law = ClickLaw(seed)
-
-    def __len__(self) -> int:
-        return N_EVALUATION_RECORDS // EVALUATION_BATCH_SIZE
-
-    def __iter__(self) -> Iterator[ClickBatch]:
-        first = N_TRAINING_BATCHES * BATCH_SIZE
-        for start in range(first, first + N_EVALUATION_RECORDS, EVALUATION_BATCH_SIZE):
-            ids, numbers, labels = map(
-                torch.from_numpy, self._law.records(np.arange(start, start + EVALUATION_BATCH_SIZE))
-            )
-            yield (ids, numbers), labels
-
-
 def _training_batches(seed: int) -> _TrainingClicks:
     return _TrainingClicks(seed)
 
 
-def _evaluation_batches(seed: int) -> _EvaluationClicks:
-    return _EvaluationClicks(seed)
+def _evaluation_batches(seed: int) -> Iterator[ClickBatch]:
+    """Return the records right after the training records, in order."""
+    first = N_TRAINING_BATCHES * BATCH_SIZE
+    starts = range(first, first + N_EVALUATION_RECORDS, EVALUATION_BATCH_SIZE)
+    law = ClickLaw(seed)
+    blocks = (law.records(np.arange(start, start + EVALUATION_BATCH_SIZE)) for start in starts)
+    return (((ids, numbers), labels) for ids, numbers, labels in (map(torch.from_numpy, block) for block in blocks))
 
 
 def row_wise_adam(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:

@@ -12,15 +12,13 @@ evenly over the tenth.
 from __future__ import annotations
 
 import functools
-import math
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
 from workbench.tasks.schedules import warmup_cosine
@@ -45,7 +43,7 @@ def topics_gpt() -> Task:
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="bits_per_byte",
-        scheduler=_schedule,
+        scheduler=functools.partial(warmup_cosine, warmup_share=0.1, floor=0.1),
         data_hash=f"pydoc_data.topics of Python {platform.python_version()} sha256:{digest_of_tensors(load_text())}",
         description="byte-level transformer on the text of Python's help topics",
         steps=300,
@@ -139,22 +137,6 @@ class _Block(nn.Module):
         return features + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(features))))  # type: ignore[no-any-return]
 
 
-class _EvaluationWindows:
-    """Windows spread evenly over the evaluation block, in order."""
-
-    def __init__(self, text: Tensor, first: int, behind: int) -> None:
-        self._text = text
-        last_start = max(behind - CONTEXT - 1, first)
-        n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
-        self._starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._starts) / EVALUATION_BATCH_SIZE)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (_windows(self._text, starts) for starts in torch.split(self._starts, EVALUATION_BATCH_SIZE))
-
-
 def _windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1, device=starts.device)].long()
     return window[:, :-1], window[:, 1:]
@@ -171,15 +153,15 @@ def _chosen_windows(held: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tenso
     return _windows(text, starts[indices])
 
 
-def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
+def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return windows spread evenly over the evaluation block, in order."""
     text = load_text()
     _, (first, behind) = training_starts(len(text), seed)
-    return _EvaluationWindows(text, first, behind)
+    last_start = max(behind - CONTEXT - 1, first)
+    n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
+    starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
+    return [_windows(text, part) for part in starts.split(EVALUATION_BATCH_SIZE)]
 
 
 def _adamw(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
     return torch.optim.AdamW(named_parameters, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-
-
-def _schedule(optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    return warmup_cosine(optimizer, total_steps, warmup_share=0.1, floor=0.1)
