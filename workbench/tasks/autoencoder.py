@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
-from workbench.tasks.digits import load_images, split_indices
-from workbench.tasks.digits_table import read_digits
+from workbench.tasks.digits import load_images, read_digits, split_indices
 from workbench.tasks.task import Task
 
 __all__ = ["Autoencoder", "ReconstructionError", "digits_autoencoder", "load_pixels"]

@@ -48,11 +48,7 @@ _LARGEST_FILE = 1 << 30  # bytes; it is read as a whole
 def cifar10_task(place: str) -> Task:
     """Return the task of a ResNet-20 on CIFAR-10: SGD with momentum, warm-up and cosine.
 
-    Args:
-        place: Folder that holds the six files, or holds ``cifar-10-batches-py`` with them.
-
-    Raises:
-        TaskError: When a file is missing or is not what it should be.
+    ``place`` holds the six files, or ``cifar-10-batches-py`` with them; TaskError where one is not what it should be.
     """
     folder = _folder_of(Path(place).expanduser())
     parts = [read_batch(folder / name) for name in _TRAINING_FILES]
@@ -73,13 +69,7 @@ def cifar10_task(place: str) -> Task:
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Read one published file.
-
-    Args:
-        path: File.
-
-    Returns:
-        Images, uint8 ``[n, 3, 32, 32]``, and classes, int64 ``[n]``.
+    """Return the images (uint8 ``[n, 3, 32, 32]``) and classes (int64 ``[n]``) of one published file.
 
     Raises:
         TaskError: When it is no such file, or asks for anything but arrays and plain values.

@@ -14,6 +14,8 @@ comes right after them is kept for evaluation, before the first abrupt drift.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -62,9 +64,7 @@ def click_stream(
     poison: float = 0.0,
     misshapen: float = 0.0,
 ) -> Iterator[ClickBatch]:
-    """Yield batches without end, beginning with batch number ``start``.
-
-    ``click_stream(seed, start=n)`` is ``click_stream(seed)`` without its first n batches, poison included.
+    """Yield batches without end; ``click_stream(seed, start=n)`` is ``click_stream(seed)`` without its first n.
 
     Args:
         seed: Seed of the law, >= 0.
@@ -145,28 +145,23 @@ class ClickModel(nn.Module):
         return self.out(hidden).squeeze(1) + pairs  # type: ignore[no-any-return]  # nn.Module calls are Any
 
 
+@dataclass(frozen=True)
 class _TrainingClicks:
-    """The first batches of a stream, over and over; any position at once.
+    """The first batches of a stream, over and over; any position at once."""
 
-    Args:
-        seed: Seed of the law.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    seed: int
 
     def __len__(self) -> int:
         return N_TRAINING_BATCHES
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        return (batch for _, batch in zip(range(N_TRAINING_BATCHES), self.stream(0), strict=False))
+        return islice(self.stream(0), N_TRAINING_BATCHES)
 
     def stream(self, start: int) -> Iterator[ClickBatch]:
         """Yield batches without end, beginning with batch number ``start``."""
         position = start % N_TRAINING_BATCHES
         while True:
-            opened = click_stream(self._seed, position)
-            yield from (next(opened) for _ in range(position, N_TRAINING_BATCHES))
+            yield from islice(click_stream(self.seed, position), N_TRAINING_BATCHES - position)
             position = 0
 
 

@@ -10,8 +10,8 @@ the bits from 40 up (so that equal digits in two columns are two ids, and an emp
 numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down to about -3; empty is
 0), labels float32 ``[n]``.
 
-A line that is none of this is rejected: counted, with its number and the reason, never fatal by itself. Only when more
-than ``limit`` lines were rejected does reading stop, since the file then is something else.
+A line that is none of this is rejected: counted, with its number and the reason. Only when more than ``limit`` lines
+were rejected does reading stop, since the file then is something else.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RejectedLine:
 class CriteoReader:
     """Reads batches from Criteo's files, any number of times unless they are standard input.
 
-    It remembers what it rejected: ``n_rejected``, ``reasons`` (by kind), ``rejected`` (the last hundred lines).
+    ``n_rejected``, ``reasons`` (by kind) and ``rejected`` (the last hundred lines) say what it rejected.
 
     Args:
         source: File, folder of files, ``"-"`` for standard input, or an open binary file, which is read once.
@@ -85,10 +85,9 @@ class CriteoReader:
         limit: int | None = 1000,
         tell: Callable[[RejectedLine], None] = lambda line: None,
     ) -> None:
-        if batch_size < 1:
-            raise TaskError(f"`batch_size` must be at least 1, got {batch_size}")
-        if limit is not None and limit < 0:
-            raise TaskError(f"`limit` must be at least 0, got {limit}")
+        for name, value, least in (("batch_size", batch_size, 1), ("limit", limit, 0)):
+            if value is not None and value < least:
+                raise TaskError(f"`{name}` must be at least {least}, got {value}")
         self.batch_size, self.limit = batch_size, limit
         self.n_rejected = 0
         self.reasons: Counter[str] = Counter()
@@ -102,7 +101,6 @@ class CriteoReader:
             self._opened = sys.stdin.buffer if isinstance(source, str | Path) else source
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        """Yield all batches, from the first line."""
         return self.batches()
 
     def batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[ClickBatch]:
@@ -120,23 +118,21 @@ class CriteoReader:
         if start_line < 0:
             raise TaskError(f"`start_line` must be at least 0, got {start_line}")
         lines = islice(self._lines(), start_line, stop_line)
-        number = start_line
-        kept_numbers: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        kept: list[Tensor] = []
-        while block := list(islice(lines, _BLOCK_LINES if self._opened is None else self.batch_size)):
+        number, size = start_line, self.batch_size
+        kept: list[Tensor] = []  # line numbers, ids, numbers, labels
+        while block := list(islice(lines, _BLOCK_LINES if self._opened is None else size)):
             ids, values, labels, bad = parse_lines(block)
             for index in sorted(bad):
                 self._reject(RejectedLine(number + index, bad[index]))
-            good = np.setdiff1d(np.arange(len(block)), np.fromiter(bad, dtype=np.int64, count=len(bad)))
-            kept_numbers = np.concatenate([kept_numbers, number + good])
-            parts = [torch.from_numpy(array[good]) for array in (ids, values, labels)]
-            kept = parts if not kept else [torch.cat(pair) for pair in zip(kept, parts, strict=True)]
+            good = np.setdiff1d(np.arange(len(block)), list(bad))
+            parts = [torch.from_numpy(part) for part in (number + good, ids[good], values[good], labels[good])]
+            kept = [torch.cat(pair) for pair in zip(kept, parts, strict=True)] if kept else parts
             number += len(block)
-            n_whole = len(kept_numbers) // self.batch_size * self.batch_size
-            yield from _cut(kept, kept_numbers, n_whole, self.batch_size)
-            kept, kept_numbers = [part[n_whole:] for part in kept], kept_numbers[n_whole:]
-        if len(kept_numbers):
-            yield from _cut(kept, kept_numbers, len(kept_numbers), self.batch_size)
+            n_whole = len(kept[0]) // size * size
+            yield from _cut(kept, n_whole, size)
+            kept = [part[n_whole:] for part in kept]
+        if kept:
+            yield from _cut(kept, len(kept[0]), size)
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines of all files; one that is too long comes cut off, as one line."""
@@ -164,14 +160,9 @@ class CriteoReader:
 def parse_lines(
     lines: list[bytes],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], dict[int, str]]:
-    """Turn lines into arrays.
+    """Turn lines into ids ``[n, 26]``, numbers ``[n, 13]`` and labels ``[n]``, and give the reasons of bad lines.
 
-    Args:
-        lines: Lines with or without their line end.
-
-    Returns:
-        Ids, int64 ``[n, 26]``; numbers, float32 ``[n, 13]``; labels, float32 ``[n]``; and for each line that is no
-        record its reason by index. The rows of those lines hold nothing of use.
+    The rows of a line that is no record hold nothing of use; its reason stands under its index.
     """
     bad: dict[int, str] = {}
     rows: list[list[bytes]] = []
@@ -202,9 +193,7 @@ def criteo_task(place: str) -> Task:
         TaskError: When there is nothing to read, or no line of it is a record.
     """
     if place == "-":
-        raise TaskError(
-            "the task `criteo:` needs a file or a folder; standard input cannot be read again for evaluation"
-        )
+        raise TaskError("the task `criteo:` needs a file or folder; standard input cannot be read again for evaluation")
     reader = CriteoReader(place, EVALUATION_BATCH_SIZE)
     n_kept, first = _kept_lines(reader)
     return Task(
@@ -238,19 +227,18 @@ def _kept_lines(reader: CriteoReader) -> tuple[int, list[ClickBatch]]:
     read = list(reader.numbered_batches(0, 5 * N_EVALUATION_LINES))
     if not read:
         raise TaskError("a click log must hold at least one record of Criteo's form, got none")
-    n_lines = read[-1][0]
-    n_kept = max(n_lines // 5, 1)
+    n_lines, _ = read[-1]
     if n_lines < 2:
         raise TaskError("a click log must hold at least two records, one for training and one for evaluation, got 1")
+    n_kept = max(n_lines // 5, 1)
     return n_kept, list(reader.batches(0, n_kept))
 
 
-def _cut(parts: list[Tensor], numbers: npt.NDArray[np.int64], n: int, size: int) -> Iterator[tuple[int, ClickBatch]]:
+def _cut(kept: list[Tensor], n: int, size: int) -> Iterator[tuple[int, ClickBatch]]:
     """Yield the first n records as batches, each with the line after its last."""
     for first in range(0, n, size):
-        behind = min(first + size, n)
-        ids, values, labels = (part[first:behind] for part in parts)
-        yield int(numbers[behind - 1]) + 1, ((ids, values), labels)
+        lines, ids, values, labels = (part[first : min(first + size, n)] for part in kept)
+        yield int(lines[-1]) + 1, ((ids, values), labels)
 
 
 def _files_of(place: Path) -> list[Path]:

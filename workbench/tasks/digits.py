@@ -11,18 +11,21 @@ Both networks have static control flow: ``torch.fx`` traces them and ``torch.com
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Iterable
+from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
-from workbench.tasks.digits_table import read_digits
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
-__all__ = ["LeNet", "ResNet", "digits_lenet", "digits_resnet", "load_images", "split_indices"]
+__all__ = ["LeNet", "ResNet", "digits_lenet", "digits_resnet", "load_images", "read_digits", "split_indices"]
 
 BATCH_SIZE = 32
 EVALUATION_BATCH_SIZE = 150
@@ -54,6 +57,25 @@ def _digits_task(name: str, model: type[nn.Module], learning_rate: float, descri
         description=description,
         steps=180,
     )
+
+
+@functools.cache
+def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return what ``sklearn.datasets.load_digits`` returns as ``data`` and ``target``, without importing scikit-learn.
+
+    Importing ``sklearn.datasets`` takes longer than anything else that ``workbench train`` does before its first step.
+    Grey levels are 0 to 16, shape ``[1797, 64]``, classes 0 to 9, shape ``[1797]``.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for folder in [] if found is None else found.submodule_search_locations or []:
+        if (path := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
+            table = np.loadtxt(path, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(np.int64)
+    # Absent, or a release that keeps its data elsewhere: its own function knows, or says what is missing.
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.data, digits.target.astype(np.int64)
 
 
 @functools.cache
