@@ -74,6 +74,7 @@ class Description:
             :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where
             the reference's sections have its parameters.
         snapshot_folder: Path of the parameter that names a folder of weight snapshots to train in the span of.
+        schedules_groups: Whether it makes the optimizer a `GroupSchedule`.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Description:
     n_ranks: int = 1
     section_class: str = ""
     snapshot_folder: str = ""
+    schedules_groups: bool = False
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
@@ -169,6 +171,10 @@ class GroupSchedule(Protocol):
     @property
     def strategy(self) -> Sequence[int] | None:
         """Group of each update, repeated; None when the groups take turns."""
+        ...
+
+    def group_parameters(self, index: int) -> Sequence[Tensor]:
+        """Return the parameters that a group trains."""
         ...
 
     def begin_step(self) -> int:

@@ -45,7 +45,7 @@ def apply(
     own goes in as ``scheduler``, and ``boosted.step()`` advances it; only where the configuration changes neither
     schedule nor batches it may instead be put on ``boosted.optimizer`` and stepped by hand. A model under
     ``torch.compile`` stays compiled: one graph per freezing group. For several ranks call ``boosted.distribute()``
-    afterwards. With DimReduce ``step`` needs a closure, as it tries its steps on the batch.
+    afterwards. An update that tries its steps on the batch (``boost.dim_reduce``) needs a closure in ``step``.
 
     Args:
         config: Configuration, dictionary, or path of a ``boost_config.json``.
@@ -59,9 +59,9 @@ def apply(
         world_size: Ranks that train together; None asks torch.distributed.
         seed: Seed of the freezing schedule.
         criterion: What judges the model's output, for example ``nn.CrossEntropyLoss()``; the one to train with is
-            ``boosted.criterion``, while this one stays as it is. LessBN normalises the head of classifiers only.
+            ``boosted.criterion``, while this one stays as it is. Only the head of classifiers is normalised.
         example_inputs: A tensor, a sequence of arguments, a mapping of keyword arguments, or a function that calls the
-            model it is given. LessBN records from it what the model does; needed where torch.fx cannot trace the model
+            model it is given. Methods record from it what the model does; needed where torch.fx cannot trace the model
             and no image of noise fits it, and for the size of a trained head's scores.
         scheduler: Today's learning-rate schedule: a function of the optimizer and the number of updates that returns a
             scheduler. The run goes through the whole of it, whatever its length.
@@ -96,7 +96,7 @@ def apply(
     settings = read_config(config)
     together = ranks.world_size() if world_size is None else world_size
     if total_steps is not None:
-        settings = fitted_config(settings, level, total_steps, world_size=together)
+        settings = fitted_config(settings, level, total_steps, together)
     boost = AutoBoost(level, settings, world_size=together, seed=seed)
     inner = unwrapped(model)
     asked_for = MethodsInEffect(boost.plan)
@@ -129,16 +129,9 @@ def apply(
     return boosted
 
 
-def fitted_config(config: BoostConfig, level: str, steps: int, *, world_size: int | None = None) -> BoostConfig:
-    """Return a configuration as a run of so many loader batches takes it, where methods change the number of passes.
-
-    Args:
-        config: Configuration.
-        level: Boost level.
-        steps: Loader batches.
-        world_size: Ranks that train together; None asks torch.distributed.
-    """
-    plan = config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
+def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:
+    """Return a configuration as a run of so many loader batches takes it, where methods change the number of passes."""
+    plan = config.resolve(level, world_size=world_size)
     methods = MethodsInEffect(plan)
     passes = methods.passes(steps)
     return config if passes == steps else fitted(plan, max(1, passes // methods.n_micro()))

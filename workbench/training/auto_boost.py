@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig, NetworkFacts, Plan
+from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
 from workbench.methods.facts import facts_of, learning_reasons
 from workbench.methods.in_effect import MethodsInEffect, prepare_
@@ -30,17 +31,13 @@ _TOLD: set[str] = set()
 
 
 def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
-    """Return a validated configuration from whatever names one.
-
-    Args:
-        config: A configuration, a dictionary in the reference's form, the path of a JSON file, or None or an empty
-            string for the defaults.
+    """Return a validated configuration from whatever names one; None or an empty string stand for the defaults.
 
     Raises:
         ConfigError: When it cannot be read or is not valid; the message names the key.
         TypeError: When it is of another kind.
     """
-    if config is None or (isinstance(config, str) and config == ""):
+    if config is None or config == "":
         return BoostConfig()
     if isinstance(config, BoostConfig):
         return config
@@ -89,8 +86,6 @@ class AutoBoost:
         self.seed = seed
         #: What became of the network, one line each; empty before it was processed.
         self.notes: tuple[str, ...] = ()
-        #: What LessBN did; None before, and where it is not in effect.
-        self.less_bn_report: Any = None
         for dropped in self.plan.dropped:
             warnings.warn(dropped.reason, UserWarning, stacklevel=2)
         _note_level_defaults(self.plan)
@@ -102,13 +97,11 @@ class AutoBoost:
 
         Args:
             network: Changed in place and returned.
-            optimizer: Rebuilt when parameters or groups change, wrapped in a ``FreezeOpt`` when freezing is in effect,
-                replaced by plain subtraction (SGD with a rate of 1) when DimReduce is. Learning-rate schedulers belong
-                on the returned optimizer; DimReduce bears none.
+            optimizer: Rebuilt when parameters or groups change; a method may wrap or replace it. Learning-rate
+                schedulers belong on the returned optimizer.
             criterion: What judges the network's output; a head is normalised only where this is known to be a
                 classification. A network that ends in torch's criterion says so itself.
-            example_inputs: What LessBN may call the network with, see
-                :func:`workbench.methods.less_bn.method.reduce_batch_norms_`.
+            example_inputs: What methods may call the network with, see :func:`workbench.apply`.
 
         Returns:
             The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on
@@ -125,7 +118,6 @@ class AutoBoost:
         )
         prepare_(preparation)
         self.notes = tuple(preparation.notes)
-        self.less_bn_report = getattr(network, "less_bn_report", None)
         mark_(network, preparation.plan)
         return network, preparation.optimizer
 
@@ -137,22 +129,19 @@ class AutoBoost:
             example_inputs: As for training.
         """
         MethodsInEffect(self.plan).prepare_evaluation(network, example_inputs)
-        self.less_bn_report = getattr(network, "less_bn_report", None)
         mark_(network, self.plan)
         return network
 
     def _acting_plan(self, preparation: Preparation) -> Plan:
         """Return the plan with what this network offers, and warn of what it leaves without work."""
-        facts = facts_of(preparation.model, preparation.optimizer)
+        model = preparation.model
+        facts = facts_of(model, preparation.optimizer)
         if facts.layers:  # else an optimizer of another network, which freezing refuses in its own words
-            reasons = learning_reasons(
-                preparation.model, preparation.criterion, preparation.example_inputs, self.config
-            )
-            facts = NetworkFacts.from_dict({**facts.to_dict(), **reasons})
-            before = {dropped.name for dropped in self.plan.dropped}
-            self.plan = self.config.resolve(self.level, self.plan.world_size, facts)
+            reasons = learning_reasons(model, preparation.criterion, preparation.example_inputs, self.config)
+            known = {dropped.name for dropped in self.plan.dropped} | {"less_bn"}  # which has warned by itself
+            self.plan = self.config.resolve(self.level, self.plan.world_size, replace(facts, **reasons))
             for dropped in self.plan.dropped:
-                if dropped.name not in before and dropped.name != "less_bn":  # of which LessBN has warned itself
+                if dropped.name not in known:
                     warnings.warn(dropped.reason, UserWarning, stacklevel=3)
         return self.plan
 

@@ -19,11 +19,7 @@ def configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimizer
 
     One that is named takes over what the given one trains: a parameter that the given one does not hold stays
     untrained, a group with a rate of its own keeps its ratio to the others, and one without weight decay stays without.
-
-    Args:
-        config: Configuration; without an optimizer's name the hyper-parameters it sets are changed in the given one.
-        model: The network.
-        given: The optimizer of the training as it is today.
+    Without a name the hyper-parameters that the section sets are changed in the given one.
 
     Raises:
         ValueError: When the given optimizer lacks a hyper-parameter that is set.

@@ -46,13 +46,11 @@ class Course:
         needs_none = not getattr(optimizer, "takes_schedule", True)  # as Schedule-Free ones, unless a method has one
         self._make_scheduler = None if needs_none or not takes_schedule else make_scheduler
         self._takes_schedule = takes_schedule
-        #: Batches of the loader that the run takes today; None until they are known.
+        #: Batches of the loader that the run takes today, its forward passes, its updates, and the schedule on the
+        #: optimizer; None until they are known.
         self.total_steps: int | None = None
-        #: Forward passes of the run; None until they are known.
         self.passes: int | None = None
-        #: Updates of the run; None until they are known.
         self.updates: int | None = None
-        #: The schedule, on the optimizer; None without one, and until the length is known.
         self.scheduler: Any = None
         self.advanced = 0
         #: Whether there is a schedule to follow.
@@ -61,18 +59,12 @@ class Course:
         self.needs_length = self.has_schedule or changes_length(methods)
 
     def begin(self, total_steps: int) -> None:
-        """Say how many of the loader's batches the run takes today.
-
-        Raises:
-            ValueError: When it is no whole number of at least 1, or another one was said before.
-        """
+        """Say how many of the loader's batches the run takes today: at least 1, and never another number."""
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
             raise ValueError(f"`total_steps` must be a whole number of batches, 1 or more, got {total_steps!r}")
+        if self.total_steps is not None and total_steps != self.total_steps:
+            raise ValueError(f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}")
         if self.total_steps is not None:
-            if total_steps != self.total_steps:
-                raise ValueError(
-                    f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}"
-                )
             return
         self.total_steps = total_steps
         self.passes = self._methods.passes(total_steps)
@@ -82,11 +74,7 @@ class Course:
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
 
     def advance(self) -> None:
-        """Follow the schedule by one update.
-
-        Raises:
-            RuntimeError: When the length of the run is not known.
-        """
+        """Follow the schedule by one update; a RuntimeError where the length of the run is not known."""
         if self.scheduler is None:
             if self.total_steps is None:
                 raise RuntimeError(

@@ -15,22 +15,15 @@ _CAST = "ToCopyBackward"
 
 
 def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
-    """Return the parameters that a graph uses through a cast only, each once.
+    """Return the parameters that a loss under float16 autocast uses through a cast only, each once.
 
     Walks the graph in Python (milliseconds for thousands of nodes), so it is a thing to do once per kind of step.
-
-    Args:
-        loss: Computed under float16 autocast, before its backward pass.
-
-    Returns:
-        The parameters; empty when there are none or the graph does not tell (``torch.compile`` hides it).
+    Nothing is found where ``torch.compile`` hides the graph.
     """
-    if loss.grad_fn is None:
-        return []
     through_cast: dict[Tensor, None] = {}
     directly: set[Tensor] = set()
-    seen = {loss.grad_fn}
-    waiting = [loss.grad_fn]
+    waiting = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(waiting)
     while waiting:
         node = waiting.pop()
         for source, _ in node.next_functions:

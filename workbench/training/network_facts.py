@@ -26,24 +26,19 @@ __all__ = ["network_facts"]
 
 
 def network_facts(task: Task, *, with_weights: bool = True) -> NetworkFacts:
-    """Return what a task's network offers.
+    """Return what a task's network offers, from up to two copies of it on the CPU; random generators are put back.
 
-    Builds up to two copies of the network on the CPU, one after the other; random generators are put back.
-
-    Args:
-        task: The task.
-        with_weights: Whether weights are drawn or read. Without them nothing is drawn, so that another thread may train
-            meanwhile, and it is quick; but not every model can be built so, and none is called: of one that torch.fx
-            cannot trace less is known.
+    Without weights nothing is drawn, so that another thread may train meanwhile, and it is quick; but not every model
+    can be built so, and none is called: of one that torch.fx cannot trace less is known.
 
     Raises:
         TaskError: When the task's own functions do not return a model and an optimizer.
     """
-    if with_weights:
-        with kept_generators(torch.device("cpu")):
-            first = FirstBatchOfTask(task, 0, torch.device("cpu"))
-            return _facts(task, lambda: unwrapped(task.new_model()), first)
-    return _facts(task, lambda: _without_weights(task), None)
+    cpu = torch.device("cpu")
+    if not with_weights:
+        return _facts(task, lambda: _without_weights(task), None)
+    with kept_generators(cpu):
+        return _facts(task, lambda: unwrapped(task.new_model()), FirstBatchOfTask(task, 0, cpu))
 
 
 def _facts(task: Task, new_network: Callable[[], nn.Module], call: FirstBatchOfTask | None) -> NetworkFacts:

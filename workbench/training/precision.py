@@ -50,14 +50,10 @@ class Precision:
 
 
 def cast_model_(model: nn.Module, precision: Precision) -> None:
-    """Cast the model's weights in place as the level asks, and its inputs and outputs at the border.
+    """Cast the model's weights in place as the level asks; a second call changes nothing more.
 
     Under O3 floating-point inputs are cast to the level's format on entry and outputs back to float32, so that the
     criterion works in float32 and the caller need not know the level.
-
-    Args:
-        model: Any module; calling twice changes nothing more.
-        precision: Level, format and BatchNorm rule.
     """
     dtype = _DTYPES[precision.dtype]
     if precision.level == "O0":
@@ -88,11 +84,7 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
 
     There its kernel leaves half of every vector of weights as it was (torch 2.13: ``SGD(fused=True)`` on 37 equal
     bfloat16 weights with equal gradients moves only some). The fused Adam and Adagrad are right. Nothing is lost: a
-    CPU has no synchronisation to avoid.
-
-    Args:
-        optimizer: The torch optimizer that steps.
-        groups: Its parameter groups, where ``fused`` is set to False.
+    CPU has no synchronisation to avoid. ``fused`` is set to False in the given groups of the optimizer that steps.
     """
     if not isinstance(optimizer, SGD):
         return

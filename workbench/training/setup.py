@@ -32,33 +32,24 @@ class Prepared:
         boosted: Model and optimizer.
         plan: What is in effect.
         task: The task, with the criterion that its methods train with.
-        steps: The loader's batches that the task is trained for today.
-        passes: Forward passes that its methods make of them.
+        passes: Forward passes that the methods make of the loader's batches.
         batches_per_pass: Loader batches in a forward pass.
     """
 
     boosted: Boosted
     plan: Plan
     task: Task
-    steps: int
     passes: int
     batches_per_pass: float
 
     def batches(self, seed: int) -> Iterator[Any]:
-        """Yield the batches of the forward passes, on the model's device; they never end.
-
-        Args:
-            seed: Seed of the data's order.
-        """
-        device = self.boosted.device
-        moved = (move_batch(batch, device) for batch in self._read(seed, device))
-        yield from self.boosted.methods.batches(moved, self.passes)
-
-    def _read(self, seed: int, device: torch.device) -> Iterator[Any]:
+        """Yield the batches of the forward passes, on the model's device; they never end."""
+        task, device = self.task, self.boosted.device
         reading = self.boosted.methods.reading()
         if reading == "resident":
-            return replace(self.task, train=resident(self.task.train, device)).batches(seed)
-        return read_ahead(self.task.batches(seed)) if reading == "prefetch" else self.task.batches(seed)
+            task = replace(task, train=resident(task.train, device))
+        read = read_ahead(task.batches(seed)) if reading == "prefetch" else task.batches(seed)
+        yield from self.boosted.methods.batches((move_batch(batch, device) for batch in read), self.passes)
 
 
 def seed_everything(seed: int) -> None:
@@ -81,12 +72,9 @@ def kept_generators(device: torch.device) -> Iterator[None]:
 
 
 class FirstBatchOfTask:
-    """A call of a network as the task makes it, with its loss: what LessBN may record, and a curriculum try.
+    """A call of a network as the task makes it, with its loss: what methods may record and try.
 
-    Args:
-        task: The task; its data are opened at the first call.
-        seed: Seed of the data's order.
-        device: Where the network is.
+    The task's data are opened at the first call.
     """
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
@@ -113,16 +101,8 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
     All ranks begin with rank 0's weights. Their random numbers part ways afterwards, so that dropout draws another mask
-    on each; rank 0 draws what it would draw alone.
-
-    Args:
-        task: What is trained.
-        config: Configuration; its ``optimizer`` section replaces the task's own optimizer.
-        level: Boost level.
-        seed: Seed of initial weights, dropout and the freezing schedule.
-        device: Where to train.
-        steps: Loader batches that the task is trained for; its methods may make fewer passes of them, and the scheduler
-            counts updates.
+    on each; rank 0 draws what it would draw alone. ``steps`` are the loader's batches that the task is trained for
+    today.
     """
     seed_everything(seed)
     model = task.new_model().to(device)
@@ -139,8 +119,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         scheduler=None if task.scheduler is None else task.new_scheduler,
     )
     plan = boosted.plan
-    if plan is None:
-        raise RuntimeError("apply() returned no plan")
+    assert plan is not None  # apply() has resolved one
     if ranks.world_size() > 1:
         boosted.distribute()
     if ranks.rank() > 0:
@@ -148,4 +127,4 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     trained = task if boosted.criterion is task.loss else replace(task, loss=boosted.criterion)
     passes = boosted.methods.passes(steps)
     per_pass = boosted.methods.length(steps) / passes if passes != steps else 1.0
-    return Prepared(boosted, plan, trained, steps, passes, per_pass)
+    return Prepared(boosted, plan, trained, passes, per_pass)

@@ -88,7 +88,7 @@ def train_in_subspace(
     if warm_up.snapshots.count == 0:
         raise ConfigError("`snapshots.count` must be above 0 in the configuration that records the snapshots, got 0")
     plan = reduced.with_values({_METHOD.snapshot_folder: FOLDER}).resolve("O0")
-    if not _METHOD.load().is_in_effect(plan):
+    if not plan.matters(_METHOD.snapshot_folder):
         raise ConfigError(f"`{_METHOD.switch}` must be true, with mode manual, in the configuration of the second run")
 
     def run(name: str, task: Task, config: BoostConfig, seed: int, steps: int) -> RunResult:

@@ -72,12 +72,7 @@ class TaskLook:
 
 
 def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
-    """Look at a task.
-
-    Args:
-        task: The task.
-        device: Where it would be trained.
-        seed: Seed of the copy and of the batches.
+    """Look at a task on the device where it would be trained; ``seed`` is that of the copy and of the batches.
 
     Raises:
         TaskError: When the task's own functions do not give what a task needs.
@@ -88,7 +83,7 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
-        rates = tuple(_number(group.get("lr", 0.0)) for group in groups)
+        rates = tuple(_number(group.get("lr", 0.0)) for group in groups)  # before a scheduler changes them
         scheduler = task.new_scheduler(optimizer, 100)
         first, n_batches = list(islice(task.batches(seed), 2)), epoch_batches(task, seed)
         return TaskLook(
@@ -144,12 +139,7 @@ def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
 
 
 def epoch_batches(task: Task, seed: int = 0) -> int | None:
-    """Return the batches of an epoch; None where the loader does not say.
-
-    Args:
-        task: The task.
-        seed: Seed of the batches.
-    """
+    """Return the batches of an epoch; None where the loader does not say."""
     source = task.train
     with contextlib.suppress(Exception):  # a function of more than a seed, an endless stream
         source = source(seed) if callable(source) and not hasattr(source, "__len__") else source
