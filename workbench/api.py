@@ -22,7 +22,7 @@ from workbench.runs.replay import ReplayResult
 from workbench.runs.replay import replay as replay_run
 from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
-from workbench.training.auto_boost import read_config
+from workbench.training.apply import read_config
 from workbench.training.compare import Comparison, Side, compare_configs
 from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 

@@ -352,7 +352,7 @@ class Boosted:
             raise ValueError(
                 "how long is the run? Give apply() `total_steps`, or `epochs` and a loader that has a length"
             )
-        passes = self.course.passes
+        passes = self.course.passes or 1
         # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
         last = None if given is not None else epochs
         reading = self.methods.reading()
@@ -362,19 +362,16 @@ class Boosted:
             advice = "give the loader `num_workers`"
             warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=2)
         moved = (move_batch(batch, self.device) for batch in _epochs_of(loader, last))
-        return self._checked(islice(self.methods.batches(moved, passes or 1), start, passes), (passes or 1) - start)
+        return self._checked(islice(self.methods.batches(moved, passes), start, passes), passes - start)
 
     def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
         n_seen = 0
         with self.methods.running():
-            for batch in batches:
-                n_seen += 1
+            for n_seen, batch in enumerate(batches, start=1):  # noqa: B007
                 yield batch
         if n_seen < wanted:
-            raise ValueError(
-                f"the loader ended after {n_seen} of {wanted} forward passes; `total_steps` is "
-                f"{self.course.total_steps}"
-            )
+            total = self.course.total_steps
+            raise ValueError(f"the loader ended after {n_seen} of {wanted} forward passes; `total_steps` is {total}")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

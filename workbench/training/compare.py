@@ -23,13 +23,7 @@ __all__ = ["ComparedSide", "Comparison", "Side", "compare_configs"]
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One configuration in a comparison.
-
-    Args:
-        label: Name for a person.
-        config: Configuration.
-        level: Boost level.
-    """
+    """One configuration in a comparison, with its boost level and its name for a person."""
 
     label: str
     config: BoostConfig

@@ -33,18 +33,11 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class FreezingLimit:
-    """Step times of a freezing schedule; each field is (median, low, high), the ends of a 95 % interval.
+    """Step times of a freezing schedule; each interval is (median, low, high) with the ends of 95 %."""
 
-    Args:
-        realised: Speed of the schedule's steps relative to full ones; larger is faster.
-        limit: The same with layers that rest for good.
-        reached: Share of the time the limit saves that the schedule saves, too; NaN where the limit saves nothing.
-        rounds: Rounds behind them.
-    """
-
-    realised: Interval
-    limit: Interval
-    reached: Interval
+    realised: Interval  # speed of the schedule's steps relative to full ones; larger is faster
+    limit: Interval  # the same with layers that rest for good
+    reached: Interval  # share of the time the limit saves that the schedule saves; NaN where the limit saves nothing
     rounds: int
 
 

@@ -47,71 +47,47 @@ class Pause(Protocol):
 
     def requested(self) -> bool:
         """Return whether to hold; asked once per step, so it must be quick."""
-        ...
 
     def wait(self) -> None:
         """Return when the run is to go on, or to be stopped."""
-        ...
 
 
 class RunObserver(Protocol):
-    """Who sees a whole run, in blocks; what a mirror to another tool is."""
+    """Who sees a whole run, in blocks: a mirror to another tool. Only ``begin`` may raise, which ends the run."""
 
     def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """See a run before its first step; an exception ends it."""
-        ...
+        """See a run before its first step."""
 
     def write(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take a block; must return at once and raise nothing."""
-        ...
+        """Take a block; must return at once."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """See how it ended, as in ``summary.json``; must raise nothing."""
-        ...
+        """See how it ended, as in ``summary.json``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Where a run stands, for progress displays.
+    """Where a run stands, for progress displays."""
 
-    Args:
-        step: Micro-batches done.
-        steps: Micro-batches planned.
-        loss: Last drained loss.
-        metric: Last evaluated metric; NaN before the first evaluation.
-        loss_scale: Last drained loss scale.
-        seconds: Time since the start, seconds.
-    """
-
-    step: int
-    steps: int
-    loss: float
-    metric: float
-    loss_scale: float
-    seconds: float
+    step: int  # micro-batches done
+    steps: int  # and planned
+    loss: float  # last drained one
+    metric: float  # last evaluated one; NaN before the first evaluation
+    loss_scale: float  # last drained one
+    seconds: float  # since the start
 
 
 @dataclass(frozen=True, slots=True)
 class RunMonitor:
-    """Who watches a run, and may end it; all but ``stop`` count on rank 0 alone.
+    """Who watches a run, and may end it; all but ``stop`` count on rank 0 alone."""
 
-    Args:
-        on_progress: Called at drains and evaluations.
-        on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
-        stop: Asked once per step; True ends the run within that step, over several ranks with the next one.
-        on_records: Called with the steps and events of each drain, on the thread that trains.
-        drain_seconds: Age at which recorded steps are drained from the device, seconds.
-        pause: Holds the run between two steps; a pause is no part of its time. For a run on one rank.
-        observer: Sees the run from its beginning to its end, with the blocks of ``on_records``.
-    """
-
-    on_progress: Callable[[RunProgress], None] | None = None
-    on_evaluation: Callable[[int, float], bool] | None = None
-    stop: Callable[[], bool] | None = None
-    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None
-    drain_seconds: float = 1.0
-    pause: Pause | None = None
-    observer: RunObserver | None = None
+    on_progress: Callable[[RunProgress], None] | None = None  # called at drains and evaluations
+    on_evaluation: Callable[[int, float], bool] | None = None  # with (steps done, metric); True ends the run
+    stop: Callable[[], bool] | None = None  # asked once per step; over several ranks the run ends with the next one
+    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None  # with each drain
+    drain_seconds: float = 1.0  # age at which recorded steps are drained from the device
+    pause: Pause | None = None  # holds the run between two steps, which is no part of its time; on one rank only
+    observer: RunObserver | None = None  # sees the run from its beginning to its end, with the blocks of on_records
 
 
 UNWATCHED = RunMonitor()
@@ -388,21 +364,14 @@ class _Run:
         """Return the same as plain values for summary.json."""
         result = self.result()
         ended = {"diverged": self.diverged, "stopped": self.stopped, "ended early": self.ended_early}
+        shown = ("metric_name", "metric", "curve", "steps", "seconds", "overflows", "final_loss", "final_loss_scale")
         return {
             "state": next((state for state, reached in ended.items() if reached), "finished"),
             "task": self.task.name,
             "level": self.plan.level,
             "in_effect": self.plan.summary(),
             "notes": list(result.notes),
-            "metric_name": result.metric_name,
-            "metric": result.metric,
-            "curve": [list(point) for point in result.curve],
-            "steps": result.steps,
-            "seconds": result.seconds,
-            "overflows": result.overflows,
-            "final_loss": result.final_loss,
-            "final_loss_scale": result.final_loss_scale,
-            "message": result.message,
+            **{name: getattr(result, name) for name in (*shown, "message")},
         }
 
     def _hold(self, pause: Pause) -> None:

@@ -26,21 +26,13 @@ __all__ = ["FirstBatchOfTask", "Prepared", "kept_generators", "prepare", "seed_e
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A boosted model of a task, ready to train.
-
-    Args:
-        boosted: Model and optimizer.
-        plan: What is in effect.
-        task: The task, with the criterion that its methods train with.
-        passes: Forward passes that the methods make of the loader's batches.
-        batches_per_pass: Loader batches in a forward pass.
-    """
+    """A boosted model of a task, ready to train."""
 
     boosted: Boosted
-    plan: Plan
-    task: Task
-    passes: int
-    batches_per_pass: float
+    plan: Plan  # what is in effect
+    task: Task  # with the criterion that the methods train with
+    passes: int  # forward passes that the methods make of the loader's batches
+    batches_per_pass: float  # of the loader
 
     def batches(self, seed: int) -> Iterator[Any]:
         """Yield the batches of the forward passes, on the model's device; they never end."""

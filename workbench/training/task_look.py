@@ -32,43 +32,24 @@ _TIMED_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class TaskLook:
-    """What was seen.
+    """What was seen."""
 
-    Args:
-        optimizer: Class of the task's optimizer.
-        rates: Learning rate of each of its groups.
-        momentum: Its momentum; 0 where it has none.
-        nesterov: Whether that is Nesterov's.
-        weight_decay: Largest weight decay of its groups.
-        has_scheduler: Whether the task has a learning-rate schedule.
-        no_merging: Why batches cannot be concatenated, to stand after "because"; empty where they can.
-        convolutions: Convolutions over images.
-        matrices: Hidden matrices that Muon would take.
-        network: What the boost methods, smoothing and smaller inputs find.
-        fast_bfloat16: Whether the device multiplies bfloat16 faster than float32.
-        device: Type of the device.
-        gains_from_memory: Whether samples kept in memory are gathered faster than the loader picks them.
-        threads: Threads that CPU operations use.
-        step_seconds: Time of a step, seconds.
-        epoch_batches: Batches of an epoch; None where the loader does not say.
-    """
-
-    optimizer: str
-    rates: tuple[float, ...]
-    momentum: float
+    optimizer: str  # its class
+    rates: tuple[float, ...]  # learning rate of each of its groups
+    momentum: float  # 0 where it has none
     nesterov: bool
-    weight_decay: float
+    weight_decay: float  # the largest of its groups
     has_scheduler: bool
-    no_merging: str
-    convolutions: int
-    matrices: int
+    no_merging: str  # why batches cannot be concatenated, to stand after "because"; empty where they can
+    convolutions: int  # over images
+    matrices: int  # hidden ones, that Muon would take
     network: NetworkFacts
-    fast_bfloat16: bool
-    device: str
-    gains_from_memory: bool
-    threads: int
+    fast_bfloat16: bool  # whether the device multiplies it faster than float32
+    device: str  # its type
+    gains_from_memory: bool  # whether samples kept in memory are gathered faster than the loader picks them
+    threads: int  # that CPU operations use
     step_seconds: float
-    epoch_batches: int | None
+    epoch_batches: int | None  # None where the loader does not say
 
 
 def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:

@@ -10,18 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from workbench.core import devices
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import exponent_table, host_values, underflow_share
 from workbench.loss_scale.gradient_statistics import (
@@ -43,9 +38,13 @@ _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX, _RATE = range(8)
 _N_COLUMNS = 8
 _MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: to ask for it takes 50 to 200 us amid a training
 _HALF_COLUMN = "amp.float16_grad_amax"
+_SHOWN_MODULES = 3
 
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
 """Column that is 1 where a step overflowed and no group's scale could fall any further."""
+
+_Pairs = tuple[tuple[int, int], ...]
+"""Group of modules and scale group (-1 for none) of each exponent histogram: the share that underflows needs both."""
 
 
 @dataclass(slots=True)
@@ -57,11 +56,11 @@ class _HostRow:
     step_ms: float
     samples: int
     memory_bytes: int
-    columns: Mapping[str, float] = field(default_factory=dict)
-    exponents: Tensor | None = None
-    pairs: tuple[tuple[int, int], ...] = ()
-    n_scales: int = 0
-    values: list[float] | None = None
+    columns: Mapping[str, float]
+    exponents: Tensor | None
+    pairs: _Pairs
+    n_scales: int
+    values: list[float] | None  # the device's columns, where the host could read them without waiting
 
 
 class TraceBuffer:
@@ -89,34 +88,32 @@ class TraceBuffer:
         self.capacity = capacity
         self.max_seconds = max_seconds
         self._events: list[Event] = []
-        model = unwrapped(boosted.model)  # names as the user knows them
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        self._module_of = {name: name.rpartition(".")[0] or name for name in self._names.values()}
-        self._index = {id(p): i for i, (_, p) in enumerate(model.named_parameters())}
-        self._group_of = group_by_module(model)
-        self._groups = list(dict.fromkeys(self._group_of.values()))
-        device = boosted.device
+        model, device = unwrapped(boosted.model), boosted.device  # names as the user knows them
+        named = list(model.named_parameters())
+        group_of = group_by_module(model)
+        self._groups = list(dict.fromkeys(group_of.values()))
+        self._index = {id(p): i for i, (_, p) in enumerate(named)}
+        self._modules = [name.rpartition(".")[0] or name for name, _ in named]  # of each parameter, and its group
+        self._group_index = [self._groups.index(group_of[name]) for name, _ in named]
         self._nan = torch.full((), math.nan, device=device)
         self._columns = torch.zeros(capacity, _N_COLUMNS, device=device)
-        self._nonfinite = torch.zeros(capacity, max(len(self._names), 1), dtype=torch.bool, device=device)
+        self._nonfinite = torch.zeros(capacity, max(len(named), 1), dtype=torch.bool, device=device)
+        # Norm, maximum, that of float16 gradients, what is not finite, and its positions; where the host has norm and
+        # maximum, these instead.
         self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
-        self._gradient_values: tuple[float, float] | None = None  # norm and maximum, where the host has them
+        self._gradient_values: tuple[float, float] | None = None
         # Group scales used and left behind, per row; there are none before groups have been found.
         self._scales: Tensor | None = None
         self._pending_exponents: Tensor | None = None
-        # A histogram per group of modules and scale group in it: the share that underflows depends on both.
-        self._pending_pairs: tuple[tuple[int, int], ...] = ()
+        self._pending_pairs: _Pairs = ()
         self._positions: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self._float16: set[int] = set()
         self._graphs_seen: set[int] = set()
         self._rows: list[_HostRow] = []
         self._updates = 0
-        self._began = time.perf_counter()
-        self._last = self._began
-        self._oldest = self._began
+        self._began = self._last = self._oldest = time.perf_counter()
         self._memory_bytes, self._memory_read = 0, -math.inf
-        self._was_at_floor = False
-        self._diverged = False
+        self._was_at_floor = self._diverged = False
         boosted.events = self
         if gradients:
             boosted.observer = self._observe
@@ -202,13 +199,14 @@ class TraceBuffer:
         records, events = [], list(self._events)
         for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
             used, left = grouped[i] if host.n_scales else ([], [])
-            record = self._record(host, row, tuple(used), tuple(left))
-            records.append(record)
+            records.append(self._record(host, row, tuple(used), left))
             flags = nonfinite[i] if nonfinite is not None and host.values is None else None
-            events.extend(self._events_of(record, flags, tuple(left)))
+            events += self._events_of(records[-1], flags, left)
         # Cleared last and together, so that an interrupt on the way here loses nothing.
         self._rows, self._events = [], self._events[emitted:]
         return records, sorted(events, key=lambda event: event.step)
+
+    # -- on the device ------------------------------------------------------------------------------------------------
 
     def _values_on_host(self, outcome: StepOutcome) -> list[float] | None:
         """Return the numbers of a step that already lie in host memory; None where the device has to be asked."""
@@ -218,8 +216,6 @@ class TraceBuffer:
         norm, amax = self._gradient_values or (math.nan, math.nan)
         self._gradient_values = None
         return [*(float32(scalar.item()) for scalar in scalars), norm, amax, math.nan, math.nan]
-
-    # -- on the device ------------------------------------------------------------------------------------------------
 
     def _record_on_device(self, row: int, outcome: StepOutcome) -> None:
         norm = amax = half_amax = self._nan
@@ -231,6 +227,7 @@ class TraceBuffer:
         elif self._gradient_values is not None:
             norm, amax = (torch.tensor(value, device=self._nan.device) for value in self._gradient_values)
             self._gradient_values = None
+        rate = outcome.learning_rate  # here only where the host would have to wait for it
         self._columns[row] = torch.stack(
             [
                 outcome.loss.float().reshape(()),
@@ -240,7 +237,7 @@ class TraceBuffer:
                 norm,
                 amax,
                 half_amax,
-                _on_device(outcome.learning_rate, self._nan),
+                rate.float().reshape(()) if isinstance(rate, Tensor) and not rate.is_cpu else self._nan,
             ]
         )
 
@@ -290,23 +287,20 @@ class TraceBuffer:
         """Sort gradients by group of modules and scale group (-1 for none)."""
         scaling = self.boosted.loss_scaling
         split: dict[tuple[int, int], list[Tensor]] = {(group, -1): [] for group in range(len(self._groups))}
-        position = {group: index for index, group in enumerate(self._groups)}
         for parameter in parameters:
             if parameter.grad is not None:
                 scale_group = scaling.group_of(parameter) if isinstance(scaling, GroupLossScaling) else -1
-                key = position[self._group_of[self._names[id(parameter)]]], scale_group
+                key = self._group_index[self._index[id(parameter)]], scale_group
                 split.setdefault(key, []).append(parameter.grad)
         return split
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
     def _record(
-        self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: tuple[float, ...]
+        self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: list[float]
     ) -> StepRecord:
-        outcome = host.outcome
-        overflow = bool(row[_OVERFLOW])
-        counts = None if host.exponents is None else host.exponents.cpu().tolist()
-        exponents = self._exponents(counts, host.pairs)
+        outcome, overflow = host.outcome, bool(row[_OVERFLOW])
+        counts = [] if host.exponents is None else host.exponents.cpu().tolist()
         amax, half = row[_AMAX], row[_HALF_AMAX]
         columns = dict(host.columns)
         if not (math.isnan(half) or overflow):
@@ -326,21 +320,19 @@ class TraceBuffer:
             accumulated=outcome.accumulated,
             grad_norm=row[_NORM],
             grad_amax=amax if amax > 0 or not overflow else math.nan,
-            underflow_share=self._underflow_share(counts, host.pairs, row[_SCALE], group_scales),
+            underflow_share=_underflow_share(counts, host.pairs, row[_SCALE], group_scales),
             group_scales=group_scales,
             frozen_groups=outcome.frozen_groups,
             learning_rate=row[_RATE] if math.isfinite(row[_RATE]) else float(outcome.learning_rate),
             samples=host.samples,
             memory_bytes=host.memory_bytes,
-            grad_exponents=exponents,
+            grad_exponents=self._exponents(counts, host.pairs),
             columns=columns,
         )
 
-    def _exponents(
-        self, counts: list[list[int]] | None, pairs: tuple[tuple[int, int], ...]
-    ) -> tuple[ExponentCounts, ...]:
+    def _exponents(self, counts: list[list[int]], pairs: _Pairs) -> tuple[ExponentCounts, ...]:
         """Return one histogram per group of modules; a frozen group has none."""
-        if counts is None:
+        if not counts:
             return ()
         sums = [[0] * EXPONENT_BINS for _ in self._groups]
         for (group, _), row in zip(pairs, counts, strict=True):
@@ -348,104 +340,65 @@ class TraceBuffer:
         histograms = [_histogram(name, row) for name, row in zip(self._groups, sums, strict=True)]
         return tuple(h for h in histograms if h.counts or h.zeros or h.nonfinite)
 
-    def _underflow_share(
-        self,
-        counts: list[list[int]] | None,
-        pairs: tuple[tuple[int, int], ...],
-        scale: float,
-        group_scales: tuple[float, ...],
-    ) -> float:
-        """Return the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown."""
-        if counts is None:
-            return math.nan
-        lost = total = 0.0
-        for (_, scale_group), row in zip(pairs, counts, strict=True):
-            table = exponent_table([_histogram("", row)])
-            elements = float(table.counts.sum())
-            if not elements:
-                continue
-            if group_scales:
-                scale = group_scales[scale_group] if scale_group >= 0 else 1.0
-            lost += elements * float(underflow_share(table, scale).lost[0])
-            total += elements
-        return lost / total if total else math.nan
+    def _events_of(self, record: StepRecord, nonfinite: Tensor | None, scales_after: list[float]) -> list[Event]:
+        events: list[Event] = []
+        scaling, before, after = self.boosted.loss_scaling, record.loss_scale, record.loss_scale_after
 
-    def _events_of(self, record: StepRecord, nonfinite: Tensor | None, scales_after: tuple[float, ...]) -> list[Event]:
-        events = []
-        step, before, after = record.step, record.loss_scale, record.loss_scale_after
+        def add(kind: EventKind, subject: str, value: float, text: str) -> None:
+            events.append(Event(record.step, kind, subject, value, f"step {record.step}: {text}"))
+
         if record.overflow:
-            subject = self._modules(nonfinite) if nonfinite is not None else ""
-            who = _shortened(subject) or "a gradient"
+            modules = self._modules_of(nonfinite) if nonfinite is not None else []
+            rest = len(modules) - _SHOWN_MODULES  # the event's subject holds them all
+            who = ", ".join(modules[:_SHOWN_MODULES]) + (f" and {rest} more" if rest > 0 else "")
             then = "skipped" if record.skipped else "applied all the same"
             at = "" if record.group_scales else f"at loss scale {before:g} "
-            events.append(
-                Event(
-                    step,
-                    EventKind.OVERFLOW,
-                    subject,
-                    before,
-                    f"step {step}: gradients overflowed {at}in {who}; the update was {then}",
-                )
-            )
+            text = f"gradients overflowed {at}in {who or 'a gradient'}; the update was {then}"
+            add(EventKind.OVERFLOW, ", ".join(modules), before, text)
+        changes = [("", "loss scale", before, after)]
         if record.group_scales:
-            events.extend(self._group_events(record, scales_after))
-        elif after > before:
-            events.append(Event(step, EventKind.SCALE_UP, "", after, f"step {step}: loss scale grew to {after:g}"))
-        elif after < before:
-            events.append(Event(step, EventKind.SCALE_DOWN, "", after, f"step {step}: loss scale fell to {after:g}"))
-        scaling = self.boosted.loss_scaling
-        if (
-            scaling.adapts and not record.group_scales and record.accumulated == self.boosted.window.n_steps
-        ):  # a window ended, so it was judged
+            assert isinstance(scaling, GroupLossScaling)
+            of_groups = zip(scaling.group_names, record.group_scales, scales_after, strict=True)
+            changes = [(name, f"loss scale of {name}", used, now) for name, used, now in of_groups]
+        for name, what, used, now in changes:
+            if now < used:
+                add(EventKind.SCALE_DOWN, name, now, f"{what} fell to {now:g}")
+            elif now > used and (not name or _is_news(used, now)):
+                add(EventKind.SCALE_UP, name, now, f"{what} grew to {now:g}")
+        ended = record.accumulated == self.boosted.window.n_steps  # a window, so it was judged
+        if ended and (record.group_scales or scaling.adapts):
             at_floor = record.overflow and after <= scaling.minimum
+            text = f"loss scale is at its floor {after:g}; further overflows cannot lower it"
+            if record.group_scales:
+                at_floor, text = AT_FLOOR_COLUMN in record.columns, "no loss scale of a group can fall any further"
             if at_floor and not self._was_at_floor:
-                message = f"step {step}: loss scale is at its floor {after:g}; further overflows cannot lower it"
-                events.append(Event(step, EventKind.SCALE_FLOOR, "", after, message))
+                add(EventKind.SCALE_FLOOR, "", after, text)
             self._was_at_floor = at_floor
         # Once: every loss after it is as bad. Where overflows are skipped, the rule of the loss scale judges instead.
         if not (math.isfinite(record.loss) or scaling.checks_overflow or self._diverged):
             self._diverged = True
-            message = f"step {step}: the loss is {record.loss:g}; training diverged"
-            events.append(Event(step, EventKind.DIVERGED, "loss", record.loss, message))
+            add(EventKind.DIVERGED, "loss", record.loss, f"the loss is {record.loss:g}; training diverged")
         return events
 
-    def _group_events(self, record: StepRecord, after: tuple[float, ...]) -> list[Event]:
-        """Return what happened to the scale of each group; its name is the subject."""
-        scaling, step, events = self.boosted.loss_scaling, record.step, []
-        assert isinstance(scaling, GroupLossScaling)
-        changes = list(zip(scaling.group_names, record.group_scales, after, strict=True))
-        for name, before, now in changes:
-            if now < before:
-                message = f"step {step}: loss scale of {name} fell to {now:g}"
-                events.append(Event(step, EventKind.SCALE_DOWN, name, now, message))
-            elif _is_news(before, now):
-                message = f"step {step}: loss scale of {name} grew to {now:g}"
-                events.append(Event(step, EventKind.SCALE_UP, name, now, message))
-        if record.accumulated == self.boosted.window.n_steps:
-            at_floor = AT_FLOOR_COLUMN in record.columns
-            if at_floor and not self._was_at_floor:
-                message = f"step {step}: no loss scale of a group can fall any further"
-                events.append(Event(step, EventKind.SCALE_FLOOR, "", record.loss_scale_after, message))
-            self._was_at_floor = at_floor
-        return events
-
-    def _modules(self, nonfinite: Tensor) -> str:
+    def _modules_of(self, nonfinite: Tensor) -> list[str]:
         """Name the modules with non-finite gradients, last registered first: the backward pass met them so."""
-        names = list(self._names.values())
-        hit = [self._module_of[names[i]] for i in torch.nonzero(nonfinite).flatten().tolist()]
-        return ", ".join(dict.fromkeys(reversed(hit)))
+        hit = [self._modules[i] for i in torch.nonzero(nonfinite).flatten().tolist()]
+        return list(dict.fromkeys(reversed(hit)))
 
 
-def _on_device(rate: float | Tensor, unknown: Tensor) -> Tensor:
-    """Return a learning rate that the host would have to wait for as a scalar; ``unknown`` for one that it knows."""
-    return rate.float().reshape(()) if isinstance(rate, Tensor) and not rate.is_cpu else unknown
-
-
-def _shortened(subject: str, at_most: int = 3) -> str:
-    """Return the first names of a list of modules; the event's subject holds them all."""
-    names = subject.split(", ")
-    rest = len(names) - at_most
-    return ", ".join(names[:at_most]) + (f" and {rest} more" if rest > 0 else "")
+def _underflow_share(counts: list[list[int]], pairs: _Pairs, scale: float, group_scales: tuple[float, ...]) -> float:
+    """Return the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown."""
+    lost = total = 0.0
+    for (_, scale_group), row in zip(pairs if counts else (), counts, strict=True):
+        table = exponent_table([_histogram("", row)])
+        elements = float(table.counts.sum())
+        if not elements:
+            continue
+        if group_scales:
+            scale = group_scales[scale_group] if scale_group >= 0 else 1.0
+        lost += elements * float(underflow_share(table, scale).lost[0])
+        total += elements
+    return lost / total if total else math.nan
 
 
 def _histogram(name: str, row: list[int]) -> ExponentCounts:
@@ -457,8 +410,8 @@ def _histogram(name: str, row: list[int]) -> ExponentCounts:
 
 
 def _is_news(before: float, after: float) -> bool:
-    """Return whether a scale grew by enough to be told: by a tenth, or past a power of two.
+    """Return whether a scale grew by a tenth, or past a power of two: the reference's rule lets it grow in every step.
 
-    The reference's rule lets every scale grow by 0.07 % in every step.
+    By 0.07 %, which would fill the events.
     """
     return after >= 1.1 * before or (after > before and math.floor(math.log2(after)) > math.floor(math.log2(before)))
