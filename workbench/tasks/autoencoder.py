@@ -123,7 +123,7 @@ def _rows(pixels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
-    return [(part, part) for part in _split_pixels(seed)[1].split(EVALUATION_BATCH_SIZE)]
+    return [(part, part) for part in torch.split(_split_pixels(seed)[1], EVALUATION_BATCH_SIZE)]
 
 
 def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:

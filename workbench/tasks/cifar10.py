@@ -95,7 +95,7 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _evaluation_batches(images: Tensor, targets: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    parts = zip(images.split(EVALUATION_BATCH_SIZE), targets.split(EVALUATION_BATCH_SIZE), strict=True)
+    parts = zip(*(torch.split(part, EVALUATION_BATCH_SIZE) for part in (images, targets)), strict=True)
     return ((_scaled(part), classes) for part, classes in parts)  # one at a time: all of them take 120 MB
 
 

@@ -205,7 +205,7 @@ def _rows(samples: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tens
 def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     images, targets = load_images()
     _, kept = split_indices(targets, seed)
-    return [(images[part], targets[part]) for part in kept.split(EVALUATION_BATCH_SIZE)]
+    return [(images[part], targets[part]) for part in torch.split(kept, EVALUATION_BATCH_SIZE)]
 
 
 def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]], learning_rate: float) -> Optimizer:

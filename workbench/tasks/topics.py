@@ -160,7 +160,7 @@ def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     last_start = max(behind - CONTEXT - 1, first)
     n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
     starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
-    return [_windows(text, part) for part in starts.split(EVALUATION_BATCH_SIZE)]
+    return [_windows(text, part) for part in torch.split(starts, EVALUATION_BATCH_SIZE)]
 
 
 def _adamw(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:

@@ -257,7 +257,9 @@ class AutoBoost:
         model = preparation.model
         facts = facts_of(model, preparation.optimizer)
         if facts.layers:  # else an optimizer of another network, which freezing refuses in its own words
-            reasons = learning_reasons(model, preparation.criterion, preparation.example_inputs, self.config)
+            reasons: dict[str, Any] = learning_reasons(
+                model, preparation.criterion, preparation.example_inputs, self.config
+            )
             known = {dropped.name for dropped in self.plan.dropped} | {"less_bn"}  # which has warned by itself
             self.plan = self.config.resolve(self.level, self.plan.world_size, replace(facts, **reasons))
             for dropped in self.plan.dropped:

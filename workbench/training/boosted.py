@@ -52,6 +52,8 @@ from workbench.training.precision import Precision, avoid_broken_kernel_
 
 __all__ = ["Boosted", "GradientObserver"]
 
+_STATEFUL = ("optimizer", "loss_scaling", "window", "update")
+
 #: Called at the end of every window with the trained parameters that have gradients, before the update.
 GradientObserver = Callable[[list[nn.Parameter]], None]
 
@@ -77,7 +79,7 @@ class Boosted:
         accumulation_steps: Micro-batches per update (>= 1), multiplied by those the plan's methods ask for.
         precision: Number formats; None means as built.
         plan: What is in effect; its methods take part in the step. None when assembled by hand.
-        notes: What became of the network, one line each, for display.
+        notes: What became of the network, one line each.
         criterion: What judges the model's output today; ``boosted.criterion`` is the one to train with.
         make_scheduler: Today's learning-rate schedule, see :class:`~workbench.training.course.Course`.
     """
@@ -447,24 +449,19 @@ class Boosted:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
-        Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``update``, ``step_index``, ``methods`` (of
-        those that keep a state in the step), ``course`` (where there is a schedule) and, inside an unfinished
-        accumulation window, ``gradients`` by parameter name. On several ranks every rank keeps its own.
+        ``gradients`` are those of an unfinished accumulation window, by parameter name; ``course`` and ``methods``
+        stand there where there is a schedule, or a method keeps a state. On several ranks every rank keeps its own.
         """
         model, gradients = unwrapped(self.model), {}  # names as the user knows them, compiled or not
         if self.window.position:
             gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        return {
-            "model": model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "loss_scaling": self.loss_scaling.state_dict(),
-            "window": self.window.state_dict(),
-            "update": self.update.state_dict(),
-            "step_index": self.step_index,
-            "gradients": gradients,
-            **({"course": self.course.state_dict()} if self.course.has_schedule else {}),
-            **({"methods": {name: hook.state_dict() for name, hook in self._hooks.items()}} if self._hooks else {}),
-        }
+        parts = {name: getattr(self, name).state_dict() for name in _STATEFUL}
+        state = {"model": model.state_dict(), **parts, "step_index": self.step_index, "gradients": gradients}
+        if self.course.has_schedule:
+            state["course"] = self.course.state_dict()
+        if self._hooks:
+            state["methods"] = {name: hook.state_dict() for name, hook in self._hooks.items()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` of the same set-up was taken: the next step has the same bits on a CPU.
@@ -482,10 +479,8 @@ class Boosted:
                 "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
             )
         model.load_state_dict(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.loss_scaling.load_state_dict(state["loss_scaling"])
-        self.window.load_state_dict(state["window"])
-        self.update.load_state_dict(state["update"])
+        for name in _STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
         for name, hook in self._hooks.items():
             hook.load_state_dict(state.get("methods", {}).get(name, {}))
         if self.course.has_schedule:

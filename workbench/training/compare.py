@@ -32,43 +32,25 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class ComparedSide:
-    """What one configuration gave.
-
-    Args:
-        label: Name for a person.
-        summary: What is in effect.
-        metrics: Final metric per seed; NaN for a run that diverged.
-        drop: Paired drop against the first side with its bounds; None for the first side itself.
-        speed: Step time relative to the first side; None for the first side itself.
-        paths: Run directories, one per seed.
-    """
+    """What one configuration gave; ``drop`` and ``speed`` compare it with the first side, and are None there."""
 
     label: str
-    summary: str
-    metrics: tuple[float, ...]
-    drop: DropBounds | None
-    speed: SpeedRatio | None
-    paths: tuple[Path | None, ...]
+    summary: str  # what is in effect
+    metrics: tuple[float, ...]  # the final one per seed; NaN for a run that diverged
+    drop: DropBounds | None  # paired over seeds
+    speed: SpeedRatio | None  # of step times
+    paths: tuple[Path | None, ...]  # run directories, one per seed
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two or more configurations side by side; the first is the base.
-
-    Args:
-        task: Name of the task.
-        metric: Name of the metric.
-        higher_is_better: Its direction.
-        steps: Micro-batches per run.
-        seeds: Seeds, the same for each side.
-        sides: The results.
-    """
+    """Two or more configurations side by side; the first is the base."""
 
     task: str
     metric: str
     higher_is_better: bool
-    steps: int
-    seeds: tuple[int, ...]
+    steps: int  # micro-batches per run
+    seeds: tuple[int, ...]  # the same for each side
     sides: tuple[ComparedSide, ...]
 
     def sentences(self) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig
@@ -109,7 +110,7 @@ class _RestingSide(TimedSide):
         super().__init__(task, config, level, **options)
         assert like.schedule is not None  # the caller looked
         self.frequency, self.groups = like.frequency, like.groups
-        name_of = {value: name for name, value in like.boosted.model.named_parameters()}
+        name_of: dict[Tensor, str] = {value: name for name, value in like.boosted.model.named_parameters()}
         own = dict(self.boosted.model.named_parameters())
         self._trained = {}
         for group in self.groups:

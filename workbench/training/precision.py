@@ -28,19 +28,12 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The number formats of one run.
+    """The number formats of one run."""
 
-    Args:
-        level: ``"O0"``, ``"O2"`` or ``"O3"`` (``"auto"`` is resolved before).
-        dtype: ``"float16"`` or ``"bfloat16"``.
-        device_type: Device the model is on, for example ``"cpu"``.
-        keep_batchnorm_fp32: None for the level's own rule.
-    """
-
-    level: str
-    dtype: str
-    device_type: str
-    keep_batchnorm_fp32: bool | None = None
+    level: str  # "O0", "O2" or "O3"; "auto" is resolved before
+    dtype: str  # "float16" or "bfloat16"
+    device_type: str  # of the model
+    keep_batchnorm_fp32: bool | None = None  # None for the level's own rule
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the forward pass runs."""
@@ -95,9 +88,8 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
 
 
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.to(dtype)
+    for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
+        norm.to(dtype)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -95,41 +95,23 @@ UNWATCHED = RunMonitor()
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run gave.
+    """What a run gave."""
 
-    Args:
-        metric: Metric of the last evaluation in the task's unit; NaN when the run diverged or was never evaluated.
-        metric_name: Its name.
-        higher_is_better: Its direction.
-        curve: Pairs (loader batches used, metric).
-        steps: Forward passes (micro-batches) trained, on each rank.
-        seconds: Time spent training, evaluation not included, seconds.
-        overflows: Windows whose gradients overflowed.
-        final_loss: Mean loss of the last tenth of the steps.
-        final_loss_scale: Loss scale at the end.
-        diverged: Whether the loss or the metric became NaN or inf, or the loss scale collapsed.
-        stopped: Whether somebody asked it to stop.
-        message: One sentence when it did not end as planned (diverged, stopped, ended early).
-        path: Run directory; None when nothing was recorded.
-        plan: What was in effect.
-        notes: What became of the network, one line each.
-    """
-
-    metric: float
+    metric: float  # of the last evaluation, in the task's unit; NaN when the run diverged or was never evaluated
     metric_name: str
     higher_is_better: bool
-    curve: tuple[tuple[int, float], ...]
-    steps: int
-    seconds: float
-    overflows: int
-    final_loss: float
+    curve: tuple[tuple[int, float], ...]  # pairs (loader batches used, metric)
+    steps: int  # forward passes (micro-batches) trained, on each rank
+    seconds: float  # spent training, evaluation not included
+    overflows: int  # windows whose gradients overflowed
+    final_loss: float  # mean over the last tenth of the steps
     final_loss_scale: float
-    diverged: bool
-    stopped: bool
-    message: str
-    path: Path | None
-    plan: Plan
-    notes: tuple[str, ...] = ()
+    diverged: bool  # the loss or the metric became NaN or inf, or the loss scale collapsed
+    stopped: bool  # somebody asked it to stop
+    message: str  # one sentence when it did not end as planned (diverged, stopped, ended early)
+    path: Path | None  # run directory; None when nothing was recorded
+    plan: Plan  # what was in effect
+    notes: tuple[str, ...] = ()  # what became of the network, one line each
 
 
 def run_task(
@@ -142,9 +124,9 @@ def run_task(
 ) -> RunResult:
     """Train a task as long as it is trained today, or as the configuration makes of that.
 
-    Where several ranks train together (``workbench.core.distributed``) each of them calls this with the same arguments.
-    A step then is one micro-batch on each rank, its recorded loss is the mean over ranks and its samples are those of
-    all ranks.
+    Where several ranks train together (``workbench.core.distributed``) each of them calls this with the same arguments
+    and gets the same result. A step then is one micro-batch on each rank, its recorded loss is the mean over ranks and
+    its samples are those of all ranks. A diverged run is a result, not an error.
 
     Args:
         task: What is trained.
@@ -152,9 +134,6 @@ def run_task(
         device: Where to train; None takes the accelerator if there is one.
         out: Folder in which rank 0 makes a run directory; None records nothing on disk.
         monitor: Who watches.
-
-    Returns:
-        The result, the same on every rank; a diverged run is a result, not an error.
 
     Raises:
         TaskError: If the model returns something that the loss or the metric cannot take.
@@ -164,8 +143,8 @@ def run_task(
         TelemetryError: If the run directory cannot be written.
     """
     for name, count in (("steps", request.steps), ("evaluate_every", request.evaluate_every)):
-        optional = name == "evaluate_every" and count is None
-        if not optional and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        if not (is_count or (count is None and name == "evaluate_every")):
             raise ValueError(f"`{name}` must be a whole number of micro-batches, 1 or more, got {count!r}")
     if monitor.pause is not None and ranks.world_size() > 1:
         raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
@@ -397,12 +376,8 @@ class _Run:
 
     def _drain(self, *, agree: bool = False) -> None:
         """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
-        records, events = self.trace.drain()
+        records, events = self.trace.drain(ranks.mean_over_ranks if agree else None)
         self._undrained = 0
-        if agree:
-            means = ranks.mean_over_ranks([record.loss for record in records])
-            records = [replace(record, loss=mean) for record, mean in zip(records, means, strict=True)]
-            events = self._judged_by_mean(records, events)
         events += self._judge(records)
         self._records += records
         self._events += events
@@ -418,15 +393,6 @@ class _Run:
                 self.monitor.on_records(records, events)
             if self.observer is not None:
                 self.observer.write(records, events)
-
-    def _judged_by_mean(self, records: list[StepRecord], events: list[Event]) -> list[Event]:
-        """Replace what this rank's own losses say about divergence by what the mean over ranks says."""
-        events = [event for event in events if not (event.kind is EventKind.DIVERGED and event.subject == "loss")]
-        broken = next((record for record in records if not math.isfinite(record.loss)), None)
-        if broken is None or self.boosted.loss_scaling.checks_overflow or self.diverged:
-            return events
-        message = f"step {broken.step}: the loss is {broken.loss:g}; training diverged"
-        return [*events, Event(broken.step, EventKind.DIVERGED, "loss", broken.loss, message)]
 
     def _judge(self, records: list[StepRecord]) -> list[Event]:
         """Look for a scale that collapsed."""

@@ -1,8 +1,8 @@
 """Keep the weights of a run as it goes on: what a subspace to train in is computed from.
 
 A snapshot is one ``snapshot_000100.safetensors`` of the trained parameters, float32, under their names in the task's
-model. The number counts the steps done, so the sorted order of the names is the order in time, and
-``snapshot_000000`` holds the initial weights. Buffers (BatchNorm statistics) are not trained and not kept.
+model; buffers are not kept. The number counts the steps done, so that the sorted order of the names is the order in
+time, and ``snapshot_000000`` holds the initial weights.
 
 Li et al., arXiv:2103.11154, section 3.3, sample the trajectory from its first weights on; the training in the subspace
 starts from these again.
@@ -98,10 +98,7 @@ class SnapshotRecorder:
             )
 
     def after_step(self, done: int) -> Path | None:
-        """Keep the weights if it is time, and return the file that was written.
-
-        Args:
-            done: Steps done so far; 0 before training.
+        """Keep the weights if it is time after so many steps (0: before training), and return the file written.
 
         Raises:
             DiskFullError: When there is no room for it.

@@ -39,25 +39,15 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class SpeedRatio:
-    """Step time of a candidate relative to a baseline.
-
-    Args:
-        ratio: Candidate step time / baseline step time; smaller is faster.
-        low: Lower end of its 95 % interval.
-        high: Upper end of its 95 % interval.
-        baseline_ms: Median step time of the baseline, milliseconds.
-        candidate_ms: Median step time of the candidate, milliseconds.
-        rounds: Interleaved rounds behind it.
-        cold_ms: What the candidate's first steps took beyond later ones, milliseconds: compilation above all.
-    """
+    """Step time of a candidate relative to a baseline, with the ends of its 95 % interval; smaller is faster."""
 
     ratio: float
     low: float
     high: float
-    baseline_ms: float
+    baseline_ms: float  # median step time
     candidate_ms: float
-    rounds: int
-    cold_ms: float = 0.0
+    rounds: int  # interleaved ones behind it
+    cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones: compilation above all
 
 
 def measure_speed_ratio(
@@ -76,8 +66,7 @@ def measure_speed_ratio(
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
 
-    A quiet machine is measured in ``rounds`` rounds; on a noisy one rounds are added, up to four times as many, until
-    the interval is narrow enough.
+    On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
 
     Args:
         task: What is trained.
@@ -92,9 +81,6 @@ def measure_speed_ratio(
         stop: Asked between rounds; True ends the measurement after at least two rounds.
         before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
             measurement without an answer. For one rank.
-
-    Returns:
-        The ratio with its interval.
 
     Raises:
         ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
@@ -134,8 +120,8 @@ def _answer(
     low, high = bootstrap_median_interval(ratios, seed)
     if high - low > precision * ratio and done < _MOST_ROUNDS * rounds and not (stop is not None and stop()):
         return None
-    base_ms, other_ms = np.median(times, axis=0) * 1e3
-    return SpeedRatio(ratio, low, high, float(base_ms), float(other_ms), done)
+    base_ms, other_ms = (float(median) * 1e3 for median in np.median(times, axis=0))
+    return SpeedRatio(ratio, low, high, base_ms, other_ms, done)
 
 
 def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:

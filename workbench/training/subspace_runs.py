@@ -28,17 +28,11 @@ _METHOD = next(method for method in METHODS if method.snapshot_folder)  # that t
 
 @dataclass(frozen=True)
 class SubspaceRuns:
-    """Both runs of one seed.
+    """Both runs of one seed."""
 
-    Args:
-        seed: Seed of initial weights, data order and split.
-        warm_up: The run that recorded the snapshots.
-        reduced: The run in their subspace.
-    """
-
-    seed: int
-    warm_up: RunResult
-    reduced: RunResult
+    seed: int  # of initial weights, data order and split
+    warm_up: RunResult  # which recorded the snapshots
+    reduced: RunResult  # in their subspace
 
     @property
     def target(self) -> float:
@@ -71,11 +65,11 @@ def train_in_subspace(
     Args:
         task: What is trained; a task that is judged by its training loss shows it directly.
         warm_up: Configuration of the first run; its ``snapshots`` section says what is kept.
-        reduced: Configuration of the second run, with ``boost.dim_reduce`` in effect. Its ``weight_load_dir`` is set to
-            the snapshots of the same seed.
+        reduced: Configuration of the second run, with the method in effect that trains in a subspace; the folder that
+            it reads is set to the snapshots of the same seed.
         seeds: Seeds.
         steps: Micro-batches of the first run.
-        out: Folder for the run directories ``warm-up-<seed>`` and ``dim-reduce-<seed>``.
+        out: Folder for the run directories ``warm-up-<seed>`` and ``<method>-<seed>``.
         reduced_task: The task of the second run where it differs, for example in its batch size; None for the same.
         reduced_steps: Micro-batches of the second run; None for as many as the first one's.
         evaluate_every: Micro-batches between evaluations.
@@ -110,7 +104,7 @@ def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
     """Return one row per seed.
 
     Columns: ``seed``, ``warm_up_steps``, ``target`` (the metric at the end of the warm-up), ``reached_after`` (steps;
-    NaN when never), ``dim_reduce_steps``, ``end`` (the metric at the end of the second run), ``end_share`` (that as a
+    NaN when never), ``<method>_steps``, ``end`` (the metric at the end of the second run), ``end_share`` (that as a
     share of the target).
     """
     return pd.DataFrame(

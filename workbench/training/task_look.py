@@ -22,6 +22,7 @@ from workbench.methods.batch.method import concatenated
 from workbench.optim.muon.hidden_matrices import parameter_groups
 from workbench.tasks import Task
 from workbench.tasks.reading import gains_from_memory
+from workbench.training.loop import training_loop
 from workbench.training.network_facts import network_facts
 from workbench.training.setup import kept_generators, prepare
 
@@ -105,17 +106,12 @@ def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
     """Time some steps of the task as given, the first of which does not count."""
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=100)
-    stream, boosted = prepared.batches(seed), prepared.boosted
-    seconds = []
-    for _ in range(_TIMED_STEPS):
-        began = time.perf_counter()
-        batch = next(stream)
-        with boosted.autocast():
-            loss = prepared.task.compute_loss(boosted.model, batch)
-        boosted.backward(loss)
-        boosted.step()
+    loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=_TIMED_STEPS)
+    seconds, began = [], time.perf_counter()
+    for _ in loop:
         devices.synchronize(device)
         seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
     return min(seconds[1:])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,7 @@ _SHOWN_MODULES = 3
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
 """Column that is 1 where a step overflowed and no group's scale could fall any further."""
 
+Mean = Callable[[Sequence[float]], list[float]]
 _Pairs = tuple[tuple[int, int], ...]
 """Group of modules and scale group (-1 for none) of each exponent histogram: the share that underflows needs both."""
 
@@ -127,8 +128,7 @@ class TraceBuffer:
     def restart_clock(self, left_out: float = 0.0) -> None:
         """Let the next step's time begin now, after something that is no part of a step (evaluation, a pause).
 
-        Args:
-            left_out: How much of it is no time of the run at all, seconds.
+        ``left_out`` is how much of it is no time of the run at all, seconds.
         """
         self._last = time.perf_counter()
         self._began += left_out
@@ -181,8 +181,11 @@ class TraceBuffer:
         full = len(self._rows) >= self.capacity
         return full or (bool(self._rows) and time.perf_counter() - self._oldest >= self.max_seconds)
 
-    def drain(self) -> tuple[list[StepRecord], list[Event]]:
+    def drain(self, mean: Mean | None = None) -> tuple[list[StepRecord], list[Event]]:
         """Copy what was recorded to the host, in one transfer, and empty the buffer.
+
+        Args:
+            mean: Turns the losses of these steps into their means over ranks.
 
         Returns:
             Step records in order, and the events of these steps: overflows with the leaf modules whose gradients went
@@ -192,6 +195,9 @@ class TraceBuffer:
         known = [host.values for host in self._rows]
         on_device = self._columns[:n].cpu().tolist() if None in known else known
         values: list[list[float]] = [row or other for row, other in zip(known, on_device, strict=True)]
+        if mean is not None:
+            losses = mean([row[_LOSS] for row in values])
+            values = [[loss, *row[1:]] for loss, row in zip(losses, values, strict=True)]
         # A row that was known on the host had finite gradients only, or none.
         overflowed = any(row[_OVERFLOW] for row, host in zip(values, self._rows, strict=True) if host.values is None)
         nonfinite = self._nonfinite[:n].cpu() if overflowed else None
@@ -410,8 +416,5 @@ def _histogram(name: str, row: list[int]) -> ExponentCounts:
 
 
 def _is_news(before: float, after: float) -> bool:
-    """Return whether a scale grew by a tenth, or past a power of two: the reference's rule lets it grow in every step.
-
-    By 0.07 %, which would fill the events.
-    """
+    """Return whether a scale grew by a tenth, or past a power of two: the reference's grow by 0.07 % in every step."""
     return after >= 1.1 * before or (after > before and math.floor(math.log2(after)) > math.floor(math.log2(before)))
