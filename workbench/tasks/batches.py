@@ -3,15 +3,13 @@
 A *source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
 a callable of a seed (and, if it takes a second argument, of the epoch) that returns one.
 
-``endless_batches(source, seed, start)`` is a function of its arguments: the same three give the same stream, whatever
-was drawn before. Two things make that true for sources we know nothing about. The global random number generators of
-torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed,
-epoch); and generators that a ``DataLoader`` holds are seeded likewise. So shuffling and augmentation neither depend on
-the model's random numbers nor change them.
+The same source, seed and start give the same stream, whatever was drawn before. The global random number generators of
+torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed, epoch),
+and generators that a ``DataLoader`` holds are seeded likewise.
 
-Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r. Each rank lets
-the source produce all of them, which keeps the stream the same for any number of ranks. Where producing is the dear
-part, a ``DataLoader`` with a ``DistributedSampler`` produces on each rank only what that rank trains on.
+Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r, and lets the
+source produce all of them. Where producing is the expensive part, a ``DataLoader`` with a ``DistributedSampler``
+produces on each rank only what that rank trains on.
 """
 
 from __future__ import annotations
@@ -70,8 +68,8 @@ class SeekableBatches(Protocol):
 class ShuffledBatches:
     """Shuffled batches of samples held in memory: a new permutation each epoch, any position at once.
 
-    Epoch ``e`` visits the samples in the order of a permutation drawn from a generator seeded by (seed, e). The last,
-    incomplete batch of an epoch is left out, so that every step costs the same and batch statistics stay comparable.
+    The last, incomplete batch of an epoch is left out, so that every step costs the same and batch statistics stay
+    comparable.
 
     Args:
         n_samples: Number of samples, >= 1.

@@ -1,12 +1,9 @@
 """``cifar10:FOLDER``: the published python batches of CIFAR-10, read from a folder and never downloaded.
 
 60 000 colour images of 32 x 32 pixels in ten classes: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny
-Images", 2009. The python version holds five training files ``data_batch_1`` to ``data_batch_5`` and ``test_batch``,
-each a pickled dictionary of ``data`` (uint8 ``[n, 3072]``: red, green, blue planes row by row) and ``labels`` (n whole
-numbers).
-
-A pickle can run any code. The files are therefore not unpickled, but read opcode by opcode (`array_pickle`): arrays of
-bytes, texts and numbers come out, and nothing else goes in.
+Images", 2009. Five training files ``data_batch_1`` to ``data_batch_5`` and ``test_batch`` are each a pickled dictionary
+of ``data`` (uint8 ``[n, 3072]``: red, green, blue planes row by row) and ``labels``. A pickle can run any code, so they
+are not unpickled, but read opcode by opcode (`array_pickle`).
 
 Images are centred and scaled per channel, float32 ``[n, 3, 32, 32]``, targets int64 ``[n]``. Training images are
 shifted by up to four pixels and mirrored, as in He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,

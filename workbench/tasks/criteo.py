@@ -6,9 +6,8 @@ empty. Nothing is downloaded: PATH is a file, a folder of files (read in the ord
 unpacked), or ``-`` for standard input.
 
 A batch is ``((ids, numbers), labels)`` as that of ``clicks``: ids are int64 ``[n, 26]`` with the column's number in
-the bits from 40 up (so that equal digits in two columns are two ids, and an empty category is an id of its own),
-numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down to about -3; empty is
-0), labels float32 ``[n]``.
+the bits from 40 up, numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down
+to about -3; empty is 0), labels float32 ``[n]``. An empty category is an id of its own.
 
 A line that is none of this is rejected: counted, with its number and the reason. Only when more than ``limit`` lines
 were rejected does reading stop, since the file then is something else.

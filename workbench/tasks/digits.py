@@ -87,16 +87,7 @@ def load_images() -> tuple[Tensor, Tensor]:
 
 
 def split_indices(targets: Tensor, seed: int, evaluation_share: float = _EVALUATION_SHARE) -> tuple[Tensor, Tensor]:
-    """Split sample indices into training and evaluation, class by class.
-
-    Args:
-        targets: Classes, shape ``[n]``.
-        seed: Seed of the split, >= 0.
-        evaluation_share: Share of each class kept for evaluation, rounded to samples, in (0, 1).
-
-    Returns:
-        Training indices and evaluation indices, each ascending; together every index exactly once.
-    """
+    """Split the indices of samples of these classes into training and evaluation, a share of each class; ascending."""
     generator = torch.Generator().manual_seed(mixed_seed(seed, 0x5711))
     training, evaluation = [], []
     for value in torch.unique(targets):
@@ -159,9 +150,7 @@ class _BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """Residual network with BatchNorm for small images; ResNet-20 by default (0.27 million parameters).
 
-    Args:
-        widths: Channels per stage; every stage but the first halves height and width.
-        n_blocks: Basic blocks per stage.
+    ``widths`` are the channels per stage; every stage but the first halves height and width.
 
     Reference:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, section 4.2; with

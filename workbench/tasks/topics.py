@@ -1,11 +1,9 @@
 """``topics-gpt``: a small byte-level transformer on Python's own help text, judged in bits per byte.
 
 The text is ``pydoc_data.topics``, the language reference as ``help()`` shows it: some 450 KB of English and code that
-every CPython carries, so nothing is downloaded. It differs between Python versions, hence the data hash names the
-version. The text is cut into ten equal blocks; one of them, chosen by the seed, is kept for evaluation.
-
-A sample is ``CONTEXT + 1`` consecutive bytes: inputs are the first ``CONTEXT``, targets the last, both int64
-``[n, CONTEXT]``. Training visits every start in the nine blocks in random order; evaluation reads windows spread
+every CPython carries; the data hash names its version. Of ten equal blocks one, chosen by the seed, is kept for
+evaluation. A sample is ``CONTEXT + 1`` consecutive bytes: inputs are the first ``CONTEXT``, targets the last, both
+int64 ``[n, CONTEXT]``. Training visits every start in nine blocks in random order; evaluation reads windows spread
 evenly over the tenth.
 """
 
@@ -65,14 +63,9 @@ def load_text() -> Tensor:
 
 
 def training_starts(n_bytes: int, seed: int) -> tuple[Tensor, tuple[int, int]]:
-    """Split a text into training windows and an evaluation block.
+    """Return the starts of a text's training windows, and the evaluation block that none touches as (first, behind).
 
-    Args:
-        n_bytes: Length of the text.
-        seed: Chooses the block: ``seed % 10``, so that ten consecutive seeds evaluate on all of the text.
-
-    Returns:
-        Starts of the training windows, none of which touches the block, and the block as (first, behind the last).
+    The block is number ``seed % 10``, so that ten consecutive seeds evaluate on all of the text.
     """
     block = n_bytes // N_BLOCKS_OF_TEXT
     first = (seed % N_BLOCKS_OF_TEXT) * block
@@ -84,12 +77,6 @@ def training_starts(n_bytes: int, seed: int) -> tuple[Tensor, tuple[int, int]]:
 
 class ByteTransformer(nn.Module):
     """Decoder-only transformer over bytes, pre-norm, learned positions (0.4 million parameters).
-
-    Args:
-        width: Features per position.
-        n_layers: Number of blocks.
-        n_heads: Attention heads; divides ``width``.
-        context: Largest number of positions.
 
     Reference:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3 (GPT-2), in small.
