@@ -149,12 +149,9 @@ def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _E
     Sources with ``stream(start)`` go there at once; a list or a ``DataLoader`` over a map-style dataset skips whole
     epochs; others are read from the beginning.
 
-    Args:
-        source: Re-iterable, or callable of a seed, or of a seed and an epoch. A callable of a seed only is called
-            once if it returns a re-iterable, and once per epoch with the same seed if it returns an iterator.
-        seed: Seed of the stream, >= 0.
-        start: Number of batches of this share to skip, >= 0.
-        share: Which of the batches are wanted. A ``DataLoader`` whose sampler knows ranks gives its own share.
+    A callable of a seed only is called once if it returns a re-iterable, and once per epoch with the same seed if it
+    returns an iterator. ``start`` counts batches of the ``share``; a ``DataLoader`` whose sampler knows ranks gives its
+    own.
 
     Raises:
         TaskError: When an epoch holds no batch, or a sampler shares data between another number of ranks.

@@ -89,14 +89,7 @@ def compare_configs(
 ) -> Comparison:
     """Train every side with every seed of weights, data order and split, and time every side against the first.
 
-    Args:
-        task: What is trained.
-        sides: At least two; the first is the base.
-        seeds: The pairs.
-        steps: Micro-batches per run.
-        device: Where to train; None takes the accelerator if there is one.
-        out: Folder for run directories; None records nothing.
-        on_progress: Called with the side's label and the run's progress.
+    ``on_progress`` is called with the side's label and the run's progress; without ``out`` nothing is recorded.
 
     Raises:
         ValueError: With fewer than two sides or no seed.

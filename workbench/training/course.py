@@ -24,13 +24,9 @@ _MANY = 10_000
 class Course:
     """How long a run is, and how its learning rate goes.
 
-    Args:
-        methods: What is in effect.
-        optimizer: The optimizer that trains.
-        n_micro: Forward passes per update.
-        make_scheduler: Today's schedule: returns a scheduler for an optimizer and the updates of its run. None for a
-            constant rate, or one that the caller sees to.
-        takes_schedule: Whether a schedule may change the optimizer's rates at all.
+    ``make_scheduler`` returns today's schedule for an optimizer and the updates of its run; None stands for a constant
+    rate, or one that the caller sees to. ``n_micro`` are the forward passes per update, and ``takes_schedule`` says
+    whether a schedule may change the optimizer's rates at all.
     """
 
     def __init__(
@@ -89,12 +85,9 @@ class Course:
                 self.scheduler.step()
             return
         if self.updates is not None and self.advanced == self.updates + 1:
-            warnings.warn(
-                f"the schedule has come to its end after {self.updates} updates; the batches of this run come from "
-                "boosted.batches(loader, epochs)",
-                UserWarning,
-                stacklevel=4,
-            )
+            ended = f"the schedule has come to its end after {self.updates} updates"
+            advice = "the batches of this run come from boosted.batches(loader, epochs)"
+            warnings.warn(f"{ended}; {advice}", UserWarning, stacklevel=4)
         self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,10 @@
 """How much of what a freezing schedule promises do its steps really save?
 
 The promise, the schedule's *limit*, is what the same steps cost in a net whose front layers rest for good: their
-parameters need no gradient, and the optimizer does not know them. Whatever freezing by schedule costs beyond that is
-its own: switching layers on and off, walking over parameters without a gradient. Three sides train in turn in one
-process, the net with everything trained, the schedule, and its limit (see ``speed_ratio``), so that the machine does
-the same to each. On a CPU with one thread the time is processor time, which other programs disturb least.
-
-What hangs on the optimizer besides (gradient centralization) is not part of the limit.
+parameters need no gradient, and the optimizer does not know them, nor what hangs on it besides. Whatever freezing by
+schedule costs beyond that is its own: switching layers on and off, walking over parameters without a gradient. The net
+with everything trained, the schedule and its limit take turns in one process, so that the machine does the same to
+each. On a CPU with one thread the time is processor time, which other programs disturb least.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from workbench.config import BoostConfig
 from workbench.core import devices
 from workbench.methods.registry import METHODS
 from workbench.tasks import Task
-from workbench.training.speed import TimedSide, bootstrap_median_interval
+from workbench.training.speed import TimedSide, bootstrap_median_interval, take_turns
 
 __all__ = ["FreezingLimit", "measure_freezing_limit"]
 
@@ -55,16 +53,7 @@ def measure_freezing_limit(
 ) -> FreezingLimit:
     """Measure a freezing schedule against full steps, those of the configuration without it, and against its limit.
 
-    Args:
-        task: What is trained.
-        candidate: Configuration with gradient freezing in effect, and its level.
-        device: Where to train; None takes the accelerator if there is one.
-        seed: Seed of weights, data and schedule.
-        rounds: Rounds; each visits every kind of step of all sides.
-        steps_per_block: Steps per block at least.
-        stop: Asked between rounds; True ends the measurement after at least two.
-        before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
-            measurement without an answer.
+    Arguments are those of :func:`~workbench.training.speed.measure_speed_ratio`, for a configuration that freezes.
 
     Raises:
         ValueError: If freezing is not in effect, or there are fewer than two rounds.
@@ -79,7 +68,7 @@ def measure_freezing_limit(
     scheduled = TimedSide(task, *candidate, **options)
     if scheduled.schedule is None:
         raise ValueError(
-            f"the configuration freezes nothing; switch `{next(iter(switches))}` on at a level that allows it"
+            f"the configuration freezes nothing; switch {', '.join(switches)} on at a level that allows it"
         )
     resting = _RestingSide(task, *full, like=scheduled, **options)
     sides = (TimedSide(task, *full, **options), scheduled, resting)
@@ -88,12 +77,9 @@ def measure_freezing_limit(
             # One thread that never waits: its processor time is its time on a machine that does nothing else.
             one.clock = time.process_time
         one.block()  # warm-up
-    rows: list[list[float]] = []
+    rows, turns = [], take_turns(sides)
     while len(rows) < rounds and not (stop is not None and len(rows) >= 2 and stop()):
-        order = np.roll([0, 1, 2], len(rows))  # none always comes after the same other one
-        rows.append([0.0] * 3)
-        for index in order:
-            rows[-1][index] = sides[index].block()
+        rows.append(next(turns))
     times = np.array(rows)
     return FreezingLimit(
         realised=_interval(times[:, 0] / times[:, 1], seed),

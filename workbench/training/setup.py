@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
@@ -70,23 +70,12 @@ class FirstBatchOfTask:
     """
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
-        self._task, self._seed, self._device = task, seed, device
-
-    @cached_property
-    def _batch(self) -> Any:
-        return move_batch(next(self._task.batches(self._seed)), self._device)
-
-    def first(self) -> Any:
-        """Return the batch, on the device."""
-        return self._batch
-
-    def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of a batch."""
-        return self._task.compute_loss(network, batch)
+        self.loss = task.compute_loss
+        self.first = functools.cache(lambda: move_batch(next(task.batches(seed)), device))
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""
-        self._task.compute_loss(network, self._batch)
+        self.loss(network, self.first())
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:

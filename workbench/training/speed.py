@@ -14,9 +14,10 @@ are, and every rank gets its answer.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -30,7 +31,7 @@ from workbench.methods.protocol import GroupSchedule
 from workbench.tasks import Task
 from workbench.training.setup import prepare
 
-__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio"]
+__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio", "take_turns"]
 
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
@@ -93,18 +94,24 @@ def measure_speed_ratio(
     sides = [TimedSide(task, *side, **options) for side in (baseline, candidate)]
     for side in sides:
         side.warm_up()
-    rows: list[list[float]] = []
+    rows, turns = [], take_turns(sides)
     while True:
-        first = len(rows) % 2  # A B, B A, ...: neither side always comes after the other
-        rows.append([0.0, 0.0])
-        for index in (first, 1 - first):
-            rows[-1][index] = sides[index].block()
+        rows.append(next(turns))
         measured = _answer(rows, rounds, precision, seed, stop) if ranks.rank() == 0 else None
         if measured is not None:
             measured = replace(measured, cold_ms=sides[1].cold_seconds(measured.candidate_ms / 1e3) * 1e3)
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
+
+
+def take_turns(sides: Sequence[TimedSide]) -> Iterator[list[float]]:
+    """Yield the step times of a round without end; none always comes after the same other one (A B, B A, ...)."""
+    for number in itertools.count():
+        row = [0.0] * len(sides)
+        for index in np.roll(range(len(sides)), number):
+            row[index] = sides[index].block()
+        yield row
 
 
 def _answer(
@@ -145,7 +152,7 @@ class _Cyclic(Protocol):
 
 
 class TimedSide:
-    """One of the two: trains in blocks and says what an average step of its schedule costs."""
+    """Trains a configuration in blocks and says what an average step of its schedule costs."""
 
     def __init__(
         self,

@@ -29,10 +29,9 @@ from workbench.loss_scale.gradient_statistics import (
 from workbench.loss_scale.host_values import float32
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 from workbench.training.boosted import Boosted
-from workbench.training.float16_gradients import float16_gradient_parameters
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
+__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer", "float16_gradient_parameters"]
 
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX, _RATE = range(8)
 _N_COLUMNS = 8
@@ -390,6 +389,34 @@ class TraceBuffer:
         """Name the modules with non-finite gradients, last registered first: the backward pass met them so."""
         hit = [self._modules[i] for i in torch.nonzero(nonfinite).flatten().tolist()]
         return list(dict.fromkeys(reversed(hit)))
+
+
+def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
+    """Return the parameters whose gradients are computed in float16 under autocast, each once; only these can overflow.
+
+    Autocast runs linear and convolutional layers in float16 and normalisations, embeddings and losses in float32. A
+    parameter that was cast on its way in gets its gradient back through that cast, so the gradient was a float16
+    before. The walk takes milliseconds for thousands of nodes, and nothing is found where ``torch.compile`` hides it.
+    """
+    through_cast: dict[Tensor, None] = {}
+    directly: set[Tensor] = set()
+    waiting = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for source, _ in node.next_functions:
+            if source is None:
+                continue
+            leaf = getattr(source, "variable", None)  # only AccumulateGrad has one
+            if leaf is not None:
+                if node.name().startswith("ToCopyBackward"):
+                    through_cast[leaf] = None
+                else:
+                    directly.add(leaf)
+            elif source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    return [leaf for leaf in through_cast if leaf not in directly and isinstance(leaf, nn.Parameter)]
 
 
 def _underflow_share(counts: list[list[int]], pairs: _Pairs, scale: float, group_scales: tuple[float, ...]) -> float:
