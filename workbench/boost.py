@@ -3,7 +3,7 @@
 from workbench.methods.adasum.method import AdaSum
 from workbench.methods.dim_reduce.method import DimReduce
 from workbench.methods.grad_accumulation.method import GradientAccumulation
-from workbench.methods.grad_centralization.optimizer_process import OptimizerProcess
+from workbench.methods.grad_centralization.method import OptimizerProcess
 from workbench.methods.grad_freeze.method import FreezeOpt, GradientFreeze
 from workbench.methods.less_bn.method import LessBN
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager

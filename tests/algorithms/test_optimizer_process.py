@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.golden_files import golden_paths, load_json
-from workbench.methods.grad_centralization.method import register_centralization
-from workbench.methods.grad_centralization.optimizer_process import OptimizerProcess
+from workbench.methods.grad_centralization.method import OptimizerProcess, register_centralization
 from workbench.methods.grad_freeze.method import FreezeOpt
 
 GOLDEN = pytest.mark.parametrize("path", golden_paths("optimizer_process*.json"), ids=lambda path: path.stem)

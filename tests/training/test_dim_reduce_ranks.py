@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
 
 from tests.ranks import Ranks
-from workbench.methods.dim_reduce.update import DimReduceUpdate
+from workbench.methods.dim_reduce.acting import DimReduceUpdate
 from workbench.training import Boosted, apply
 
 RANKS, K, STEPS, SHARE = 4, 6, 8, 5

@@ -19,7 +19,7 @@ from workbench.core.records import Event, EventKind
 from workbench.methods.dim_reduce.method import DimReduce
 from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots, save_pca_matrix
-from workbench.methods.dim_reduce.update import DimReduceUpdate, trained_parameters
+from workbench.methods.dim_reduce.acting import DimReduceUpdate, trained_parameters
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
 from workbench.training import (
     AutoBoost,

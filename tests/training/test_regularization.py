@@ -16,8 +16,7 @@ from torch.optim import SGD, AdamW
 import workbench
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.config import BoostConfig
-from workbench.methods.regularization.label_smoothing import smoothed, why_no_smoothing
-from workbench.methods.regularization.weight_average import decay_at
+from workbench.methods.regularization.method import decay_at, smoothed, why_no_smoothing
 from workbench.tasks import Task
 from workbench.training import Boosted, apply
 
@@ -191,7 +190,7 @@ def test_an_update_that_overflowed_leaves_the_average_as_it_is() -> None:
 
 
 def test_the_average_makes_no_host_wait_for_an_accelerators_flag() -> None:
-    from workbench.methods.regularization.weight_average import WeightAverage
+    from workbench.methods.regularization.method import WeightAverage
     from workbench.methods.weight_update import CompleteWindow
 
     class OnAnAccelerator(Tensor):

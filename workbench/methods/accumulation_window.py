@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.methods.arguments import checked_integer
+
 __all__ = ["AccumulationWindow"]
 
 
@@ -23,15 +25,8 @@ class AccumulationWindow:
     """
 
     def __init__(self, n: int) -> None:
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"`grad_accumulation_step` must be an integer, got {n!r}")
-        self.n_steps = max(1, n)
+        self.n_steps = max(1, checked_integer("grad_accumulation_step", n))
         self.position = 0
-
-    @property
-    def enabled(self) -> bool:
-        """Whether more than one micro-batch makes an update."""
-        return self.n_steps > 1
 
     @property
     def weight(self) -> float:
@@ -44,7 +39,7 @@ class AccumulationWindow:
         return self.position == 0
 
     def advance(self) -> bool:
-        """Count one micro-batch; return whether it completed the window (which begins anew then)."""
+        """Count one micro-batch; return whether it completed the window."""
         self.position = (self.position + 1) % self.n_steps
         return self.position == 0
 
@@ -57,14 +52,7 @@ class AccumulationWindow:
         return {"n_steps": self.n_steps, "position": self.position}
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Continue within a window.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: When it was saved with another number of micro-batches per update.
-        """
+        """Continue within a window; a ValueError when it was of another length."""
         if state_dict["n_steps"] != self.n_steps:
             raise ValueError(
                 f"state_dict belongs to windows of {state_dict['n_steps']} micro-batches, this one has {self.n_steps}"

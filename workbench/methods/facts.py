@@ -13,18 +13,15 @@ from workbench.methods.curriculum.section import CurriculumSection
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
 from workbench.methods.protocol import FirstBatch
-from workbench.methods.regularization.label_smoothing import why_no_smoothing
+from workbench.methods.regularization.method import why_no_smoothing
 
 __all__ = ["facts_of", "learning_reasons"]
 
+_MANY = 10**6  # passes of a run in which every stage has some
+
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
-    """Return what a network offers, its BatchNorms reduced already where that is in effect.
-
-    Args:
-        network: The network.
-        optimizer: Layers count whose parameters it holds.
-    """
+    """Return what a network offers, reduced already where that is in effect; layers count that the optimizer holds."""
     report: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
     removed, kept = (0, 0) if report is None else (len(report.removed), len(report.kept))
     held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -38,11 +35,8 @@ def learning_reasons(
 ) -> dict[str, str]:
     """Return the reasons among a network's facts: what cannot be done to its labels and inputs.
 
-    Args:
-        network: The network; left as it is.
-        criterion: What judges its output; None when unknown.
-        example_inputs: Smaller inputs are tried where this is a `FirstBatch`; else nothing is said against them.
-        config: Only the sizes that it asks for are tried; None tries both kinds at some sizes.
+    Smaller inputs are tried where ``example_inputs`` are a `FirstBatch`, else nothing is said against them: at the
+    sizes that ``config`` asks for, or without one at some sizes of both kinds. The network is left as it is.
     """
     reasons = {"no_smoothing": why_no_smoothing(criterion)}
     if not isinstance(example_inputs, FirstBatch):
@@ -54,12 +48,6 @@ def learning_reasons(
     if config is None:
         try_("resolution")
         try_("sequence")
-        return reasons
-    section = config.part(CurriculumSection)
-    if section.kind != "none":
+    elif (section := config.part(CurriculumSection)).kind != "none":
         try_(section.kind, [size for size, _ in stages_of(section, _MANY) if size < 1])
     return reasons
-
-
-_MANY = 10**6
-"""Passes of a run in which every stage has some."""

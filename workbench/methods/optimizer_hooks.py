@@ -1,7 +1,7 @@
 """What is registered on an optimizer to act before and after its steps, so that it can move along with the optimizer.
 
-torch leaves hooks behind when an optimizer is copied or pickled. A method that acts through a hook (gradient
-centralization) would then silently stop acting, so whoever copies or rebuilds an optimizer carries them over.
+torch leaves hooks behind when an optimizer is copied or pickled. A method that acts through a hook would then silently
+stop acting, so whoever copies or rebuilds an optimizer carries them over.
 """
 
 from __future__ import annotations
@@ -30,22 +30,7 @@ def step_hooks(optimizer: Optimizer) -> StepHooks:
 
 
 def register_step_hooks(optimizer: Optimizer, hooks: StepHooks) -> None:
-    """Register hooks that :func:`step_hooks` returned, behind those there are; the same one is not registered twice.
-
-    Args:
-        optimizer: Where they shall act.
-        hooks: The hooks.
-
-    Example:
-        >>> import torch
-        >>> weights = [torch.nn.Parameter(torch.ones(2))]
-        >>> old, new = torch.optim.SGD(weights, lr=0.1), torch.optim.SGD(weights, lr=0.1)
-        >>> handle = old.register_step_pre_hook(lambda optimizer, args, kwargs: None)
-        >>> for _ in range(2):
-        ...     register_step_hooks(new, step_hooks(old))
-        >>> len(step_hooks(new).before), len(step_hooks(new).after)
-        (1, 0)
-    """
+    """Register hooks that :func:`step_hooks` returned, behind those there are; the same one is not registered twice."""
     present = step_hooks(optimizer)
     for hook in hooks.before:
         if not any(hook is other for other in present.before):

@@ -3,8 +3,7 @@
 A *parameter group* is a dictionary as ``torch.optim`` uses it: ``params`` (list of tensors), optionally ``param_names``
 (list of str), and options such as ``lr``. A *nested group* is a suffix of the ordered parameter list.
 
-The grouping rule is that of MindSpore 2.7.0, ``mindspore/python/mindspore/boost/grad_freeze.py``
-(``split_parameters_groups``), observed from outside.
+The grouping rule is that of MindSpore 2.7.0 (``mindspore.boost``, ``split_parameters_groups``), seen from outside.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.methods.arguments import checked_integer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
 __all__ = [
@@ -34,12 +34,6 @@ CHUNK_FULL = 3  # parameters: a convolution and the two of its normalization
 def plain_name(name: str) -> str:
     """Return a parameter's name as the user wrote the network, without the prefixes of DDP and ``torch.compile``.
 
-    Args:
-        name: Dotted name from ``named_parameters()``.
-
-    Returns:
-        The name without leading ``module.`` and without ``_orig_mod.`` anywhere.
-
     Example:
         >>> plain_name("module._orig_mod.layer1.0.conv1.weight")
         'layer1.0.conv1.weight'
@@ -51,14 +45,7 @@ def plain_name(name: str) -> str:
 
 
 def named_trainable_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the trainable parameters of a network in registration order, with plain names.
-
-    Args:
-        network: The network, bare or wrapped by DDP or ``torch.compile``.
-
-    Returns:
-        Pairs (plain name, parameter) with ``requires_grad``; a tied parameter appears once, under its first name.
-    """
+    """Return plain name and parameter of what requires gradients, in registration order; tied ones once."""
     return [(plain_name(name), p) for name, p in network.named_parameters() if p.requires_grad]
 
 
@@ -78,26 +65,16 @@ def split_into_chunks(names: Sequence[str]) -> list[list[str]]:
     running one holds three names or more. The match is by substring of the full dotted name, as upstream: a module
     called ``conv_bn1`` makes everything below it match, ``norm1`` and ``downsample.1`` do not.
 
-    Args:
-        names: Parameter names in network order.
-
-    Returns:
-        Chunks whose concatenation is ``names``; empty for no names.
-
     Example:
         >>> split_into_chunks(["c1.weight", "bn1.weight", "bn1.bias", "c2.weight"])
         [['c1.weight', 'bn1.weight', 'bn1.bias'], ['c2.weight']]
     """
     chunks: list[list[str]] = []
-    running: list[str] = []
     for name in names:
         belongs_to_a_layer = "bn" in name or "bias" in name
-        if not belongs_to_a_layer and len(running) >= CHUNK_FULL:
-            chunks.append(running)
-            running = []
-        running.append(name)
-    if running:
-        chunks.append(running)
+        if not chunks or (not belongs_to_a_layer and len(chunks[-1]) >= CHUNK_FULL):
+            chunks.append([])
+        chunks[-1].append(name)
     return chunks
 
 
@@ -106,24 +83,9 @@ def split_into_nested_groups(names: Sequence[str], n_groups: int) -> list[list[s
 
     With c chunks (see :func:`split_into_chunks`) and stride ``c // n_groups``, group i holds all names from chunk
     ``i * stride`` to the end. With fewer chunks than groups the stride is 0 and every group is the whole list.
-
-    Args:
-        names: Parameter names in network order.
-        n_groups: Number of groups, at least 1.
-
-    Returns:
-        ``n_groups`` lists of names, each a suffix of ``names``.
-
-    Raises:
-        ValueError: When ``n_groups`` is smaller than 1 (upstream divides by zero).
-        TypeError: When ``n_groups`` is not an integer.
     """
-    if isinstance(n_groups, bool) or not isinstance(n_groups, int):
-        raise TypeError(f"`param_groups` must be an integer, got {n_groups!r}")
-    if n_groups < 1:
-        raise ValueError(f"`param_groups` must be at least 1, got {n_groups}")
     chunks = split_into_chunks(names)
-    stride = len(chunks) // n_groups
+    stride = len(chunks) // checked_integer("param_groups", n_groups, least=1)
     return [[name for chunk in chunks[index * stride :] for name in chunk] for index in range(n_groups)]
 
 
@@ -132,44 +94,15 @@ def rebuild_optimizer(
 ) -> torch.optim.Optimizer:
     """Build an optimizer of the same class and constructor arguments over other parameter groups.
 
-    Used where groups are split or replaced. State of parameters that appear in ``groups`` moves along, and so do the
-    hooks before and after a step, so that what was registered on the optimizer keeps acting. An optimizer with a method
-    ``over_groups(groups)`` builds its successor itself.
-
-    Args:
-        optimizer: The optimizer to follow; it is left as it is.
-        groups: New parameter groups. Options they leave out come from the optimizer's defaults.
-        copy_state: Copy the state (several optimizers over the same parameters) instead of sharing its tensors.
-
-    Returns:
-        A new optimizer of ``type(optimizer)``.
-
-    Raises:
-        TypeError: When the class cannot be constructed from parameter groups and its own defaults.
+    State of parameters that appear in ``groups`` moves along (or is copied, where several optimizers share parameters),
+    and so do the hooks before and after a step. Options that groups leave out come from the optimizer's defaults. An
+    optimizer with a method ``over_groups(groups)`` builds its successor itself; another whose constructor does not take
+    its own defaults is a TypeError.
     """
-    own = getattr(optimizer, "over_groups", None)
-    if own is not None:  # it was built from more than parameters, and knows from what
-        return _followed(own([dict(group, params=list(group["params"])) for group in groups]), optimizer, copy_state)
-    kind = type(optimizer)
-    signature = inspect.signature(kind.__init__).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.values())
-    # AdamW keeps defaults that its constructor does not take (decoupled_weight_decay), hence the filter.
-    arguments = {key: value for key, value in optimizer.defaults.items() if takes_any or key in signature}
     fresh = [dict(group, params=list(group["params"])) for group in groups]
-    try:
-        rebuilt = kind(fresh, **arguments)
-    except TypeError as error:
-        raise TypeError(
-            f"{kind.__name__} cannot be rebuilt from parameter groups and its defaults ({error}); "
-            "its constructor must take `params` first and its hyper-parameters by keyword"
-        ) from error
-    return _followed(rebuilt, optimizer, copy_state)
-
-
-def _followed(
-    rebuilt: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, copy_state: bool
-) -> torch.optim.Optimizer:
-    """Let the state of common parameters and all step hooks move along."""
+    over_groups = getattr(optimizer, "over_groups", None)
+    # One that was built from more than parameters knows from what.
+    rebuilt = _constructed_like(optimizer, fresh) if over_groups is None else over_groups(fresh)
     for group in rebuilt.param_groups:
         for parameter in group["params"]:
             if parameter in optimizer.state:
@@ -177,3 +110,18 @@ def _followed(
                 rebuilt.state[parameter] = copy.deepcopy(state) if copy_state else state
     register_step_hooks(rebuilt, step_hooks(optimizer))
     return rebuilt
+
+
+def _constructed_like(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    kind = type(optimizer)
+    signature = inspect.signature(kind.__init__).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.values())
+    # AdamW keeps defaults that its constructor does not take (decoupled_weight_decay), hence the filter.
+    arguments = {key: value for key, value in optimizer.defaults.items() if takes_any or key in signature}
+    try:
+        return kind(groups, **arguments)
+    except TypeError as error:
+        raise TypeError(
+            f"{kind.__name__} cannot be rebuilt from parameter groups and its defaults ({error}); "
+            "its constructor must take `params` first and its hyper-parameters by keyword"
+        ) from error

@@ -1,7 +1,6 @@
 """Regrouping of parameters after a network was changed, and marks for gradient fusion.
 
-Behaviour taken from MindSpore 2.7.0, ``mindspore/python/mindspore/boost/less_batch_normalization.py`` and ``base.py``
-(``ParameterProcess``).
+Behaviour taken from MindSpore 2.7.0, ``ParameterProcess`` of ``mindspore.boost``.
 """
 
 from __future__ import annotations
@@ -99,9 +98,7 @@ class ParameterProcess:
             if len(group) > most:
                 richest, most = options, len(group)
         left_over = [pair for pair in named if pair[1] not in placed]
-        if left_over:
-            result.append(_group(left_over, richest))
-        return result
+        return [*result, _group(left_over, richest)] if left_over else result
 
 
 def _required(items: Iterable[Any] | None, name: str) -> list[Any]:

@@ -2,27 +2,9 @@
 
 A method is a folder: its ``__init__`` describes it (`Description`, without torch, so that panels and documentation
 load at once), and a class derived from `Method` acts. Nothing else knows a method by name: `apply`, the training step
-and the run iterate over :mod:`workbench.methods.registry`. The hooks, in the order in which they are called:
-
-====================  ================================================================================================
-`Method.refusal`      why the model as it is wrapped cannot be trained with this method
-`Method.reshape`      once, may replace modules and the optimizer's groups; what lists parameters comes later
-`Method.prepare`      once, on the final modules: marks parameters, wraps or replaces the optimizer
-`Method.criterion`    once: the criterion to train with in place of the task's
-`Method.compiled`     once: the module to call in place of the model
-`Method.length`       once: how many of the loader's batches the run takes in place of so many
-`Method.passes`       once: how many forward passes it makes of them
-`Method.fitted`       once: the configuration as a run of so many updates takes it
-`Method.reading`      once per run: how the loader's batches are read
-`Method.batches`      once per run: the batches to train on in place of the task's
-`Method.loss_scaling` once: how the loss is scaled
-`Method.n_micro`      once: micro-batches per update
-`Method.scheduler`    once: the learning-rate schedule in place of the task's
-`Method.update`       once: what turns gradients into new weights in the optimizer's place
-`Method.step_hook`    once: what acts in every window (`StepHook`): before and after the update, columns, state
-`Method.running`      around the run, or each part of it that is measured: what holds for the process meanwhile
-`Method.evaluating`   around evaluations: the weights or modules to evaluate with
-====================  ================================================================================================
+and the run iterate over :mod:`workbench.methods.registry`. The hooks of `Method` stand in the order in which they are
+called: `Method.reshape` and `Method.prepare` change model and optimizer, the others answer once per run what the run is
+made of, and a `StepHook` acts in every window.
 """
 
 from __future__ import annotations
@@ -57,44 +39,36 @@ def alone(**values: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Description:
-    """One method: what it is called, how it is switched on, where it comes from.
+    """One method: what it is called, how it is switched on, where it comes from."""
 
-    Args:
-        name: Name of its folder in ``methods``, and of its switch and config section unless those say otherwise.
-        title: Name in headings.
-        summary: One sentence: what it does.
-        section: Config section with its parameters.
-        switch: Path that switches it on and off.
-        enabled_by: Config values (path -> value) under which this method alone is in effect.
-        acts: ``"module:attribute"`` of the class, derived from `Method`, that acts.
-        builder: ``"module:attribute"`` of the class or function that a user without a configuration calls.
-        paper: Authors, title, venue, year and identifier of its source.
-        n_ranks: Fewest ranks on which it can be in effect.
-        section_class: ``"module:attribute"`` of the config section that the method brings along, a
-            :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where
-            the reference's sections have its parameters.
-        snapshot_folder: Path of the parameter that names a folder of weight snapshots to train in the span of.
-        schedules_groups: Whether it makes the optimizer a `GroupSchedule`.
-    """
-
-    name: str
-    title: str
-    summary: str
-    section: str
-    switch: str
-    enabled_by: Mapping[str, Any]
-    acts: str
-    builder: str
-    paper: str
-    n_ranks: int = 1
+    name: str  # of its folder, and of its switch and config section unless those say otherwise
+    title: str  # in headings
+    summary: str  # one sentence: what it does
+    section: str  # config section with its parameters
+    switch: str  # path that switches it on and off
+    enabled_by: Mapping[str, Any]  # config values (path -> value) under which this method alone is in effect
+    acts: str  # "module:attribute" of the class, derived from `Method`, that acts
+    builder: str  # "module:attribute" of the class or function that a user without a configuration calls
+    paper: str  # authors, title, venue, year and identifier of its source
+    n_ranks: int = 1  # fewest ranks on which it can be in effect
+    #: ``"module:attribute"`` of the section that the method brings along, a
+    #: :class:`~workbench.config.section.MethodSection`, or a `Section` with a parameter ``enabled``; empty where the
+    #: reference's sections have its parameters.
     section_class: str = ""
-    snapshot_folder: str = ""
-    schedules_groups: bool = False
+    comes_with: str = ""  # method without which it is never in effect, where `switch` is only a parameter of that one
+    snapshot_folder: str = ""  # path of the parameter that names a folder of snapshots to train in the span of
+    schedules_groups: bool = False  # whether it makes the optimizer a `GroupSchedule`
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
         folder = self.acts.partition(":")[0].rpartition(".")[0]
         return resources.files(folder).joinpath("card.md").read_text(encoding="utf-8")
+
+    def is_in_effect(self, plan: Plan) -> bool:
+        """Return whether a plan has this method in effect."""
+        section, _, name = self.switch.partition(".")
+        switched_on = not self.comes_with or bool(getattr(getattr(plan.config, section), name))
+        return switched_on and plan.is_in_effect(self.comes_with or self.name)
 
     def load_section(self) -> type[Section] | None:
         """Import and return the config section that the method brings along; None when it brings none."""
@@ -122,41 +96,29 @@ class FirstBatch(Protocol):
 
     def first(self) -> Any:
         """Return the batch, on the model's device."""
-        ...
 
     def loss(self, network: nn.Module, batch: Any) -> Tensor:
         """Return the loss of a batch."""
-        ...
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""
-        ...
 
 
 @dataclass
 class Preparation:
-    """A model and its optimizer on their way to training; each method in effect changes them in turn.
+    """A model and its optimizer on their way to training; each method in effect changes them in turn."""
 
-    Args:
-        model: Changed in place.
-        optimizer: The optimizer to train with; a method may replace it.
-        plan: What is in effect; resolved again when a method has found out what the network offers.
-        criterion: What judges the model's output; None when unknown.
-        example_inputs: What a method may call the model with, as for :func:`workbench.apply`, or a `FirstBatch`.
-        draw_seed: Gives the seed of the methods' own random choices, the same on every rank; None leaves them to
-            numpy's global generator, as the reference does.
-        look_again: Resolves the plan by what the network offers as it stands now.
-        notes: What became of the model, one line each, for display.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    plan: Plan
-    criterion: Any = None
-    example_inputs: Any = None
+    model: nn.Module  # changed in place
+    optimizer: Optimizer  # to train with; a method may replace it
+    plan: Plan  # what is in effect; resolved again when a method has found out what the network offers
+    criterion: Any = None  # what judges the model's output; None when unknown
+    example_inputs: Any = None  # what a method may call the model with, as for `workbench.apply`, or a `FirstBatch`
+    #: Gives the seed of the methods' own random choices, the same on every rank; None leaves them to numpy's global
+    #: generator, as the reference does.
     draw_seed: Callable[[], int | None] = lambda: None
+    #: Resolves the plan by what the network offers as it stands now.
     look_again: Callable[[Preparation], Plan] = lambda preparation: preparation.plan
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what became of the model, one line each, for display
 
 
 @runtime_checkable
@@ -166,44 +128,34 @@ class GroupSchedule(Protocol):
     @property
     def n_groups(self) -> int:
         """Number of groups."""
-        ...
 
     @property
     def strategy(self) -> Sequence[int] | None:
         """Group of each update, repeated; None when the groups take turns."""
-        ...
 
     def group_parameters(self, index: int) -> Sequence[Tensor]:
         """Return the parameters that a group trains."""
-        ...
 
     def begin_step(self) -> int:
         """Enter the group of the coming step; return how many leading parameter groups rest."""
-        ...
 
     def advance(self) -> None:
         """Count an update."""
-        ...
 
     def optimizer_of(self, index: int) -> Optimizer:
         """Return the optimizer that updates a group."""
-        ...
 
     def enter_group(self, index: int) -> None:
         """Train a given group in the coming step, whatever the schedule says."""
-        ...
 
     def unfreeze_all(self) -> contextlib.AbstractContextManager[Any]:
         """Let every parameter require gradients; as a context, until it ends."""
-        ...
 
     def check_graph(self, loss: Tensor) -> None:
         """Raise RuntimeError where the loss's graph hides parameters that should be trained."""
-        ...
 
     def make_room_for_graphs(self) -> None:
         """Raise torch.compile's limit so that each group may have a graph of its own."""
-        ...
 
 
 class StepHook:
@@ -225,11 +177,7 @@ class StepHook:
 
 
 class Method:
-    """What acts: derive, and override the hooks that the method needs.
-
-    Args:
-        plan: What is in effect in this run.
-    """
+    """What acts, under a plan that has it in effect: derive, and override the hooks that the method needs."""
 
     #: Whether `common.gradient_split_groups` marks the parameters when this method is in effect.
     splits_gradients: ClassVar[bool] = False
@@ -238,17 +186,12 @@ class Method:
         self.plan = plan
         self.config = plan.config
 
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether a plan has this method in effect."""
-        raise NotImplementedError
-
     def refusal(self, model: nn.Module) -> str:
         """Return why the model, wrapped or compiled as it is, cannot be trained so; empty when it can."""
         return ""
 
     def reshape(self, preparation: Preparation) -> None:
-        """Replace modules or change the optimizer's groups."""
+        """Replace modules or change the optimizer's groups; what lists parameters comes later."""
 
     def prepare(self, preparation: Preparation) -> None:
         """Mark parameters, wrap or replace the optimizer; all modules are final."""
@@ -257,7 +200,7 @@ class Method:
         """Bring a model that was never trained here into the form that training would have given it."""
 
     def criterion(self, criterion: Any) -> Any:
-        """Return the criterion to train with."""
+        """Return the criterion to train with in place of the task's."""
         return criterion
 
     def compiled(self, model: nn.Module) -> nn.Module:
@@ -282,16 +225,8 @@ class Method:
         return "as_given"
 
     def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
-        """Return the batches to train on; the run has so many forward passes."""
+        """Return the batches to train on in place of the task's; the run has so many forward passes."""
         return batches
-
-    def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
-        """Return the learning-rate schedule of a run of so many updates; None leaves it to the task."""
-        return None
-
-    def running(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of a whole run: settings of the process, put back at its end."""
-        return contextlib.nullcontext()
 
     def loss_scaling(self, model: nn.Module, device: torch.device) -> LossScaling | None:
         """Return how the loss is scaled; None leaves it to the configuration's one scale."""
@@ -301,14 +236,22 @@ class Method:
         """Return the micro-batches per update; those of all methods are multiplied."""
         return 1
 
+    def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+        """Return the learning-rate schedule of a run of so many updates; None leaves it to the task."""
+        return None
+
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate | None:
         """Return what turns gradients into new weights in the optimizer's place; None leaves it to the optimizer."""
         return None
 
     def step_hook(self, model: nn.Module, optimizer: Optimizer) -> StepHook | None:
-        """Return what acts in every window; None for nothing."""
+        """Return what acts in every window: before and after the update, columns, state; None for nothing."""
         return None
 
+    def running(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a run, or each part of it that is measured: settings of the process, put back then."""
+        return contextlib.nullcontext()
+
     def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Return the context of evaluations."""
+        """Return the context of evaluations: the weights or modules to evaluate with."""
         return contextlib.nullcontext()

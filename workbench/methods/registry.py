@@ -41,19 +41,8 @@ METHODS: tuple[Description, ...] = (
 
 
 def method(name: str) -> Description:
-    """Return the method of that name.
-
-    Args:
-        name: For example ``"grad_freeze"``.
-
-    Raises:
-        KeyError: When there is no such method; the message lists those there are.
-
-    Example:
-        >>> method("grad_freeze").switch
-        'boost.grad_freeze'
-    """
-    for entry in METHODS:
-        if entry.name == name:
-            return entry
-    raise KeyError(f"no method is called {name!r}; there are {', '.join(entry.name for entry in METHODS)}")
+    """Return the method of that name; a KeyError lists those there are."""
+    found = next((entry for entry in METHODS if entry.name == name), None)
+    if found is None:
+        raise KeyError(f"no method is called {name!r}; there are {', '.join(entry.name for entry in METHODS)}")
+    return found

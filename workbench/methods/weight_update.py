@@ -21,30 +21,21 @@ __all__ = ["CompleteWindow", "PlainUpdate", "WeightUpdate"]
 
 @dataclass(frozen=True, slots=True)
 class CompleteWindow:
-    """What an update may look at; the gradients lie in ``.grad``, averaged over window and ranks.
+    """What an update may look at; the gradients lie in ``.grad``, averaged over window and ranks."""
 
-    Args:
-        step: Micro-batch index, counted from 0.
-        optimizer: Optimizer of the freezing group in force.
-        loss: Unscaled loss of the last micro-batch on this rank, shape ``()``.
-        found_inf: 1 when a gradient is not finite, so that nothing may change; float32, shape ``()``. None when nobody
-            looked: the update is applied whatever the gradients are.
-        gradient_scale: What the gradients still carry as a factor, shape ``()``; 1 unless a train-one-step module was
-            given ``sens``.
-        evaluate: Computes the loss of the last micro-batch at the weights as they are; None when the caller of the step
-            gave no closure.
-        events: Where things worth telling go; None when nobody listens.
-        backward_scale: Gives the loss scale that the backward pass carried where a parameter is used and that its
-            gradient no longer does, shape ``()``; None when gradients are as the backward pass left them.
-    """
-
-    step: int
-    optimizer: Optimizer
-    loss: Tensor
+    step: int  # micro-batch index, counted from 0
+    optimizer: Optimizer  # the one that steps now; it may be that of one group of layers
+    loss: Tensor  # unscaled, of the last micro-batch on this rank, shape ()
+    #: 1 when a gradient is not finite, so that nothing may change; float32, shape (). None when that was not looked at:
+    #: the update is applied whatever the gradients are.
     found_inf: Tensor | None
+    #: What the gradients still carry as a factor, shape (); 1 unless a train-one-step module was given ``sens``.
     gradient_scale: Tensor
+    #: Computes the loss of the last micro-batch at the weights as they are; None when step() was given no closure.
     evaluate: Callable[[], Tensor] | None
-    events: EventSink | None
+    events: EventSink | None  # where things worth telling go; None when nothing listens
+    #: Gives the loss scale that the backward pass carried where a parameter is used and that its gradient no longer
+    #: does, shape (); None when gradients are as the backward pass left them.
     backward_scale: Callable[[nn.Parameter], Tensor] | None = None
 
 
@@ -64,8 +55,7 @@ class WeightUpdate:
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Update the weights, or leave them, their optimizer and the method alone where ``found_inf`` is set.
 
-        Returns:
-            Numbers for the trace that the host knows, by namespaced column; empty for most.
+        Returns numbers for the trace that the host knows, by namespaced column; none for most.
         """
         raise NotImplementedError
 
@@ -107,8 +97,8 @@ def _profits_from_flag(optimizer: Optimizer) -> bool:
         return False
     if not isinstance(optimizer, SGD):
         return True
-    # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as freezing makes
-    # happen; step_if_finite prepares the buffers. Once all are there, nothing is gained.
+    # Fused SGD (torch 2.13) fails when a parameter's first gradient comes later than the others', as it does where
+    # layers rest at first; step_if_finite prepares the buffers. Once all are there, nothing is gained.
     state = optimizer.state
     return any(
         parameter.grad is not None

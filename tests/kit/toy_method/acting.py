@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workbench.config import Plan
 from workbench.methods.protocol import Method, Preparation, StepHook
 from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 
@@ -79,10 +78,6 @@ class ToyMethod(Method):
     """See the package."""
 
     splits_gradients = True
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        return plan.is_in_effect("toy")
 
     def refusal(self, model: nn.Module) -> str:
         return "the toy is for small models" if sum(p.numel() for p in model.parameters()) > 10_000 else ""

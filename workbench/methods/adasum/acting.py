@@ -2,27 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from workbench.config import Plan
-from workbench.methods.adasum.update import AdaSumUpdate
+from workbench.core import distributed as ranks
+from workbench.methods.adasum.method import AdaSum
 from workbench.methods.protocol import Method
-from workbench.methods.weight_update import WeightUpdate
+from workbench.methods.weight_update import CompleteWindow, PlainUpdate, WeightUpdate
 
-__all__ = ["AdaSumMethod"]
+__all__ = ["AdaSumMethod", "AdaSumUpdate"]
 
 _EIGHT = 8  # the reference's number of ranks per server, whatever `common.device_number` says
 
 
+class AdaSumUpdate(WeightUpdate):
+    """The local optimizer's step, then the AdaSum of what it changed in parameters that all ranks list in one order.
+
+    A skipped step changes nothing anywhere, and the combination of nothing is nothing: no rank needs to ask.
+    """
+
+    needs_distribute = (
+        "AdaSum combines updates of the same weights; call boosted.distribute() on every rank before the first step, "
+        "which gives all of them the first one's"
+    )
+    refuses_ddp = "`ddp` must be False with AdaSum, which averages gradients inside a server only"
+
+    def __init__(self, parameters: Sequence[nn.Parameter], device_number: int) -> None:
+        self.parameters = list(parameters)
+        servers = ranks.world_size() // device_number
+        self.adasum = AdaSum(ranks.rank(), device_number, servers, self.parameters)
+        self._local = PlainUpdate()
+        self.server_group = self.adasum.links.server_group
+        self.averages_gradients = self.server_group is not None
+
+    @torch.no_grad()
+    def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Update locally and combine."""
+        old = [parameter.detach().clone() for parameter in self.parameters]
+        columns = self._local(window)
+        changes = torch._foreach_sub(old, [parameter.detach() for parameter in self.parameters])
+        self.adasum(changes, self.parameters, old)
+        return columns
+
+
 class AdaSumMethod(Method):
     """Puts an update that combines in the place of the optimizer's step."""
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether servers combine their updates."""
-        return plan.adasum
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel, after which all updates are the same."""

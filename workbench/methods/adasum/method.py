@@ -8,8 +8,8 @@ values are averaged plainly; between servers they meet in a binary tree.
 The tree is computed by recursive vector halving and doubling: in round *i* server *s* and server *s* XOR 2^i exchange
 halves of what they hold, so that after the last round each holds one finished part, and the parts travel back the same
 way. What is halved is one flat bucket, not each tensor: a border may cut a tensor anywhere, tensors of one element
-included, because the inner products are summed over everybody who holds a part. Every element is computed by exactly
-one rank and copied to the others, hence all ranks end with the same bits.
+included, because the inner products are summed over all who hold a part. Every element is computed by exactly one rank
+and copied to the others, hence all ranks end with the same bits.
 
 Behaviour taken from MindSpore 2.7.0, ``mindspore.boost.AdaSum``, which halves every tensor by itself; there a tensor
 that cannot be halved in each round comes out mixed, or the ranks wait for each other for ever.
@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
 from workbench.core import kernels
+from workbench.methods.arguments import checked_integer
 
 __all__ = [
     "EPSILON",
@@ -54,29 +55,14 @@ _LARGEST = torch.finfo(torch.float32).max
 _ONE = {dtype: torch.ones(1, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
 
 
-@overload
-def adasum_weights(products: Tensor, n_nodes: int) -> tuple[Tensor, Tensor]: ...
+# Two servers, or two halves of the tree
 
 
-@overload
-def adasum_weights(products: tuple[float, float, float], n_nodes: int) -> tuple[float, float]: ...
-
-
-@overload
-def adasum_weights(
-    products: Tensor | tuple[float, float, float], n_nodes: int
-) -> tuple[Tensor, Tensor] | tuple[float, float]: ...
-
-
-def adasum_weights(products: Any, n_nodes: int) -> Any:
+def adasum_weights(products: Any, n_nodes: int) -> tuple[Any, Any]:
     """Return the factors of a and b in their combination: 1 - a.b / (2 a.a) and 1 - a.b / (2 b.b).
 
-    Args:
-        products: Inner products a.b, a.a and b.b: three numbers, or shape ``[3, ...]``, float32 or wider.
-        n_nodes: Nodes whose values a and b hold together; each adds :data:`EPSILON` to every product.
-
-    Returns:
-        The factor of a and that of b: two numbers, or tensors of shape ``[...]``.
+    The products a.b, a.a, b.b are three numbers, or a tensor ``[3, ...]``; each node that contributes adds `EPSILON` to
+    all.
     """
     across, own, other = products
     epsilon = EPSILON * n_nodes
@@ -85,22 +71,11 @@ def adasum_weights(products: Any, n_nodes: int) -> Any:
 
 
 def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
-    """Combine two values of one parameter tensor.
+    """Combine two values of one parameter tensor, of one shape and floating-point dtype.
 
     (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b: the average of parallel vectors, the sum of orthogonal ones.
-
-    Args:
-        a: Floating-point tensor of any shape.
-        b: Another of the same shape and dtype.
-        n_nodes: Nodes whose values a and b hold together, 2 at the leaves of a tree.
-
-    Returns:
-        Tensor of the same shape and dtype; computed in float32, or float64 for float64. NaN or inf in either makes NaN,
-        and so do norms whose square exceeds the dtype computed in (1.8e19 in float32).
-
-    Raises:
-        TypeError: When a is not of a floating-point dtype.
-        ValueError: When shapes or dtypes differ.
+    ``n_nodes`` nodes hold the two together. Computed in float32, or float64 for float64; NaN or inf in either makes
+    NaN, and so do norms whose square exceeds the dtype computed in (1.8e19 in float32).
 
     Reference:
         Maleki et al., arXiv:2006.02924. The small constant is MindSpore's.
@@ -118,7 +93,8 @@ def adasum_pair(a: Tensor, b: Tensor, *, n_nodes: int = 2) -> Tensor:
         )
     wide_a, wide_b = a.to(_wide(a.dtype)), b.to(_wide(b.dtype))
     own, other = adasum_weights(_products(wide_a.flatten(), wide_b.flatten()), n_nodes)
-    return (wide_a * own + wide_b * other).to(a.dtype)
+    combined: Tensor = wide_a * own + wide_b * other
+    return combined.to(a.dtype)
 
 
 @torch.no_grad()
@@ -128,15 +104,6 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     :func:`adasum_pair` for each, without a tensor in between: inner products in one pass over both, the result in a
     second one; by our own kernels all tensors in two calls. On a CPU the factors become plain numbers, elsewhere
     nothing waits for the device.
-
-    Args:
-        ours: Floating-point tensors, overwritten.
-        theirs: As many, each of the shape, dtype and device of its partner.
-        n_nodes: As in :func:`adasum_pair`.
-
-    Raises:
-        TypeError: When a tensor is not of a floating-point dtype.
-        ValueError: When numbers of tensors, shapes or dtypes differ.
 
     Example:
         >>> ours, theirs = [torch.tensor([2.0, 0.0])], [torch.tensor([0.0, 3.0])]
@@ -149,12 +116,13 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
     shapes_agree = all(a.shape == b.shape for a, b in zip(ours, theirs, strict=True))
     a_list, b_list = (kernels.listed(ours), kernels.listed(theirs)) if shapes_agree else (None, None)
     if a_list is not None and b_list is not None:
-        products = [map(_in_float32s_range, found) for found in kernels.inner_products(a_list, b_list)]
-        factors = [adasum_weights((across, own, other), n_nodes) for across, own, other in products]
+        products = kernels.inner_products(a_list, b_list)
+        factors = [adasum_weights(map(_in_float32s_range, found), n_nodes) for found in products]
         kernels.mix_(a_list, b_list, [own for own, _ in factors], [other for _, other in factors])
         return
     for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape or a.dtype is not b.dtype or not _is_flat_float(a) or not b.is_contiguous():
+        is_flat_float = a.dtype in _ONE and a.is_contiguous()
+        if a.shape != b.shape or a.dtype is not b.dtype or not is_flat_float or not b.is_contiguous():
             a.copy_(adasum_pair(a, b, n_nodes=n_nodes))
             continue
         mine, other = (a, b) if a.ndim == 1 else (a.view(-1), b.view(-1))
@@ -162,18 +130,9 @@ def adasum_sets_(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, n_nodes: i
 
 
 def adasum_tree(values: Sequence[Tensor]) -> Tensor:
-    """Combine the values that several servers have of one parameter tensor: pairs, then pairs of pairs.
+    """Combine the values that 2, 4, 8, ... servers have of one parameter tensor: pairs, then pairs of pairs.
 
     The slow and exact meaning of :func:`adasum_reduce_`, for tests and for a single process.
-
-    Args:
-        values: 2, 4, 8, ... tensors of one shape and dtype, in the order of the servers.
-
-    Returns:
-        Tensor of the same shape and dtype.
-
-    Raises:
-        ValueError: When the number of tensors is no power of two from 2 on, or shapes or dtypes differ.
 
     Example:
         >>> adasum_tree([torch.tensor([v]) for v in (1.0, 2.0, 3.0, 6.0)])
@@ -187,39 +146,28 @@ def adasum_tree(values: Sequence[Tensor]) -> Tensor:
     return level[0]
 
 
+# All servers
+
+
 @dataclass(frozen=True)
 class ServerLinks:
     """What one rank sends and receives: across to the rank of the same place in another server, and inside its own.
 
     Rank = server * n_devices + device.
-
-    Attributes:
-        server: This rank's server, 0 to ``n_servers`` - 1.
-        device: This rank's place in its server, 0 to ``n_devices`` - 1.
-        n_servers: Number of servers, a power of two from 2 on.
-        n_devices: Ranks per server.
-        process_group: The group of all ranks; None is the default group.
-        server_group: The group of this server's ranks; None when it has only one.
     """
 
     server: int
-    device: int
-    n_servers: int
-    n_devices: int
-    process_group: distributed.ProcessGroup | None = None
-    server_group: distributed.ProcessGroup | None = None
+    device: int  # place in the server
+    n_servers: int  # a power of two from 2 on
+    n_devices: int  # ranks per server
+    process_group: distributed.ProcessGroup | None = None  # all ranks; None is the default group
+    server_group: distributed.ProcessGroup | None = None  # this server's ranks; None when it has only one
 
     def __deepcopy__(self, memo: dict[int, object]) -> ServerLinks:
         return self  # nothing here changes, and process groups cannot be copied
 
     def exchange(self, mine: Tensor, server: int, into: Tensor | None = None) -> Tensor:
-        """Send a contiguous tensor to another server and return what that one sends, of the same shape and dtype.
-
-        Args:
-            mine: What is sent.
-            server: To whom.
-            into: Where to put what comes, contiguous, apart from ``mine``; None makes a new tensor.
-        """
+        """Send a contiguous tensor to another server and return what that one sends, in ``into`` or a new tensor."""
         peer = server * self.n_devices + self.device
         if self.process_group is not None:  # point-to-point peers are counted in the whole world
             peer = distributed.get_global_rank(self.process_group, peer)
@@ -247,32 +195,16 @@ class ServerLinks:
 def connect_servers(
     rank: int, device_number: int, group_number: int, process_group: distributed.ProcessGroup | None = None
 ) -> ServerLinks:
-    """Check the numbers against the process group and make the groups inside the servers.
+    """Check the numbers (see `AdaSum`) against the process group and make the groups inside the servers.
 
     Every rank has to call it, as it makes process groups.
-
-    Args:
-        rank: This process's rank.
-        device_number: Ranks per server, 1 or more; consecutive ranks share a server.
-        group_number: Servers, a power of two from 2 on.
-        process_group: The ranks that take part; None means all.
-
-    Returns:
-        What the collective sends with.
-
-    Raises:
-        TypeError: When a number is not an integer.
-        ValueError: When a number is out of its range, or the ranks are not ``device_number`` * ``group_number``.
-        RuntimeError: When torch.distributed was not initialized.
     """
     for name, value in (("rank", rank), ("device_number", device_number), ("group_number", group_number)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"`{name}` must be an integer, got {value!r}")
+        checked_integer(name, value)
     if device_number < 1:
         raise ValueError(f"`device_number` must be at least 1 rank per server, got {device_number}")
     _require_power_of_two("group_number", group_number)
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise RuntimeError("AdaSum needs several ranks; call torch.distributed.init_process_group first")
+    _require_several_ranks()
     n_ranks = distributed.get_world_size(process_group)
     if n_ranks != device_number * group_number:
         raise ValueError(
@@ -296,25 +228,11 @@ def connect_servers(
 def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> Tensor:
     """Average a bucket inside the servers and combine it between them, tensor by tensor; on every rank the same bits.
 
-    Each rank of a server carries its share of the bucket across. Per round one message goes each way with half of what
-    is left, and a few with three inner products per tensor; the number of messages does not grow with the number of
-    tensors.
-
-    Args:
-        flat: This rank's values, shape ``[elements]``, contiguous; the tensors of the bucket one after the other.
-            Overwritten. Its length must be divisible by ``n_servers * n_devices``; what lies behind the tensors is
-            padding.
-        lengths: Number of elements of each tensor.
-        links: How to reach the others.
-
-    Returns:
-        ``flat``, which now holds :func:`adasum_tree` of the servers' averages.
-
-    Raises:
-        ValueError: When the length is not divisible or too short for the tensors.
-
-    Reference:
-        Maleki et al., arXiv:2006.02924, the algorithm AdasumRVH.
+    The bucket holds this rank's tensors, of so many elements each, one after the other, padded to a multiple of the
+    number of ranks; in the end it holds :func:`adasum_tree` of the servers' averages. Each rank of a server carries its
+    share of the bucket across. Per round one message goes each way with half of what is left, and a few with three
+    inner products per tensor; the number of messages does not grow with the number of tensors (AdasumRVH in Maleki et
+    al.).
     """
     n_ranks = links.n_servers * links.n_devices
     if flat.numel() % n_ranks or flat.numel() < sum(lengths):
@@ -349,6 +267,45 @@ def adasum_reduce_(flat: Tensor, lengths: Sequence[int], links: ServerLinks) -> 
             links.exchange(mine, links.server ^ 1 << i, flat[high - size : high])
     links.gather_inside_(flat)
     return flat
+
+
+def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], links: ServerLinks, i: int) -> None:
+    """Combine the part that this rank keeps in round i, which begins at element ``start`` of the bucket."""
+    wide, theirs = mine.to(_wide(mine.dtype)), theirs.to(_wide(mine.dtype))
+    parts = list(_parts(start, start + mine.numel(), lengths))
+    is_second = bool(links.server >> i & 1)
+    a, b = (theirs, wide) if is_second else (wide, theirs)
+    products = wide.new_zeros(3, len(lengths))
+    if parts:
+        found = [_inner_products(a[part], b[part]) for _, part in parts]
+        across_own_other = [torch.as_tensor(numbers, dtype=products.dtype) for numbers in found]
+        products[:, parts[0][0] : parts[-1][0] + 1] = torch.stack(across_own_other, dim=1)
+    # The servers that differ in the lowest i + 1 bits hold the parts of one pair. Doubling adds in the same order
+    # everywhere, up to swapped summands, so that all of them get the same bits.
+    for j in range(i + 1):
+        products += links.exchange(products, links.server ^ 1 << j)
+    links.sum_inside_(products)
+    own, other = adasum_weights(products, n_nodes=2 << i)
+    if is_second:
+        own, other = other, own
+    of_own, of_other = (weights.tolist() if weights.device.type == "cpu" else weights for weights in (own, other))
+    for index, part in parts:
+        _mix_(wide[part], theirs[part], of_own[index], of_other[index])
+    if wide is not mine:
+        mine.copy_(wide)
+
+
+def _parts(low: int, high: int, lengths: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Yield the tensors that have elements between two places of the bucket: their index, and where, from ``low``.
+
+    An empty tensor within is yielded with an empty slice, so that the indices are consecutive.
+    """
+    start = 0
+    for index, length in enumerate(lengths):
+        stop = start + length
+        if stop > low and start < high:
+            yield index, slice(max(start, low) - low, min(stop, high) - low)
+        start = stop
 
 
 class AdaSum:
@@ -410,26 +367,30 @@ class AdaSum:
         """
         given = {"delta_weights": delta_weights, "parameters": parameters, "old_parameters": old_parameters}
         for name, tensors in given.items():
-            self._check(name, tensors)
+            if len(tensors) != len(self.shapes):
+                n = len(self.shapes)
+                raise ValueError(f"`{name}` must hold one tensor per parameter ({n}), got {len(tensors)}")
+            for index, (tensor, shape) in enumerate(zip(tensors, self.shapes, strict=True)):
+                if tensor.shape != shape:
+                    raise ValueError(
+                        f"`{name}[{index}]` must have the parameter's shape {tuple(shape)}, got {tuple(tensor.shape)}"
+                    )
         buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, delta in enumerate(delta_weights):
             _require_floating(f"delta_weights[{index}]", delta)
             buckets.setdefault((delta.device, delta.dtype), []).append(index)
         for indices in buckets.values():
-            flat, lengths = _flatten([delta_weights[index] for index in indices], self.links)
+            deltas = [delta_weights[index] for index in indices]
+            lengths = [delta.numel() for delta in deltas]
+            padding = deltas[0].new_zeros(_missing(sum(lengths), self.links))
+            flat = torch.cat([*(delta.flatten() for delta in deltas), padding])
             combined = torch.split_with_sizes(adasum_reduce_(flat, lengths, self.links)[: sum(lengths)], lengths)
             for index, delta in zip(indices, combined, strict=True):
                 parameters[index].copy_(old_parameters[index] - delta.view(self.shapes[index]))
         return tuple(parameters)
 
-    def _check(self, name: str, tensors: Sequence[Tensor]) -> None:
-        if len(tensors) != len(self.shapes):
-            raise ValueError(f"`{name}` must hold one tensor per parameter ({len(self.shapes)}), got {len(tensors)}")
-        for index, (tensor, shape) in enumerate(zip(tensors, self.shapes, strict=True)):
-            if tensor.shape != shape:
-                raise ValueError(
-                    f"`{name}[{index}]` must have the parameter's shape {tuple(shape)}, got {tuple(tensor.shape)}"
-                )
+
+# Under DistributedDataParallel
 
 
 class AdaSumState:
@@ -446,8 +407,7 @@ class AdaSumState:
     """
 
     def __init__(self, device_number: int = 1, process_group: distributed.ProcessGroup | None = None) -> None:
-        if not distributed.is_available() or not distributed.is_initialized():
-            raise RuntimeError("AdaSum needs several ranks; call torch.distributed.init_process_group first")
+        _require_several_ranks()
         n_ranks = distributed.get_world_size(process_group)
         is_count = isinstance(device_number, int) and device_number > 0  # connect_servers tells what else is wrong
         servers = n_ranks // device_number if is_count else n_ranks
@@ -473,7 +433,7 @@ def adasum_hook(
     """
     buffer = bucket.buffer()
     lengths = [gradient.numel() for gradient in bucket.gradients()]
-    missing = -buffer.numel() % (state.links.n_servers * state.links.n_devices)
+    missing = _missing(buffer.numel(), state.links)
     flat = torch.cat([buffer, buffer.new_zeros(missing)]) if missing else buffer
     combined = adasum_reduce_(flat, lengths, state.links)[: buffer.numel()]
     # A future that carries a tensor of an accelerator has to know whose streams to wait for.
@@ -492,45 +452,6 @@ if distributed.is_available():
     }
 
 
-def _combine_(mine: Tensor, theirs: Tensor, start: int, lengths: Sequence[int], links: ServerLinks, i: int) -> None:
-    """Combine the part that this rank keeps in round i, which begins at element ``start`` of the bucket."""
-    wide, theirs = mine.to(_wide(mine.dtype)), theirs.to(_wide(mine.dtype))
-    parts = list(_parts(start, start + mine.numel(), lengths))
-    is_second = bool(links.server >> i & 1)
-    a, b = (theirs, wide) if is_second else (wide, theirs)
-    products = wide.new_zeros(3, len(lengths))
-    if parts:
-        found = [_inner_products(a[part], b[part]) for _, part in parts]
-        across_own_other = [torch.as_tensor(numbers, dtype=products.dtype) for numbers in found]
-        products[:, parts[0][0] : parts[-1][0] + 1] = torch.stack(across_own_other, dim=1)
-    # The servers that differ in the lowest i + 1 bits hold the parts of one pair. Doubling adds in the same order
-    # everywhere, up to swapped summands, so that all of them get the same bits.
-    for j in range(i + 1):
-        products += links.exchange(products, links.server ^ 1 << j)
-    links.sum_inside_(products)
-    own, other = adasum_weights(products, n_nodes=2 << i)
-    if is_second:
-        own, other = other, own
-    of_own, of_other = (weights.tolist() if weights.device.type == "cpu" else weights for weights in (own, other))
-    for index, part in parts:
-        _mix_(wide[part], theirs[part], of_own[index], of_other[index])
-    if wide is not mine:
-        mine.copy_(wide)
-
-
-def _parts(low: int, high: int, lengths: Sequence[int]) -> Iterator[tuple[int, slice]]:
-    """Yield the tensors that have elements between two places of the bucket: their index, and where, from ``low``.
-
-    An empty tensor within is yielded with an empty slice, so that the indices are consecutive.
-    """
-    start = 0
-    for index, length in enumerate(lengths):
-        stop = start + length
-        if stop > low and start < high:
-            yield index, slice(max(start, low) - low, min(stop, high) - low)
-        start = stop
-
-
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """Return a.b, a.a and b.b of flat tensors, shape ``[3]``; summed run by run, see :data:`_RUN`."""
     runs = zip(torch.split(a, _RUN), torch.split(b, _RUN), strict=True)
@@ -541,10 +462,9 @@ def _inner_products(a: Tensor, b: Tensor) -> Tensor | tuple[float, float, float]
     """Return :func:`_products`; on a CPU, where reading a number costs nothing, as three numbers."""
     if not a.is_cpu:
         return _products(a, b)
-    if len(a) <= _RUN:
-        return torch.dot(a, b).item(), torch.dot(a, a).item(), torch.dot(b, b).item()
+    runs = [(a, b)] if len(a) <= _RUN else zip(torch.split(a, _RUN), torch.split(b, _RUN), strict=True)
     across = own = other = 0.0
-    for x, y in zip(torch.split(a, _RUN), torch.split(b, _RUN), strict=True):
+    for x, y in runs:
         across += torch.dot(x, y).item()
         own += torch.dot(x, x).item()
         other += torch.dot(y, y).item()
@@ -565,20 +485,18 @@ def _mix_(a: Tensor, b: Tensor, own: Any, other: Any) -> None:
     a.unsqueeze(0).addr_(_ONE[a.dtype], b, beta=own, alpha=other)
 
 
-def _is_flat_float(tensor: Tensor) -> bool:
-    return tensor.dtype in _ONE and tensor.is_contiguous()
-
-
-def _flatten(tensors: Sequence[Tensor], links: ServerLinks) -> tuple[Tensor, list[int]]:
-    """Return a padded copy of the tensors, one after the other, and how many elements each has."""
-    lengths = [tensor.numel() for tensor in tensors]
-    missing = -sum(lengths) % (links.n_servers * links.n_devices)
-    return torch.cat([*(tensor.flatten() for tensor in tensors), tensors[0].new_zeros(missing)]), lengths
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return where inner products are summed: in float16 the square of 256 is inf, in bfloat16 256 + 1 is 256."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _missing(n_elements: int, links: ServerLinks) -> int:
+    return -n_elements % (links.n_servers * links.n_devices)
+
+
+def _require_several_ranks() -> None:
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise RuntimeError("AdaSum needs several ranks; call torch.distributed.init_process_group first")
 
 
 def _require_floating(name: str, tensor: Tensor) -> None:

@@ -15,22 +15,16 @@ import torch
 from torch import Tensor
 
 from workbench.core.batch import batch_size_of, mapped
+from workbench.methods.batch.section import BatchSection
+from workbench.methods.protocol import Method, Preparation
 
-__all__ = ["concatenated", "parts_of", "resized"]
+__all__ = ["BatchMethod", "concatenated", "parts_of", "resized"]
 
 
 def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
-    """Yield batches of ``factor`` times as many samples.
+    """Yield batches of ``factor`` times as many samples; the last may have fewer where they do not come out even.
 
-    Args:
-        batches: The loader's batches.
-        factor: A whole number of batches to concatenate, or 1 over the number of parts that each is cut into.
-
-    Yields:
-        Batches; the last may have fewer samples where the batches do not come out even.
-
-    Raises:
-        ValueError: When batches cannot be concatenated.
+    The factor is a whole number of batches to concatenate, or 1 over the number of parts that each is cut into.
     """
     if factor < 1:
         for batch in batches:
@@ -42,14 +36,7 @@ def resized(batches: Iterable[Any], factor: float) -> Iterator[Any]:
 
 
 def concatenated(group: Sequence[Any]) -> Any:
-    """Return several batches as one, of the form of the first.
-
-    Args:
-        group: At least one batch.
-
-    Raises:
-        ValueError: When they differ in form, or in a shape behind the samples.
-    """
+    """Return at least one batch as one, of the form of the first; a ValueError says where they differ."""
     first = group[0]
     if len(group) == 1:
         return first
@@ -73,17 +60,33 @@ def concatenated(group: Sequence[Any]) -> Any:
 
 
 def parts_of(batch: Any, n_parts: int) -> Iterator[Any]:
-    """Yield a batch in parts of nearly equal size; fewer than asked for where it has fewer samples.
-
-    Args:
-        batch: Any batch.
-        n_parts: Parts, at least 1.
-    """
+    """Yield a batch in parts of nearly equal size; fewer than asked for where it has fewer samples."""
     samples = batch_size_of(batch)
     borders = torch.linspace(0, samples, min(n_parts, samples) + 1).round().int().tolist()
     for begin, end in pairwise(borders):
-        yield mapped(batch, functools.partial(_samples_of, begin=begin, end=end, n=samples))
+        yield mapped(batch, functools.partial(_rows, begin=begin, end=end, n_samples=samples))
 
 
-def _samples_of(tensor: Tensor, begin: int, end: int, n: int) -> Tensor:
-    return tensor[begin:end] if tensor.ndim and len(tensor) == n else tensor
+def _rows(tensor: Tensor, begin: int, end: int, n_samples: int) -> Tensor:
+    return tensor[begin:end] if tensor.ndim and len(tensor) == n_samples else tensor
+
+
+class BatchMethod(Method):
+    """Changes what one pass sees, and lets the rates follow."""
+
+    def reshape(self, preparation: Preparation) -> None:
+        """Multiply the rates, before anything wraps the optimizer."""
+        factor = self.config.part(BatchSection).rate_factor()
+        if factor != 1.0:
+            for group in preparation.optimizer.param_groups:
+                for name in ("lr", "initial_lr"):
+                    if name in group:
+                        group[name] = group[name] * factor
+
+    def passes(self, n_batches: float) -> float:
+        """Return the passes over as many samples."""
+        return n_batches / self.config.part(BatchSection).factor
+
+    def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
+        """Concatenate or cut the loader's batches."""
+        return resized(batches, self.config.part(BatchSection).factor)

@@ -16,22 +16,23 @@ Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.core.batch import mapped, tensors_of
-
-if TYPE_CHECKING:
-    from workbench.methods.curriculum.section import CurriculumSection
+from workbench.methods.curriculum.section import CurriculumSection
+from workbench.methods.protocol import Method
 
 __all__ = [
+    "CurriculumMethod",
     "Kind",
     "accepted_sizes",
     "growing",
@@ -44,6 +45,8 @@ __all__ = [
 ]
 
 Kind = Literal["resolution", "sequence"]
+Call = Callable[[nn.Module, Any], Any]
+"""Computes the loss of a batch, as ``call(network, batch)``."""
 
 PROBED = (0.5, 0.75)
 """Relative sizes that a network is tried with where no configuration says which are wanted."""
@@ -54,10 +57,6 @@ def size_at(full: int, relative: float) -> int:
 
     Networks halve their inputs several times. So a size is a multiple of the largest power of two that divides the full
     size and is no more than a quarter of it: of 8 for 32, of 32 for 224.
-
-    Args:
-        full: Height, width or length, at least 1.
-        relative: Share of it, in (0, 1].
 
     Example:
         >>> size_at(32, 0.5), size_at(224, 0.6), size_at(28, 0.5), size_at(127, 0.5), size_at(32, 1.0)
@@ -72,13 +71,7 @@ def size_at(full: int, relative: float) -> int:
 
 
 def stage_of(pass_index: int, passes: int, until: float, stages: int) -> int:
-    """Return the stage of a forward pass, from 0; ``stages`` is that of full size.
-
-    Args:
-        pass_index: The pass, counted from 0.
-        passes: Passes of the run, at least 1.
-        until: Share of them with smaller inputs, in (0, 1].
-        stages: Sizes below the full one, at least 1.
+    """Return the stage of a forward pass, both counted from 0; ``stages`` is that of full size.
 
     Example:
         >>> [stage_of(index, 10, 0.6, 2) for index in range(10)]
@@ -88,12 +81,7 @@ def stage_of(pass_index: int, passes: int, until: float, stages: int) -> int:
 
 
 def stages_of(section: CurriculumSection, passes: int) -> list[tuple[float, float]]:
-    """Return the relative size of each stage that has a pass, and its share of the passes; the shares add up to 1.
-
-    Args:
-        section: What is configured; of kind ``none`` it has one stage, at full size.
-        passes: Passes of the run, at least 1.
-    """
+    """Return the relative size of each stage that has a pass, and its share of the passes; the shares add up to 1."""
     if section.kind == "none":
         return [(1.0, 1.0)]
     borders = [0, *_borders(passes, section.until, section.stages), passes]
@@ -105,26 +93,16 @@ def stages_of(section: CurriculumSection, passes: int) -> list[tuple[float, floa
 def growing(
     batches: Iterable[Any], passes: int, kind: Kind, *, start: float = 0.5, until: float = 0.5, stages: int = 2
 ) -> Iterator[Any]:
-    """Yield batches whose inputs grow to their full size.
+    """Yield batches, given at full size, whose inputs grow to it over a run of so many passes; later ones stay so.
 
-    Args:
-        batches: At full size.
-        passes: Forward passes of the run, at least 1; what comes after them has the last pass's size.
-        kind: What grows.
-        start: First relative size, in (0, 1).
-        until: Share of the passes with smaller inputs, in (0, 1].
-        stages: Sizes below the full one, at least 1.
-
-    Warns:
-        UserWarning: Once, when a batch holds nothing that could be made smaller.
+    Warns once when a batch holds nothing that could be made smaller.
     """
-    borders, told = _borders(passes, until, stages), False
-    shrink = _SHRINK[kind]
+    warned = False
     for index, batch in enumerate(batches):
-        relative = _relative(bisect_right(borders, min(index, passes - 1)), start, stages)
-        smaller = batch if relative == 1 else shrink(batch, relative)
-        if smaller is None and not told:
-            told = True
+        relative = _relative(stage_of(min(index, passes - 1), passes, until, stages), start, stages)
+        smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
+        if smaller is None and not warned:
+            warned = True
             warnings.warn(f"the curriculum had no effect: {_nothing_to_shrink(kind)}", UserWarning, stacklevel=2)
         yield batch if smaller is None else smaller
 
@@ -134,12 +112,8 @@ def resized_images(batch: Any, relative: float) -> Any:
 
     Floating-point values are averaged over the pixels that a new one covers (bilinear with antialiasing); of others the
     value at the new pixel's middle is taken.
-
-    Args:
-        batch: Any batch.
-        relative: Share of height and width, in (0, 1].
     """
-    image = next((one for one in tensors_of(batch) if one.ndim == 4 and one.is_floating_point()), None)
+    image = _image_in(batch)
     if image is None:
         return None
     full = (image.shape[2], image.shape[3])
@@ -148,13 +122,8 @@ def resized_images(batch: Any, relative: float) -> Any:
 
 
 def shortened(batch: Any, relative: float) -> Any:
-    """Return a batch with the first tokens of each sequence, targets included; None where it holds no tokens.
-
-    Args:
-        batch: Any batch.
-        relative: Share of the length that is kept, in (0, 1].
-    """
-    tokens = next((one for one in tensors_of(batch) if _are_tokens(one)), None)
+    """Return a batch with the first tokens of each sequence, targets included; None where it holds no tokens."""
+    tokens = _tokens_in(batch)
     if tokens is None:
         return None
     full = tokens.shape[1]
@@ -162,20 +131,11 @@ def shortened(batch: Any, relative: float) -> Any:
     return mapped(batch, lambda one: one[:, :kept].contiguous() if _are_tokens(one) and one.shape[1] == full else one)
 
 
-def accepted_sizes(
-    call: Callable[[nn.Module, Any], Any], network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float]
-) -> list[float]:
-    """Return the relative sizes of the inputs that a network takes, found by trying them.
+def accepted_sizes(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float]) -> list[float]:
+    """Return the relative sizes of a batch's inputs, given at full size, that a network takes, found by trying them.
 
     The network is called in evaluation mode and without gradients; weights, statistics, modes and random generators
     are as before afterwards.
-
-    Args:
-        call: Called as ``call(network, batch)``; computes the loss of a batch.
-        network: The network.
-        batch: A batch on its device, at full size.
-        kind: What is made smaller.
-        sizes: Relative sizes to try, in (0, 1].
     """
     devices = {value.device for value in network.parameters() if value.device.type != "cpu"}
     kind_of_device = next(iter(devices)).type if devices else "cpu"
@@ -186,25 +146,20 @@ def accepted_sizes(
         with torch.random.fork_rng(devices, device_type=kind_of_device), torch.no_grad():
             for relative in sizes:
                 smaller = batch if relative == 1 else _SHRINK[kind](batch, relative)
-                if smaller is not None and _runs(call, network, smaller):
-                    accepted.append(relative)
+                if smaller is not None:
+                    with contextlib.suppress(Exception):  # any module of the user's may refuse a size in its own way
+                        call(network, smaller)
+                        accepted.append(relative)
     finally:
         for module in training:
             module.training = True
     return accepted
 
 
-def why_not_smaller(
-    call: Callable[[nn.Module, Any], Any], network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float] = PROBED
-) -> str:
-    """Return why a network cannot be trained with smaller inputs, to stand after "because"; empty where it can.
+def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, sizes: Sequence[float] = PROBED) -> str:
+    """Return why a network cannot be trained with inputs of these sizes, to stand after "because"; empty where it can.
 
-    Args:
-        call: Called as ``call(network, batch)``; computes the loss of a batch.
-        network: The network; left as it is.
-        batch: A batch on its device, at full size.
-        kind: What is to be made smaller.
-        sizes: Relative sizes that are wanted.
+    It is tried as `accepted_sizes` does, and left as it is.
     """
     smaller = {relative: _SHRINK[kind](batch, relative) for relative in sizes}
     if None in smaller.values():
@@ -219,6 +174,17 @@ def why_not_smaller(
     return f"this network takes inputs of {taken}, but not of {_shape(smaller[refused[0]], kind)}"
 
 
+class CurriculumMethod(Method):
+    """Lets the inputs grow; whether the network takes them is known beforehand (`facts.py`)."""
+
+    def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
+        """Make early batches smaller."""
+        section = self.config.part(CurriculumSection)
+        if section.kind == "none":
+            return batches
+        return growing(batches, passes, section.kind, start=section.start, until=section.until, stages=section.stages)
+
+
 def _borders(passes: int, until: float, stages: int) -> list[int]:
     """Return the pass at which each stage ends."""
     return [round(until * passes * (stage + 1) / stages) for stage in range(stages)]
@@ -226,14 +192,6 @@ def _borders(passes: int, until: float, stages: int) -> list[int]:
 
 def _relative(stage: int, start: float, stages: int) -> float:
     return 1.0 if stage >= stages else start + (1.0 - start) * stage / stages
-
-
-def _runs(call: Callable[[nn.Module, Any], Any], network: nn.Module, batch: Any) -> bool:
-    try:
-        call(network, batch)
-    except Exception:  # any module of the user's may refuse a size in its own way
-        return False
-    return True
 
 
 def _resized(image: Tensor, wanted: tuple[int, int]) -> Tensor:
@@ -249,6 +207,14 @@ def _resized(image: Tensor, wanted: tuple[int, int]) -> Tensor:
     return small if image.ndim == 4 else small.reshape(*image.shape[:-2], *wanted)
 
 
+def _image_in(batch: Any) -> Tensor | None:
+    return next((one for one in tensors_of(batch) if one.ndim == 4 and one.is_floating_point()), None)
+
+
+def _tokens_in(batch: Any) -> Tensor | None:
+    return next((one for one in tensors_of(batch) if _are_tokens(one)), None)
+
+
 def _are_tokens(tensor: Tensor) -> bool:
     return tensor.ndim == 2 and not tensor.is_floating_point() and not tensor.is_complex()
 
@@ -259,10 +225,9 @@ def _nothing_to_shrink(kind: Kind) -> str:
 
 
 def _shape(batch: Any, kind: Kind) -> str:
-    if kind == "resolution":
-        image = next(one for one in tensors_of(batch) if one.ndim == 4 and one.is_floating_point())
-        return f"{image.shape[2]} x {image.shape[3]}"
-    return f"{next(one for one in tensors_of(batch) if _are_tokens(one)).shape[1]} tokens"
+    found = _image_in(batch) if kind == "resolution" else _tokens_in(batch)
+    assert found is not None, "asked of batches that could be shrunk"
+    return f"{found.shape[2]} x {found.shape[3]}" if kind == "resolution" else f"{found.shape[1]} tokens"
 
 
 _SHRINK: dict[Kind, Callable[[Any, float], Any]] = {"resolution": resized_images, "sequence": shortened}

@@ -1,25 +1,31 @@
-"""DimReduce in training: finished steps are subtracted, whatever optimizer was given."""
+"""DimReduce in training: the components that a plan names, and the step in the optimizer's place."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from workbench.config import Plan
-from workbench.methods.dim_reduce.update import dim_reduce_update
+from workbench.config import ConfigError, Plan, line_search_trials
+from workbench.core import distributed as ranks
+from workbench.core.records import Event, EventKind
+from workbench.core.wrapped_model import unwrapped
+from workbench.methods.dim_reduce.method import DimReduce, component_rows
+from workbench.methods.dim_reduce.pca import principal_components
+from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, prepare_pca_matrix
+from workbench.methods.plan_mark import boosted_module_of
 from workbench.methods.protocol import Method, Preparation
-from workbench.methods.weight_update import WeightUpdate
+from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
-__all__ = ["DimReduceMethod"]
+__all__ = ["DimReduceMethod", "DimReduceUpdate", "trained_parameters"]
 
 
 class DimReduceMethod(Method):
-    """Replaces the optimizer by plain subtraction and computes what is subtracted."""
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether training runs in a subspace."""
-        return plan.dim_reduce
+    """Replaces the optimizer, whatever it was, by plain subtraction and computes what is subtracted."""
 
     def prepare(self, preparation: Preparation) -> None:
         """Replace the optimizer by SGD with a rate of 1."""
@@ -28,4 +34,139 @@ class DimReduceMethod(Method):
 
     def update(self, model: nn.Module, optimizer: Optimizer) -> WeightUpdate:
         """Return the quasi-Newton update; reads the components, or computes them from snapshots."""
-        return dim_reduce_update(self.plan, model, optimizer)
+        return _update_of(self.plan, model, optimizer)
+
+
+class DimReduceUpdate(WeightUpdate):
+    """The step of DimReduce in the place of the optimizer's.
+
+    A line search asks the host after every trial, so this update waits for the device, and so it may as well for the
+    overflow: a step whose gradients are not finite is skipped before anything is tried.
+
+    Columns: ``dim_reduce.rho`` (0 when the search failed), ``dim_reduce.trials``, ``dim_reduce.condition``, and, where
+    it is known, ``dim_reduce.explained_variance`` (of the snapshots, by all components) at the first step. A skipped
+    step has none.
+    """
+
+    takes_schedule = False  # it subtracts steps whose length is decided already
+
+    def __init__(self, dim_reduce: DimReduce, explained_variance: float | None = None) -> None:
+        self.dim_reduce = dim_reduce
+        self.explained_variance = explained_variance
+        self._told = explained_variance is None
+
+    def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
+        """Take a step."""
+        if window.evaluate is None:
+            raise RuntimeError(
+                "DimReduce tries its steps on the batch they were computed from, so step() needs to know it: call "
+                "boosted.step(lambda: criterion(boosted.model(x), y))"
+            )
+        method = self.dim_reduce
+        groups = [] if method.optimizer is None else method.optimizer.param_groups
+        if wrong := {float(group["lr"]) for group in groups} - {1.0}:
+            raise RuntimeError(
+                f"with DimReduce the optimizer subtracts finished steps, its learning rate must stay 1, got "
+                f"{max(wrong):g}; train without a learning-rate scheduler (`dim_reduce.alpha` is the rate)"
+            )
+        if window.found_inf is not None and bool(window.found_inf):
+            return {}
+        gradients = [parameter.grad for parameter in method.weight]
+        step = method.step(window.loss.float(), gradients, window.evaluate, loss_scale=window.gradient_scale)
+        columns = {
+            "dim_reduce.rho": step.rho,
+            "dim_reduce.trials": float(step.trials),
+            "dim_reduce.condition": method.condition(),
+        }
+        if not self._told and self.explained_variance is not None:
+            columns["dim_reduce.explained_variance"] = self.explained_variance
+            self._told = True
+        if not step.found and window.events is not None:
+            message = (
+                f"step {window.step}: none of {step.trials} trials of the line search lowered the loss enough; only "
+                "the part of the step outside the subspace was taken"
+            )
+            shortest = method.rho ** (step.trials - 1)
+            window.events.emit(Event(window.step, EventKind.LINE_SEARCH_FAILED, "dim_reduce", shortest, message))
+        return columns
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the method's state: inverse Hessian, last step and gradient in the subspace, momentum outside."""
+        return self.dim_reduce.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where ``state_dict`` was taken, with the same components."""
+        self.dim_reduce.load_state_dict(state)
+
+
+def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Return what an optimizer trains by the names snapshots are written and read under, in the order of the columns.
+
+    The network may be in wrappers (torch.compile, DistributedDataParallel, a module with its loss). Raises ConfigError
+    when the optimizer trains parameters that it does not hold.
+    """
+    names = {id(parameter): name for name, parameter in _inner(network).named_parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = sum(id(parameter) not in names for parameter in trained)
+    if strangers:
+        raise ConfigError(
+            f"weight snapshots go by the names of the network's parameters, and {strangers} of the {len(trained)} that "
+            "the optimizer trains are not in the network; let AutoBoost process the module that holds all of them"
+        )
+    return {names[id(parameter)]: parameter for parameter in trained}
+
+
+def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduceUpdate:
+    """Read the components, or compute them from the snapshots; a ConfigError says what is missing, broken or foreign.
+
+    Several ranks share one file: the first one computes it, the others wait for it, each reads its own rows.
+    """
+    settings, arithmetic = plan.config.dim_reduce, plan.config.compatibility.dim_reduce
+    named = trained_parameters(network, optimizer)
+    shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
+    rank, rank_size, k = ranks.rank(), plan.world_size, settings.n_components
+
+    def components(snapshots: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
+        found = principal_components(snapshots, k, overwrite=True)
+        return found.components, found.explained_variance_ratio
+
+    try:
+        path = prepare_pca_matrix(
+            settings.pca_mat_path,
+            settings.weight_load_dir,
+            shapes,
+            k,
+            components,
+            rank=rank,
+            timeout=settings.timeout,
+        )
+        rows = load_pca_matrix(
+            path,
+            n_components=k,
+            n_weights=sum(parameter.numel() for parameter in named.values()),
+            rows=component_rows(k, rank, rank_size, arithmetic),
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"dim_reduce cannot start: {error}") from error
+    shares = load_explained_variance(path)
+    method = DimReduce(
+        _inner(network),
+        optimizer,
+        list(named.values()),
+        rows,
+        k,
+        rho=settings.rho,
+        gamma=settings.gamma,
+        alpha=settings.alpha,
+        sigma=settings.sigma,
+        rank=rank,
+        rank_size=rank_size,
+        line_search_trials=line_search_trials(plan.config),
+        arithmetic=arithmetic,
+    )
+    return DimReduceUpdate(method, None if shares is None else float(shares[:k].sum()))
+
+
+def _inner(network: nn.Module) -> nn.Module:
+    prepared = boosted_module_of(network)
+    return unwrapped(network) if prepared is None else prepared

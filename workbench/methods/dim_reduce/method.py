@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from workbench.core import kernels
+from workbench.methods.arguments import checked_integer
 
 __all__ = [
     "Arithmetic",
@@ -51,20 +52,14 @@ LEAST_CURVATURE = 1e-20  # y . s above which B is updated; as upstream
 # Columns per product on a CPU: over the whole width two rows at once take as long as one after the other.
 _COLUMNS = 1 << 14
 NO_FLOAT64 = {"mps", "npu"}  # device types without (fast) double precision
+_STATE = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
 
 
 def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Arithmetic = "corrected") -> slice:
-    """Return which components a rank holds.
+    """Return which of the k components a rank holds.
 
-    Args:
-        n_components: All components, k.
-        rank: This rank.
-        rank_size: Number of ranks.
-        arithmetic: ``"corrected"`` gives every component to one rank, sizes differing by one at most; ``"reference"``
-            gives k // ranks to each and loses the rest.
-
-    Raises:
-        ValueError: When the rank does not lie below the number of ranks.
+    ``"corrected"`` gives every component to one rank, sizes differing by one at most; ``"reference"`` gives k // ranks
+    to each and loses the rest.
 
     Example:
         >>> [component_rows(6, rank, 4) for rank in range(4)]
@@ -82,14 +77,7 @@ def component_rows(n_components: int, rank: int, rank_size: int, arithmetic: Ari
 def flat_vector(
     tensors: Sequence[Tensor | None], like: Sequence[Tensor], dtype: torch.dtype, out: Tensor | None = None
 ) -> Tensor:
-    """Return tensors as one flat vector.
-
-    Args:
-        tensors: Gradients or weights; None stands for zeros.
-        like: One tensor per entry with its shape and device.
-        dtype: Precision of the vector; half precision is widened here.
-        out: Where to write it, of that precision and as long; None makes a new one.
-    """
+    """Return tensors, of the shapes of ``like``, as one flat vector of a precision; None stands for zeros."""
     parts = [
         (torch.zeros_like(shape) if tensor is None else tensor).detach().reshape(-1).to(dtype)
         for tensor, shape in zip(tensors, like, strict=True)
@@ -98,17 +86,11 @@ def flat_vector(
 
 
 def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Tensor) -> Tensor:
-    """Return the BFGS update of the inverse Hessian: t^T B t + s s^T / q with t = 1 - y s^T / q and q = y . s.
+    """Return the BFGS update of the inverse Hessian B: t^T B t + s s^T / q with t = 1 - y s^T / q and q = y . s.
 
-    Where q does not exceed 1e-20 (no curvature, or a negative one) B is returned as it was. No host synchronisation.
-
-    Args:
-        inverse_hessian: B, ``[k, k]``, symmetric and positive definite.
-        gradient_change: y, ``[k]``.
-        step: s, ``[k]``.
-
-    Reference:
-        Nocedal and Wright, "Numerical Optimization", 2nd edition 2006, equation 6.17.
+    Of the change of the gradient y and the step s. Where q does not exceed 1e-20 (no curvature, or a negative one) B is
+    returned as it was. No host synchronisation. Nocedal and Wright, "Numerical Optimization", 2nd edition 2006,
+    equation 6.17.
     """
     q = gradient_change @ step
     enough: Tensor = q > LEAST_CURVATURE
@@ -118,14 +100,9 @@ def updated_curvature(inverse_hessian: Tensor, gradient_change: Tensor, step: Te
 
 
 def sufficient_decrease(new_loss: Tensor, loss: Tensor, slope: Tensor, rho: float, sigma: float) -> Tensor:
-    """Return whether a trial is accepted: new loss < loss + sigma rho slope, strictly; NaN is not.
+    """Return whether a trial of the share rho of the step is accepted: new loss < loss + sigma rho slope; NaN is not.
 
-    Args:
-        new_loss: Loss at the trial.
-        loss: Loss before the step.
-        slope: Derivative of the loss along the whole step, g_k . d_k (< 0 for a descent direction).
-        rho: Share of the whole step.
-        sigma: Share of the decrease that the slope promises which must be seen.
+    ``slope`` is the derivative of the loss along the whole step, g_k . d_k (< 0 for a descent direction).
     """
     accepted: Tensor = new_loss < loss + sigma * rho * slope
     return accepted
@@ -133,27 +110,16 @@ def sufficient_decrease(new_loss: Tensor, loss: Tensor, slope: Tensor, rho: floa
 
 @dataclass(frozen=True)
 class DimReduceStep:
-    """What one step did.
+    """What one step did."""
 
-    Attributes:
-        found: Whether a trial was accepted.
-        rho: Share of the whole quasi-Newton step that was taken; 0.0 when no trial was accepted.
-        trials: How many times the network was evaluated.
-        loss: Loss before the step, the mean over ranks.
-        new_loss: Loss of the last trial, the residual's part of the step not included.
-        slope: g_k . d_k; tensor on the device, as all of these.
-        gradient: g_k, ``[k]``.
-        direction: d_k, ``[k]``.
-    """
-
-    found: bool
-    rho: float
-    trials: int
-    loss: Tensor
-    new_loss: Tensor
-    slope: Tensor
-    gradient: Tensor
-    direction: Tensor
+    found: bool  # whether a trial was accepted
+    rho: float  # share of the whole quasi-Newton step that was taken; 0.0 when no trial was accepted
+    trials: int  # how many times the network was evaluated
+    loss: Tensor  # before the step, the mean over ranks
+    new_loss: Tensor  # of the last trial, the residual's part of the step not included
+    slope: Tensor  # g_k . d_k
+    gradient: Tensor  # g_k, [k]
+    direction: Tensor  # d_k, [k]
 
 
 class DimReduce:
@@ -225,14 +191,15 @@ class DimReduce:
         if not isinstance(network, nn.Module):
             raise TypeError(f"`network` must be a torch.nn.Module that returns the loss, got {type(network).__name__}")
         for name, count in (("n_components", n_components), ("line_search_trials", line_search_trials)):
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"`{name}` must be an integer, got {count!r}")
-            if count < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {count}")
-        _check_range("rho", rho, 0 < rho < 1, "(0, 1)")
-        _check_range("gamma", gamma, 0 <= gamma < 1, "[0, 1)")
-        _check_range("alpha", alpha, 0 <= alpha < float("inf"), "[0, inf)")
-        _check_range("sigma", sigma, 0 <= sigma < 1, "[0, 1)")
+            checked_integer(name, count, least=1)
+        for name, value, inside, interval in (  # a NaN compares false
+            ("rho", rho, 0 < rho < 1, "(0, 1)"),
+            ("gamma", gamma, 0 <= gamma < 1, "[0, 1)"),
+            ("alpha", alpha, 0 <= alpha < math.inf, "[0, inf)"),
+            ("sigma", sigma, 0 <= sigma < 1, "[0, 1)"),
+        ):
+            if not inside:
+                raise ValueError(f"`{name}` must lie in {interval}, got {value}")
         if arithmetic not in ("corrected", "reference"):
             raise ValueError(f'`arithmetic` must be "corrected" or "reference", got {arithmetic!r}')
         self.network, self.optimizer, self.weight = network, optimizer, list(weight)
@@ -337,13 +304,10 @@ class DimReduce:
             curvature = updated_curvature(curvature, gradient_k - self.previous_gradient, self.previous_step)
         direction_k = -(curvature @ gradient_k)
         direction, projection = self._carry_back(direction_k, gradient_k, out=vectors[:2])
-        slope = gradient_k @ direction_k
 
         start = self._start(vectors[3])
         try:
-            taken = self._search_line(
-                self._mean_loss(loss.detach()), slope, start, direction, evaluate, gradient_k, direction_k
-            )
+            taken = self._search_line(loss.detach(), gradient_k, direction_k, start, direction, evaluate)
             # As upstream: a failed search also forgets this step's curvature and gradient, the next one compares with
             # the last gradient from which a step was taken.
             if taken.found:
@@ -379,32 +343,22 @@ class DimReduce:
         ``inverse_hessian`` B ``[k, k]``, ``previous_step`` s ``[k]``, ``previous_gradient`` g_k of the last accepted
         step ``[k]``, ``momentum`` of the residual ``[n_weights]``, ``initialised`` whether there was a step.
         """
-        return {
-            "inverse_hessian": self.inverse_hessian.clone(),
-            "previous_step": self.previous_step.clone(),
-            "previous_gradient": self.previous_gradient.clone(),
-            "momentum": self.momentum.clone(),
-            "initialised": self.initialised,
-        }
+        return {**{name: getattr(self, name).clone() for name in _STATE}, "initialised": self.initialised}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where :meth:`state_dict` was taken; the next step is the same.
 
-        Args:
-            state_dict: What :meth:`state_dict` returned, for the same components.
-
         Raises:
             ValueError: When it belongs to another number of components or weights.
         """
-        names = ("inverse_hessian", "previous_step", "previous_gradient", "momentum")
-        for name in names:
+        for name in _STATE:
             found, wanted = state_dict[name].shape, getattr(self, name).shape
             if found != wanted:
                 raise ValueError(
                     f"state_dict must be of the same components and weights: {name} has shape {tuple(found)} there, "
                     f"{tuple(wanted)} here"
                 )
-        for name in names:
+        for name in _STATE:
             setattr(self, name, state_dict[name].to(getattr(self, name), copy=True))
         self.initialised = bool(state_dict["initialised"])
 
@@ -423,14 +377,14 @@ class DimReduce:
     def _search_line(
         self,
         loss: Tensor,
-        slope: Tensor,
+        gradient_k: Tensor,
+        direction_k: Tensor,
         start: list[Tensor],
         direction: Tensor,
         evaluate: Callable[[], Tensor],
-        gradient_k: Tensor,
-        direction_k: Tensor,
     ) -> DimReduceStep:
         """Try shorter and shorter steps; the weights stay at the last trial."""
+        loss, slope = self._mean_loss(loss), gradient_k @ direction_k
         parts = self._shaped(direction)
         # As upstream with "reference": trials run in training mode and move BatchNorm statistics.
         buffers = list(self.network.buffers()) if self.arithmetic == "corrected" else []
@@ -452,6 +406,15 @@ class DimReduce:
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
 
+    def _working_vectors(self) -> Tensor:
+        """Return room for direction, projection, gradient and the weights from which trials start."""
+        if self._vectors is not None:
+            return self._vectors
+        vectors = self.components.new_empty(4, self.components.shape[1])
+        if self.components.is_cpu:  # an accelerator's allocator keeps them itself, for others to use meanwhile
+            self._vectors = vectors
+        return vectors
+
     def _start(self, room: Tensor) -> list[Tensor]:
         """Return copies of the weights as they are, in ``room`` where that is of their precision."""
         copies = [
@@ -465,18 +428,6 @@ class DimReduce:
     def _put_back(self, start: Sequence[Tensor]) -> None:
         for parameter, value in zip(self.weight, start, strict=True):
             parameter.copy_(value)
-
-    def _working_vectors(self) -> Tensor:
-        """Return ``[4, n_weights]``, on a CPU the same from step to step.
-
-        They are direction, projection, gradient and the weights from which trials start.
-        """
-        if self._vectors is not None:
-            return self._vectors
-        vectors = self.components.new_empty(4, self.components.shape[1])
-        if self.components.is_cpu:  # an accelerator's allocator keeps them itself, for others to use meanwhile
-            self._vectors = vectors
-        return vectors
 
     def _subtract(self, start: Sequence[Tensor], change: Tensor) -> None:
         """Bring the weights to where the line search started, less the change."""
@@ -506,13 +457,12 @@ class DimReduce:
     def _carry_back(self, one: Tensor, other: Tensor, out: Tensor) -> Tensor:
         """Return P^T of two vectors of coefficients in ``out``, ``[2, n_weights]``; the components are read once."""
         rows = torch.stack([one, other])[:, self.rows].to(self.components.dtype).contiguous()
-        if kernels.combine_rows(self.components, rows, out):
-            return self._sum_over_ranks(out)
-        n_weights = self.components.shape[1]
-        width = _COLUMNS if rows.is_cpu else n_weights
-        for begin in range(0, n_weights, width):
-            columns = slice(begin, begin + width)
-            torch.mm(rows, self.components[:, columns], out=out[:, columns])
+        if not kernels.combine_rows(self.components, rows, out):
+            n_weights = self.components.shape[1]
+            width = _COLUMNS if rows.is_cpu else n_weights
+            for begin in range(0, n_weights, width):
+                columns = slice(begin, begin + width)
+                torch.mm(rows, self.components[:, columns], out=out[:, columns])
         return self._sum_over_ranks(out)
 
     def _sum_over_ranks(self, tensor: Tensor) -> Tensor:
@@ -521,11 +471,10 @@ class DimReduce:
         return tensor
 
     def _mean_loss(self, loss: Tensor) -> Tensor:
-        """Return the mean over ranks of a scalar loss."""
+        """Return the mean over ranks of a scalar loss; as upstream with "reference", by floor division."""
         if self.rank_size == 1:
             return loss
         mean = self._sum_over_ranks(loss.clone()) / self.rank_size
-        # As upstream with "reference": a floor division.
         return mean.floor() if self.arithmetic == "reference" else mean
 
     def _shaped(self, vector: Tensor) -> list[Tensor]:
@@ -555,11 +504,6 @@ class DimReduce:
         # Half precision would lose the small differences of gradients that curvature is learned from.
         dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         return tensor.to(first.device, dtype)
-
-
-def _check_range(name: str, value: float, inside: bool, interval: str) -> None:
-    if not inside:  # a NaN compares false
-        raise ValueError(f"`{name}` must lie in {interval}, got {value}")
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, weight: Sequence[nn.Parameter]) -> None:

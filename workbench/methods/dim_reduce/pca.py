@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.methods.arguments import checked_integer
+
 __all__ = ["PrincipalComponents", "Randomness", "principal_components", "randomized_components"]
 
 Randomness = np.random.Generator | np.random.RandomState | int | None
@@ -36,18 +38,12 @@ NOT_FINITE = "`snapshots` must be finite, got inf or NaN; leave out what was rec
 
 @dataclass(frozen=True)
 class PrincipalComponents:
-    """Components with what they explain.
+    """Components with what they explain."""
 
-    Attributes:
-        components: ``[k, n_weights]``, orthonormal rows, largest variance first. A row of zeros stands where the
-            snapshots span fewer than k directions.
-        singular_values: ``[k]`` of the centred snapshots, descending; 0 where there is no direction.
-        explained_variance_ratio: ``[k]``, share of the snapshots' total variance along each component.
-    """
-
+    #: ``[k, n_weights]``, orthonormal rows, largest variance first; zeros where the snapshots span fewer directions.
     components: NDArray[Any]
-    singular_values: NDArray[np.float64]
-    explained_variance_ratio: NDArray[np.float64]
+    singular_values: NDArray[np.float64]  # [k] of the centred snapshots, descending; 0 where there is no direction
+    explained_variance_ratio: NDArray[np.float64]  # [k], share of the snapshots' total variance along each component
 
 
 def principal_components(
@@ -57,24 +53,16 @@ def principal_components(
 
     Two passes over blocks of columns. Inner products are accumulated in float64 whatever the snapshots' precision; of
     float32 snapshots whose singular values span less than two decades, the components are computed in float32. Besides
-    snapshots and result a few blocks are held; with ``overwrite`` the whole takes at most 1.05 times the memory of the
-    snapshots (of 256 x 256 weights or more). Inner products square the condition: component i is accurate to about
-    1e-16 (s_1 / s_i)^2, s being the singular values; directions below about 1e-7 s_1 count as absent.
+    snapshots and result a few blocks are held; with ``overwrite``, which puts the components into the first rows of
+    ``snapshots``, the whole takes at most 1.05 times the memory of the snapshots (of 256 x 256 weights or more). Inner
+    products square the condition: component i is accurate to about 1e-16 (s_1 / s_i)^2, s being the singular values;
+    directions below about 1e-7 s_1 count as absent. The entry of largest magnitude of every component is positive.
 
     Args:
         snapshots: ``[n_snapshots, n_weights]``; a memory map will do. Not changed unless ``overwrite``.
         n_components: How many components, at most the number of snapshots and of weights.
-        overwrite: Put the components into the first rows of ``snapshots`` instead of a new array. What the other rows
-            hold stays as it was.
+        overwrite: See above; what the other rows hold stays as it was.
         block: Columns taken at a time; None chooses.
-
-    Returns:
-        Components in the precision of the snapshots (float64 for integers). Sign: the entry of largest magnitude of
-        every component is positive.
-
-    Raises:
-        TypeError: When ``n_components`` is no integer or ``overwrite`` is asked of an array that is not floating.
-        ValueError: When the snapshots are no matrix, too few, not finite or all equal.
 
     Example:
         >>> found = principal_components(np.array([[1.0, 0, 2], [1, 3, 2], [1, -3, 2]]), 1)
@@ -85,7 +73,8 @@ def principal_components(
     floating = np.issubdtype(snapshots.dtype, np.floating)
     if overwrite and not floating:
         raise TypeError(f"`overwrite` needs floating point snapshots to write into, got {snapshots.dtype}")
-    blocks = _blocks(n_weights, block)
+    width = block or min(max(n_weights // BLOCKS, NARROWEST_BLOCK), WIDEST_BLOCK)
+    blocks = [slice(start, start + width) for start in range(0, n_weights, width)]
 
     # What snapshots have in common is taken away before anything is multiplied: the first one, exactly, and the mean of
     # the differences from their products. Subtracting the mean itself would need another pass over each block.
@@ -116,9 +105,8 @@ def principal_components(
     result = snapshots[:n_components] if overwrite else np.empty((n_components, n_weights), dtype)
     largest, sign = np.zeros(n_components), np.ones(n_components)
     for columns in blocks:
-        rows = carry @ _differences(
-            snapshots[:, columns], carry.dtype
-        )  # the rows of `carry` add up to 0, so no mean is needed
+        # The rows of `carry` add up to 0, so no mean is needed.
+        rows = carry @ _differences(snapshots[:, columns], carry.dtype)
         highest, lowest = rows.max(axis=1), rows.min(axis=1)
         extreme = np.where(highest >= -lowest, highest, lowest)
         grows = np.abs(extreme) > largest
@@ -134,23 +122,10 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
     """Return the components as the reference finds them: a random projection, one power iteration, a small SVD.
 
     Equal to the exact ones up to sign where the spectrum falls steeply or ``n_components + 10`` directions are all
-    there are. It holds centred snapshots in float64 and is no faster than the exact method for few snapshots; it is
-    here for the reference's numbers. Upstream normalises the power iteration by LU; only the span matters, so this uses
-    QR throughout.
-
-    Args:
-        snapshots: ``[n_snapshots, n_weights]``; not changed.
-        n_components: How many components, at most the number of snapshots and of weights.
-        rng: Where the Gaussian start comes from: a numpy generator, a seed, or None for numpy's global generator, which
-            is what the reference uses.
-
-    Returns:
-        Components in float64. Sign: the snapshot of largest magnitude along each component lies on its positive side.
-        A component of a vanishing singular value is arbitrary, but a unit row.
-
-    Raises:
-        TypeError: When ``n_components`` is no integer.
-        ValueError: When the snapshots are no matrix, too few, not finite or all equal.
+    there are; here for the reference's numbers. Upstream normalises the power iteration by LU; only the span matters,
+    so this uses QR throughout. Float64; the snapshot of largest magnitude along each component lies on its positive
+    side, and a component of a vanishing singular value is an arbitrary unit row. ``rng`` is a numpy generator, a seed,
+    or None for numpy's global generator, which is what the reference uses.
     """
     n_snapshots, n_weights = _checked_shape(snapshots, n_components)
     centred = snapshots.astype(np.float64)
@@ -161,9 +136,11 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
     total = float(np.vdot(centred, centred))
     if not total > n_snapshots * size * ROUNDING**2:  # the rounding of the subtracted mean
         raise ValueError(f"the {n_snapshots} snapshots must differ, got equal ones; record them further apart")
+    # As upstream: numpy's global generator unless another is given.
+    generator: Any = np.random if rng is None else np.random.default_rng(rng) if isinstance(rng, int) else rng
     # As upstream: the side with fewer columns is sampled, which decides how many numbers are drawn.
     tall = centred.T if n_snapshots < n_weights else centred
-    span = _generator(rng).normal(size=(tall.shape[1], n_components + OVERSAMPLING))
+    span = generator.normal(size=(tall.shape[1], n_components + OVERSAMPLING))
     span = np.linalg.qr(tall @ span)[0]
     span = np.linalg.qr(tall.T @ span)[0]
     span = np.linalg.qr(tall @ span)[0]
@@ -178,13 +155,10 @@ def randomized_components(snapshots: NDArray[Any], n_components: int, *, rng: Ra
 
 
 def _checked_shape(snapshots: NDArray[Any], n_components: int) -> tuple[int, int]:
-    if isinstance(n_components, bool) or not isinstance(n_components, int | np.integer):
-        raise TypeError(f"`n_components` must be an integer, got {n_components!r}")
+    checked_integer("n_components", n_components, least=1)
     if snapshots.ndim != 2:
         raise ValueError(f"`snapshots` must be a matrix, one flattened network per row, got shape {snapshots.shape}")
     n_snapshots, n_weights = snapshots.shape
-    if not n_components >= 1:
-        raise ValueError(f"`n_components` must be at least 1, got {n_components}")
     if n_components > n_snapshots:
         raise ValueError(
             f"`n_components` must not exceed the number of snapshots ({n_snapshots}), got {n_components}; "
@@ -203,16 +177,3 @@ def _differences(part: NDArray[Any], dtype: Any) -> NDArray[Any]:
     wide[1:] -= wide[0]
     wide[0] = 0.0
     return wide
-
-
-def _blocks(n_weights: int, block: int | None) -> list[slice]:
-    width = block or min(max(n_weights // BLOCKS, NARROWEST_BLOCK), WIDEST_BLOCK)
-    return [slice(start, start + width) for start in range(0, n_weights, width)]
-
-
-def _generator(rng: Randomness) -> Any:
-    if rng is None:
-        return np.random  # the global generator, as upstream
-    if isinstance(rng, int):
-        return np.random.default_rng(rng)
-    return rng

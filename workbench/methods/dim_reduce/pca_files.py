@@ -49,18 +49,13 @@ SUFFIXES = (".npy", ".safetensors")
 POLL_SECONDS = 0.5  # upstream looks every 5 s
 
 Shapes = Mapping[str, Sequence[int]]
+"""Parameter name -> shape, in the order of the columns."""
 Compute = Callable[[NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]]
+"""Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components and the share each explains."""
 
 
 def list_snapshots(folder: str | Path) -> list[Path]:
-    """Return a folder's snapshot files, sorted by name.
-
-    Args:
-        folder: Where ``*.safetensors`` files lie; names that begin with a dot and PCA matrices do not count.
-
-    Raises:
-        ValueError: When the folder is missing or holds no snapshot.
-    """
+    """Return a folder's ``*.safetensors`` files, sorted; names that begin with a dot and PCA matrices do not count."""
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"`weight_load_dir` must be an existing folder with weight snapshots, got {folder}")
@@ -75,20 +70,10 @@ def list_snapshots(folder: str | Path) -> list[Path]:
 def load_snapshots(
     folder: str | Path, shapes: Shapes, *, n_components: int = 1, dtype: type[np.floating[Any]] = np.float32
 ) -> NDArray[Any]:
-    """Read a folder's snapshots into one matrix, a tensor at a time: little more memory than the matrix.
+    """Read a folder's snapshots into ``[n_snapshots, n_weights]``, a tensor at a time, a row per file in sorted order.
 
-    Args:
-        folder: See :func:`list_snapshots`.
-        shapes: Parameter name -> shape, in the order of the columns. Other tensors in the files are passed over.
-        n_components: How many components are wanted: fewer snapshots are an error before anything is read.
-        dtype: Precision of the matrix.
-
-    Returns:
-        ``[n_snapshots, n_weights]``, a row per file in sorted order.
-
-    Raises:
-        ValueError: When the folder is missing or empty or holds too few snapshots, or a file is broken, lacks a
-            parameter, has one of another shape, or holds inf or NaN.
+    Other tensors in the files are passed over. Fewer snapshots than ``n_components`` are an error before anything is
+    read.
     """
     paths = _enough_snapshots(folder, n_components)
     if not shapes:
@@ -103,23 +88,16 @@ def load_snapshots(
 
 
 def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: NDArray[Any] | None = None) -> Path:
-    """Write a PCA matrix; the file appears complete or not at all.
+    """Write a PCA matrix to a ``.npy`` or ``.safetensors`` file, which appears complete or not at all; return the path.
 
-    Args:
-        path: File to write, ``.npy`` or ``.safetensors``; its folder must exist.
-        matrix: ``[k, n_weights]``.
-        explained_variance: Share of the snapshots' variance along each component, ``[k]``; None when unknown.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: When the suffix is another one, the matrix is no finite floating point matrix, or the shares are
-            not one per component.
+    ``explained_variance`` is the share of the snapshots' variance along each component; None when unknown.
     """
     path = Path(path)
     _check_suffix(path)
-    _check_matrix(matrix, "`matrix`")
+    if matrix.ndim != 2 or not np.issubdtype(matrix.dtype, np.floating):
+        raise ValueError(f"`matrix` must be a floating point matrix, got {matrix.dtype} of shape {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise ValueError("`matrix` must be finite, got inf or NaN")
     shares = None if explained_variance is None else np.asarray(explained_variance, np.float64)
     if shares is not None and (shares.shape != (len(matrix),) or not np.isfinite(shares).all()):
         raise ValueError(f"`explained_variance` must be one finite share per component ({len(matrix)}), got {shares}")
@@ -138,19 +116,9 @@ def save_pca_matrix(path: str | Path, matrix: NDArray[Any], explained_variance: 
 
 
 def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
-    """Read which share of the snapshots' variance every component of a stored matrix explains.
+    """Read which share of the snapshots' variance every component of a stored matrix explains, ``[k]``.
 
-    Args:
-        path: The matrix, ``.npy`` or ``.safetensors``.
-
-    Returns:
-        ``[k]``, or None when it was not kept or cannot be read: training does not depend on it.
-
-    Example:
-        >>> import tempfile
-        >>> path = save_pca_matrix(Path(tempfile.mkdtemp()) / "pca.npy", np.eye(2, 3), np.array([0.75, 0.2]))
-        >>> load_explained_variance(path).tolist()
-        [0.75, 0.2]
+    None when it was not kept or cannot be read: training does not depend on it.
     """
     path = Path(path)
     try:
@@ -159,16 +127,9 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
         else:
             with safe_open(path, framework="np") as stored:
                 shares = np.array(stored.get_tensor(EXPLAINED), np.float64)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        SafetensorError,
-    ):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    except (OverflowError, RecursionError, SafetensorError):  # numbers beyond a float, nesting beyond the parser
         return None
     return shares if shares.ndim == 1 and np.isfinite(shares).all() else None
 
@@ -176,21 +137,10 @@ def load_explained_variance(path: str | Path) -> NDArray[np.float64] | None:
 def load_pca_matrix(
     path: str | Path, *, n_components: int | None = None, n_weights: int | None = None, rows: slice | None = None
 ) -> NDArray[Any]:
-    """Read a PCA matrix, or the rows of it that one rank holds.
+    """Read the first ``n_components`` of a PCA matrix, or the rows of those that one rank holds.
 
-    Args:
-        path: ``.npy`` or ``.safetensors`` file.
-        n_components: How many components to take from the front; None for all.
-        n_weights: How many columns there must be: the weights of the network that is trained.
-        rows: Of those components the ones to return; only they are kept in memory.
-
-    Returns:
-        ``[rows, n_weights]`` in the precision of the file.
-
-    Raises:
-        FileNotFoundError: When there is no such file.
-        ValueError: When it is no PCA matrix (pickled objects included), too narrow or wide, has too few components,
-            or holds inf or NaN in the rows asked for.
+    ``n_weights`` says how many columns there must be. Only the rows asked for are kept in memory, in the file's
+    precision.
 
     Example:
         >>> import tempfile
@@ -227,20 +177,10 @@ def load_pca_matrix(
 def pca_matrix_path(
     pca_mat_path: str | Path | None, weight_load_dir: str | Path | None, shapes: Shapes, n_components: int
 ) -> tuple[Path, bool]:
-    """Say which file holds the matrix, and whether it has yet to be computed.
+    """Return the file that holds the matrix, and whether it has yet to be computed from the folder's snapshots.
 
-    Args:
-        pca_mat_path: A stored matrix, or None.
-        weight_load_dir: Folder of snapshots, or None; used when there is no stored matrix.
-        shapes: Parameter name -> shape, in the order of the columns.
-        n_components: How many components are wanted.
-
-    Returns:
-        The file; True when it is to be computed from the folder's snapshots. A computed file lies in the folder and is
-        named after the snapshots (names, sizes, dates), the parameters and the number of components.
-
-    Raises:
-        ValueError: When neither leads anywhere, or the folder holds fewer snapshots than components.
+    A computed file lies in the folder and is named after the snapshots (names, sizes, dates), the parameters and the
+    number of components.
     """
     if pca_mat_path is not None:
         stored = Path(pca_mat_path)
@@ -279,25 +219,7 @@ def prepare_pca_matrix(
     rank: int = 0,
     timeout: float = 1800.0,
 ) -> Path:
-    """Return the file of a stored matrix, or that of one computed from snapshots by rank 0.
-
-    Args:
-        pca_mat_path: A stored matrix, or None.
-        weight_load_dir: Folder of snapshots, or None.
-        shapes: Parameter name -> shape, in the order of the columns.
-        n_components: How many components are wanted.
-        compute: Maps snapshots ``[n_snapshots, n_weights]``, which it may overwrite, to components
-            ``[n_components, n_weights]`` and the share of variance along each, ``[n_components]``.
-        rank: This process; all but 0 wait for the file.
-        timeout: How long they wait, in seconds.
-
-    Returns:
-        A file that :func:`load_pca_matrix` reads.
-
-    Raises:
-        ValueError: When there is neither a matrix nor a usable folder.
-        RuntimeError: When the file does not appear in time.
-    """
+    """Return the file of a stored matrix, or that of one computed from snapshots by rank 0 while the others wait."""
     path, missing = pca_matrix_path(pca_mat_path, weight_load_dir, shapes, n_components)
     if not missing:
         return path
@@ -307,19 +229,7 @@ def prepare_pca_matrix(
 
 
 def wait_for_pca_matrix(path: str | Path, timeout: float) -> Path:
-    """Wait until another process has written a PCA matrix.
-
-    Args:
-        path: File that will appear.
-        timeout: Longest wait in seconds.
-
-    Returns:
-        The path.
-
-    Raises:
-        ValueError: When ``timeout`` is negative or NaN.
-        RuntimeError: When the file does not appear in time.
-    """
+    """Wait, for ``timeout`` seconds at most, until another process has written a PCA matrix; return its path."""
     if not timeout >= 0:
         raise ValueError(f"`timeout` must be a number of seconds of at least 0, got {timeout}")
     path, deadline = Path(path), time.monotonic() + timeout
@@ -356,7 +266,7 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
                 if name not in names:
                     raise ValueError(
                         f"snapshot {path} must hold every trained parameter, it lacks {name}; record with the network "
-                        "as it is trained (LessBN changes it: level O0 does not)"
+                        "as it is trained (level O0 does not change it)"
                     )
                 tensor = snapshot.get_tensor(name)
                 if tuple(tensor.shape) != tuple(shape):
@@ -375,9 +285,7 @@ def _read_snapshot(path: Path, shapes: Shapes, row: NDArray[Any]) -> None:
 def _open_npy(path: Path) -> NDArray[Any]:
     try:
         return np.lib.format.open_memmap(path, mode="r")  # np.load would take an archive for an array
-    except (
-        Exception
-    ) as error:  # numpy's reader of headers lets through what the tokenizer and the parser of Python raise
+    except Exception as error:  # numpy's reader of headers lets through what Python's tokenizer and parser raise
         try:
             with path.open("rb") as file:
                 version = np.lib.format.read_magic(file)
@@ -405,10 +313,3 @@ def _open_safetensors(path: Path) -> NDArray[Any]:
 def _check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"a PCA matrix lies in a {' or '.join(SUFFIXES)} file, got {path.name}")
-
-
-def _check_matrix(matrix: NDArray[Any], name: str) -> None:
-    if matrix.ndim != 2 or not np.issubdtype(matrix.dtype, np.floating):
-        raise ValueError(f"{name} must be a floating point matrix, got {matrix.dtype} of shape {matrix.shape}")
-    if not np.isfinite(matrix).all():
-        raise ValueError(f"{name} must be finite, got inf or NaN")

@@ -15,10 +15,20 @@ import torch
 from torch import Tensor
 
 from workbench.methods.accumulation_window import AccumulationWindow
+from workbench.methods.arguments import checked_optimizer
+from workbench.methods.protocol import Method
 
-__all__ = ["AccumulationWindow", "GradientAccumulation"]
+__all__ = ["AccumulationMethod", "AccumulationWindow", "GradientAccumulation"]
 
 Loss = TypeVar("Loss")
+
+
+class AccumulationMethod(Method):
+    """Makes the window longer; the training step averages over it."""
+
+    def n_micro(self) -> int:
+        """Return the micro-batches per update."""
+        return self.config.grad_accumulation.grad_accumulation_step
 
 
 class GradientAccumulation:
@@ -45,10 +55,8 @@ class GradientAccumulation:
     """
 
     def __init__(self, max_accumulation_step: int, optimizer: torch.optim.Optimizer) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        self.optimizer = checked_optimizer("optimizer", optimizer)
         self.window = AccumulationWindow(max_accumulation_step)
-        self.optimizer = optimizer
 
     def __call__(self, loss: Loss, grads: Sequence[Tensor | None]) -> Loss:
         """Take the gradients of one micro-batch and update when the window is complete.
@@ -112,9 +120,6 @@ class GradientAccumulation:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue within a window, with the gradients accumulated so far.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned for the same parameters.
 
         Raises:
             ValueError: When it belongs to another window length or number of parameters.

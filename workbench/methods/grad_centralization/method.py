@@ -9,31 +9,49 @@ themselves, so we hand them  g - mean(g + λ w),  and the mean is linear: mean(g
 weights' size. Linearity is also why a loss scale does not matter: centralizing and dividing by a scale may be done in
 either order, so gradients are unscaled first here. An optimizer with decoupled decay (AdamW) does not add λ w to the
 gradient, so only mean(g) is subtracted there.
+
+`OptimizerProcess` takes its behaviour from MindSpore 2.7.0, ``mindspore/python/mindspore/boost/base.py``. In torch
+every optimizer has parameter groups, so the reference's case of an ungrouped list, for which it only warns, does not
+exist here: it is one group and is split like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["centralize_", "decays_decoupled", "is_centralizable", "register_centralization"]
+from workbench.methods.arguments import checked_optimizer
+from workbench.methods.parameter_groups import owning_modules, plain_name, rebuild_optimizer
+from workbench.methods.protocol import Method, Preparation
+
+__all__ = [
+    "CentralizationMethod",
+    "OptimizerProcess",
+    "ParameterOwner",
+    "centralize_",
+    "decays_decoupled",
+    "is_centralizable",
+    "register_centralization",
+]
 
 CentralizationRule = Literal["every_weight", "multiple_of_16"]
 
 LANES = 16  # the second dimension the Ascend primitive requires a multiple of
+NEVER_CENTRALIZED = ("beta", "gamma", "bias")
+# torch calls the scale of a normalization "weight", so the name alone does not tell; its module's type does.
+NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def is_centralizable(shape: Sequence[int], rule: CentralizationRule = "every_weight") -> bool:
-    """Return whether a gradient of this shape is centralized.
+    """Return whether a gradient of this shape is centralized; a vector has no axes to average over.
 
-    Args:
-        shape: Shape ``[out, ...]``; a vector has no axes to average over.
-        rule: ``"multiple_of_16"`` keeps the reference's hardware restriction, under which a gradient whose second
-            dimension is not a multiple of 16 is silently left alone.
+    ``"multiple_of_16"`` keeps the reference's hardware restriction, under which a gradient whose second dimension is
+    not a multiple of 16 is silently left alone.
     """
     if len(shape) < 2:
         return False
@@ -85,24 +103,15 @@ def register_centralization(
 ) -> RemovableHandle:
     """Centralize, before every step of the optimizer, the gradients of groups flagged ``grad_centralization``.
 
-    Flag groups with ``{"params": ..., "grad_centralization": True}``;
-    :class:`~workbench.methods.grad_centralization.optimizer_process.OptimizerProcess` does so. Gradients must be
+    Flag groups with ``{"params": ..., "grad_centralization": True}``; `OptimizerProcess` does so. Gradients must be
     unscaled by then. Vectors and sparse gradients are left alone. ``copy.deepcopy`` of a torch optimizer drops hooks:
-    register again.
+    register again. ``remove()`` of what is returned ends it.
 
     Args:
         optimizer: The optimizer that will be stepped (not one that freezes: register before wrapping it).
         rule: Which gradients, see :func:`is_centralizable`.
-
-    Returns:
-        A handle whose ``remove()`` ends it.
-
-    Raises:
-        TypeError: When ``optimizer`` is no torch optimizer, or one that freezes.
-        ValueError: When the rule is unknown.
     """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    checked_optimizer("optimizer", optimizer)
     if hasattr(optimizer, "active_optimizer"):
         raise TypeError("register centralization on the optimizer before it is wrapped for freezing")
     if rule not in {"every_weight", "multiple_of_16"}:
@@ -134,3 +143,135 @@ class _Centralization:
                 decay if scale is None else decay * scale,
                 maximize=group.get("maximize", False),
             )
+
+
+class ParameterOwner(NamedTuple):
+    """Where a parameter lives: its plain dotted name and the module it is registered in."""
+
+    name: str
+    module: nn.Module
+
+
+class OptimizerProcess:
+    """Change the parameter groups of an optimizer and rebuild it over them.
+
+    The new optimizer has the class, constructor arguments and options of the old one; state and hooks of parameters
+    that remain move along. Set :attr:`origin_params` to groups made by
+    :meth:`~workbench.methods.parameter_process.ParameterProcess.generate_group_params` when the network has changed.
+
+    Args:
+        opt: A torch optimizer.
+
+    Attributes:
+        origin_params: The parameter groups in force, a list of dicts.
+
+    Raises:
+        TypeError: When ``opt`` is no torch optimizer, or one that freezes (process it before wrapping).
+
+    Example:
+        >>> net = nn.Linear(3, 2)
+        >>> process = OptimizerProcess(torch.optim.SGD(net.parameters(), lr=0.1))
+        >>> process.add_grad_centralization(net)
+        >>> [group["grad_centralization"] for group in process.generate_new_optimizer().param_groups]
+        [True, False]
+    """
+
+    def __init__(self, opt: torch.optim.Optimizer) -> None:
+        checked_optimizer("opt", opt)
+        if hasattr(opt, "active_optimizer"):
+            raise TypeError("`opt` freezes already; process its optimizer before it is wrapped")
+        self.optimizer = opt
+        self.origin_params: list[dict[str, Any]] = [dict(group) for group in opt.param_groups]
+        self._rule: CentralizationRule | None = None
+
+    def build_params_dict(self, network: nn.Module) -> dict[Tensor, ParameterOwner]:
+        """Return for every parameter of the network, bare or wrapped, its name and owning module."""
+        owners = owning_modules(network)
+        return {p: ParameterOwner(plain_name(name), owners[p]) for name, p in network.named_parameters()}
+
+    def build_gc_params_group(
+        self, params_dict: Mapping[Tensor, ParameterOwner], parameters: Iterable[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Split each parameter group into a centralized half, flagged ``grad_centralization``, and the rest.
+
+        Centralized are parameters with two axes or more whose name contains none of ``beta``, ``gamma``, ``bias`` and
+        whose module is no grouped or depthwise convolution, no normalization and no fully normalized layer (marked
+        ``is_full_normalization``). Parameters that are not in ``params_dict`` belong to the rest.
+
+        Args:
+            params_dict: What :meth:`build_params_dict` returned.
+            parameters: Parameter groups; a dict with ``order_params`` is passed on unchanged.
+
+        Returns:
+            New groups: per old one first the centralized half, then the rest with the original options, empty halves
+            left out. The order of parameters changes accordingly.
+        """
+        result: list[dict[str, Any]] = []
+        for group in parameters:
+            if "order_params" in group:
+                result.append(dict(group))
+                continue
+            params = list(group["params"])
+            flags = [p in params_dict and _is_centralized(p, params_dict[p]) for p in params]
+            for flag in (True, False):
+                positions = [i for i, found in enumerate(flags) if found is flag]
+                if not positions:
+                    continue
+                half = dict(group, params=[params[i] for i in positions])
+                if "param_names" in group:
+                    half["param_names"] = [group["param_names"][i] for i in positions]
+                if flag:
+                    half["grad_centralization"] = True  # as upstream: overrides an explicit False of the user
+                result.append(half)
+        return result
+
+    def add_grad_centralization(self, network: nn.Module, *, rule: CentralizationRule = "every_weight") -> None:
+        """Centralize the gradients of this network's weights in the optimizer to come.
+
+        Args:
+            network: The network whose parameters the optimizer holds.
+            rule: ``"multiple_of_16"`` restores the reference's restriction, see :func:`is_centralizable`.
+        """
+        groups = self.build_gc_params_group(self.build_params_dict(network), self.origin_params)
+        if not any(group.get("grad_centralization") for group in groups):
+            warnings.warn(
+                "gradient centralization has no effect: the optimizer holds no weight of this network with two axes "
+                "outside normalizations and grouped convolutions",
+                stacklevel=2,
+            )
+        self.origin_params = groups
+        self._rule = rule
+
+    def generate_new_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer over :attr:`origin_params`; the old one is left as it is and must not be stepped.
+
+        Raises:
+            TypeError: When the optimizer's class cannot be constructed from its own defaults.
+        """
+        groups = [dict(group) for group in self.origin_params if "order_params" not in group]
+        if self._rule is not None:
+            for group in groups:
+                group.setdefault("grad_centralization", False)  # the same keys in every group, as torch has them
+        optimizer = rebuild_optimizer(self.optimizer, groups)
+        if self._rule is not None:
+            register_centralization(optimizer, self._rule)
+        return optimizer
+
+
+class CentralizationMethod(Method):
+    """Rebuilds the optimizer with its groups marked and the hook registered."""
+
+    def reshape(self, preparation: Preparation) -> None:
+        """Mark the optimizer's groups and register the hook."""
+        process = OptimizerProcess(preparation.optimizer)
+        process.add_grad_centralization(preparation.model, rule=self.config.compatibility.grad_centralization)
+        preparation.optimizer = process.generate_new_optimizer()
+
+
+def _is_centralized(parameter: Tensor, owner: ParameterOwner) -> bool:
+    if parameter.dim() < 2 or any(word in owner.name for word in NEVER_CENTRALIZED):
+        return False
+    module = owner.module
+    if isinstance(module, NORMALIZATIONS) or getattr(module, "is_full_normalization", False):
+        return False
+    return not (isinstance(module, nn.modules.conv._ConvNd) and module.groups > 1)

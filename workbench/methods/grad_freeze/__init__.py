@@ -11,7 +11,7 @@ DESCRIPTION = Description(
     section="grad_freeze",
     switch="boost.grad_freeze",
     enabled_by=alone(boost__grad_freeze=True),
-    acts="workbench.methods.grad_freeze.acting:FreezingMethod",
+    acts="workbench.methods.grad_freeze.method:FreezingMethod",
     builder="workbench.methods.grad_freeze.method:GradientFreeze",
     paper='Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", '
     "NIPS 2017 workshop on optimization, arXiv:1706.04983",

@@ -21,18 +21,19 @@ Two ways to keep optimizer state:
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from workbench.methods.arguments import checked_optimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import rebuild_optimizer
 
-__all__ = ["FreezeOpt", "allow_one_graph_per_group", "refuse_reentrant_checkpoints", "split_learning_rates"]
+__all__ = ["FreezeOpt", "split_learning_rates"]
 
 FreezeState = Literal["shared", "per_group"]
 
@@ -42,19 +43,11 @@ GRAPHS_BESIDE_TRAINING = 8  # torch's own default limit: room for evaluation, la
 
 
 def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None, n_groups: int) -> list[list[float]]:
-    """Deal a list of learning rates, one per step, out to the groups.
+    """Deal a list of learning rates, one per step, out to the groups; one list of rates per group.
 
     With at most as many rates as the strategy has steps, rate i goes to the group that step i selects, so every group
     walks through the rates of its own steps. Otherwise, and without a strategy, each group gets the whole list and
     counts its own steps.
-
-    Args:
-        rates: Learning rate of each step.
-        strategy: Group index of each step, or None.
-        n_groups: Number of groups.
-
-    Returns:
-        One list of rates per group; empty for a group that no rate falls to.
     """
     if strategy is None or len(rates) > len(strategy):
         return [list(rates) for _ in range(n_groups)]
@@ -62,51 +55,6 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
     for rate, index in zip(rates, strategy, strict=False):
         dealt[index].append(rate)
     return dealt
-
-
-def refuse_reentrant_checkpoints(loss: Tensor) -> None:
-    """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
-
-    A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only if
-    an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
-    checkpointed layers rest. The graph of a step that freezes nothing, or less, shows them.
-
-    Args:
-        loss: Loss of a forward pass, before its backward pass.
-
-    Raises:
-        RuntimeError: When a reentrant checkpoint is found in the loss's graph.
-    """
-    waiting, seen = [loss.grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            raise RuntimeError(
-                "grad_freeze cannot be combined with reentrant activation checkpointing: behind frozen layers nothing "
-                "in a checkpoint would be trained; call torch.utils.checkpoint.checkpoint with use_reentrant=False, or "
-                "switch `boost.grad_freeze` off"
-            )
-        waiting.extend(before for before, _ in node.next_functions)
-
-
-def allow_one_graph_per_group(n_groups: int) -> None:
-    """Raise ``torch.compile``'s recompile limit so that every freezing group can keep its compiled step.
-
-    ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
-    Past the limit (8 by default) torch would silently fall back to eager execution. The limit is never lowered.
-
-    Args:
-        n_groups: Number of freezing groups.
-    """
-    # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
-    import torch._dynamo.config as dynamo
-
-    # Two graphs per group: training mode and evaluation mode of the same module.
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
-    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
 
 
 class FreezeOpt(torch.optim.Optimizer):
@@ -151,8 +99,7 @@ class FreezeOpt(torch.optim.Optimizer):
         state: FreezeState = "shared",
         learning_rates: Sequence[float] | Tensor | None = None,
     ) -> None:
-        if not isinstance(opt, torch.optim.Optimizer):
-            raise TypeError(f"`opt` must be a torch.optim.Optimizer, got {type(opt).__name__}")
+        checked_optimizer("opt", opt)
         if isinstance(opt, FreezeOpt):
             raise TypeError("`opt` is a FreezeOpt already; wrap the optimizer inside it instead")
         if state not in {"shared", "per_group"}:
@@ -177,9 +124,12 @@ class FreezeOpt(torch.optim.Optimizer):
         self._strategy = None if train_strategy is None else _read_strategy(train_strategy, len(entries))
         self._position = 0
         self._updates = [0] * len(entries)
-        # Only these are ever toggled; what the user froze is not ours to thaw.
+        # Only these are ever toggled; what the user froze stays frozen.
         self._toggled = [p for group in opt.param_groups for p in group["params"] if p.requires_grad]
-        self._trained = [_indices_of(members, self._toggled) for members in self._members]
+        self._trained = [
+            frozenset(i for i, parameter in enumerate(self._toggled) if parameter in set_of)
+            for set_of in map(set, self._members)
+        ]
         self._applied = EVERYTHING
         self._optimizers: list[torch.optim.Optimizer] = []
         self._sources: list[list[tuple[int, frozenset[str]]]] = []
@@ -261,15 +211,10 @@ class FreezeOpt(torch.optim.Optimizer):
         return index
 
     def enter_group(self, index: int) -> None:
-        """Freeze for a given group, whatever the strategy says. :meth:`begin_step` is the usual way.
-
-        Args:
-            index: Group index in [0, n_groups).
-        """
+        """Freeze for a given group, whatever the strategy says. :meth:`begin_step` is the usual way."""
         if index == self._applied:
             return
-        before = self._trained[self._applied] if self._applied != EVERYTHING else frozenset(range(len(self._toggled)))
-        after = self._trained[index] if index != EVERYTHING else frozenset(range(len(self._toggled)))
+        before, after = self._trained_in(self._applied), self._trained_in(index)
         for i in before - after:
             self._toggled[i].requires_grad_(False)
             self._toggled[i].grad = None  # stale: it belongs to an update that is over
@@ -277,24 +222,54 @@ class FreezeOpt(torch.optim.Optimizer):
             self._toggled[i].requires_grad_(True)
         self._applied = index
 
-    def unfreeze_all(self) -> _Thawed:
+    def unfreeze_all(self) -> contextlib.ExitStack:
         """Let every parameter require gradients again, as before training: at its end, for evaluation or export.
 
         Returns:
             A context manager. Used with ``with``, the group that was in force is restored on leaving; the plain call
-            thaws until the next :meth:`begin_step`.
+            unfreezes until the next :meth:`begin_step`.
         """
-        thawed = _Thawed(self, self._applied)
+        restored = contextlib.ExitStack()
+        restored.callback(self.enter_group, self._applied)
         self.enter_group(EVERYTHING)
-        return thawed
+        return restored
 
     def check_graph(self, loss: Tensor) -> None:
-        """Raise where the loss's graph has a reentrant checkpoint, see :func:`refuse_reentrant_checkpoints`."""
-        refuse_reentrant_checkpoints(loss)
+        """Raise where freezing would keep layers behind the frozen ones from being trained, without a word.
+
+        A reentrant checkpoint (``torch.utils.checkpoint.checkpoint(..., use_reentrant=True)``) hands on gradients only
+        if an input of its requires them, whatever its parameters require. Behind a frozen front none does, and all
+        checkpointed layers rest. The graph of a loss whose step freezes nothing, or less, shows them.
+
+        Raises:
+            RuntimeError: When a reentrant checkpoint is found in the loss's graph.
+        """
+        waiting, seen = [loss.grad_fn], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node.name() == "CheckpointFunctionBackward":
+                raise RuntimeError(
+                    "grad_freeze cannot be combined with reentrant activation checkpointing: behind frozen layers "
+                    "nothing in a checkpoint would be trained; call torch.utils.checkpoint.checkpoint with "
+                    "use_reentrant=False, or switch `boost.grad_freeze` off"
+                )
+            waiting.extend(before for before, _ in node.next_functions)
 
     def make_room_for_graphs(self) -> None:
-        """Let torch.compile keep one graph per group, see :func:`allow_one_graph_per_group`."""
-        allow_one_graph_per_group(self.n_groups)
+        """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
+
+        ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
+        Past the limit (8 by default) torch would silently fall back to eager execution.
+        """
+        # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
+        import torch._dynamo.config as dynamo
+
+        # Two graphs per group: training mode and evaluation mode of the same module.
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * self.n_groups + GRAPHS_BESIDE_TRAINING)
+        dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
 
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""
@@ -329,9 +304,6 @@ class FreezeOpt(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse: groups are fixed once freezing is set up.
-
-        Args:
-            param_group: Ignored.
 
         Raises:
             RuntimeError: Always, after construction.
@@ -369,9 +341,6 @@ class FreezeOpt(torch.optim.Optimizer):
 
         The saved strategy replaces the present one: it may have been drawn at random, and a resumed training must see
         the same steps. Call :meth:`begin_step` (or :meth:`step`) next; parameters are not toggled here.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned for the same groups and the same ``state``.
 
         Raises:
             ValueError: When it was saved by another kind of optimizer, for other groups or another ``state``.
@@ -431,6 +400,9 @@ class FreezeOpt(torch.optim.Optimizer):
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
 
+    def _trained_in(self, index: int) -> frozenset[int]:
+        return frozenset(range(len(self._toggled))) if index == EVERYTHING else self._trained[index]
+
     def _build_group_optimizers(self, entries: list[list[tuple[list[Tensor], dict[str, Any]]]]) -> None:
         for index, group in enumerate(entries):
             fresh: list[dict[str, Any]] = []
@@ -442,33 +414,17 @@ class FreezeOpt(torch.optim.Optimizer):
                     if not chosen:
                         continue
                     part = {key: value for key, value in original.items() if key not in NOT_AN_OPTION} | options
-                    part["params"] = [original["params"][i] for i in chosen]
+                    for key in ("params", "param_names"):
+                        if key in original:
+                            part[key] = [original[key][i] for i in chosen]
                     # An option that merely repeats the optimizer's own still follows it (and its scheduler).
                     own = {key for key, value in options.items() if original.get(key) != value} | set(NOT_AN_OPTION)
-                    if "param_names" in original:
-                        part["param_names"] = [original["param_names"][i] for i in chosen]
                     fresh.append(part)
                     sources.append((source, frozenset(own)))
             optimizer = rebuild_optimizer(self._inner, fresh, copy_state=True)
             self._optimizers.append(optimizer)
             self._sources.append(sources)
             self._members[index] = tuple(p for part in optimizer.param_groups for p in part["params"])
-
-
-class _Thawed:
-    """Remembers which group was in force and restores it when its ``with`` block ends."""
-
-    def __init__(self, optimizer: FreezeOpt, index: int) -> None:
-        self.optimizer = optimizer
-        self.index = index
-
-    def __enter__(self) -> FreezeOpt:
-        return self.optimizer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.optimizer.enter_group(self.index)
 
 
 def _read_groups(groups: Any, opt: torch.optim.Optimizer) -> list[list[tuple[list[Tensor], dict[str, Any]]]]:
@@ -516,9 +472,8 @@ def _read_strategy(strategy: Any, n_groups: int) -> tuple[int, ...]:
             )
         strategy = strategy.tolist()
     if not isinstance(strategy, list | tuple):
-        raise TypeError(
-            f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {type(strategy).__name__}"
-        )
+        what = type(strategy).__name__
+        raise TypeError(f"`train_strategy` must be a list or tuple of int or a 1-D int32 tensor, got {what}")
     if not strategy:
         raise ValueError("`train_strategy` must hold at least one step, got none; is `total_steps` 0?")
     for entry in strategy:
@@ -553,8 +508,3 @@ def _require_no_own_options(
                         f"`train_parameter_groups[{index}]` asks for {key}={value!r} unlike `opt`; one shared "
                         'optimizer cannot follow, so change `opt` or use state="per_group"'
                     )
-
-
-def _indices_of(members: Sequence[Tensor], among: Sequence[Tensor]) -> frozenset[int]:
-    wanted = set(members)
-    return frozenset(i for i, parameter in enumerate(among) if parameter in wanted)

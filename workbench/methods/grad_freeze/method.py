@@ -17,24 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from workbench.methods.grad_freeze.freeze_optimizer import (
-    FreezeOpt,
-    FreezeState,
-    allow_one_graph_per_group,
-    refuse_reentrant_checkpoints,
-    split_learning_rates,
-)
+from workbench.config import BoostConfig
+from workbench.methods.arguments import checked_integer, checked_optimizer
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
+from workbench.methods.protocol import Method, Preparation
 
-__all__ = [
-    "FreezeOpt",
-    "GradientFreeze",
-    "allow_one_graph_per_group",
-    "freeze_index_sequence",
-    "refuse_reentrant_checkpoints",
-    "split_learning_rates",
-]
+__all__ = ["FreezeOpt", "FreezingMethod", "GradientFreeze", "freeze_index_sequence"]
 
 CONTINUOUS, INTERVAL = 0, 1
 LENGTH_MARGIN = 1.01  # the sequence covers 1 % more steps than announced, as upstream
@@ -86,6 +77,37 @@ def freeze_index_sequence(
     raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
 
 
+def _check_freeze_p(freeze_p: float, freeze_type: int) -> None:
+    # As upstream, 1 is a share: every step is full. A configuration says so by leaving freezing off, and refuses it.
+    if not 0 <= freeze_p <= 1:
+        raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
+    if freeze_p == 1 and freeze_type == CONTINUOUS:
+        raise ValueError("`grad_freeze.freeze_p` must be below 1 with freeze_type 0, got 1: no step would ever freeze")
+
+
+def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
+    # As upstream: float floor division first, so the added half never rounds up.
+    n_full = int(freeze_p * (n_groups - 1) // (1 - freeze_p) + 0.5)
+    period = [0] * n_full + list(range(1, n_groups))
+    n_periods = max(0, -(-length // len(period)))
+    return period * n_periods
+
+
+def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomness) -> list[int]:
+    frozen = [False]
+    n_frozen = 0
+    while len(frozen) < length:
+        frozen.append(n_frozen / len(frozen) < 1 - freeze_p)
+        n_frozen += frozen[-1]
+    # None is the global legacy generator: seeding it reproduces the reference's sequences.
+    generator: Any = np.random if rng is None else np.random.default_rng(rng) if isinstance(rng, int) else rng
+    indices = np.arange(n_groups - 1, 0, -1)
+    weights = np.arange(1, n_groups)
+    # One call for all draws: it consumes the generator as the reference's single draws do, 60 times faster.
+    draws = iter(generator.choice(indices, size=n_frozen, p=weights / weights.sum()).tolist())
+    return [next(draws) if is_frozen else 0 for is_frozen in frozen]
+
+
 class GradientFreeze:
     """Set up gradient freezing for a network and its optimizer.
 
@@ -118,15 +140,11 @@ class GradientFreeze:
         state: FreezeState = "shared",
         rng: Randomness = None,
     ) -> None:
-        for name, count in (("param_groups", param_groups), ("freeze_type", freeze_type), ("total_steps", total_steps)):
-            if isinstance(count, bool) or not isinstance(count, int):
-                raise TypeError(f"`grad_freeze.{name}` must be an integer, got {count!r}")
+        checked_integer("grad_freeze.param_groups", param_groups, least=1)
+        checked_integer("grad_freeze.total_steps", total_steps, least=1)
+        checked_integer("grad_freeze.freeze_type", freeze_type)
         if isinstance(freeze_p, bool) or not isinstance(freeze_p, int | float):
             raise TypeError(f"`grad_freeze.freeze_p` must be a number, got {freeze_p!r}")
-        if param_groups < 1:
-            raise ValueError(f"`grad_freeze.param_groups` must be at least 1, got {param_groups}")
-        if total_steps < 1:
-            raise ValueError(f"`grad_freeze.total_steps` must be at least 1, got {total_steps}")
         if freeze_type not in {CONTINUOUS, INTERVAL}:
             raise ValueError(f"`grad_freeze.freeze_type` must be 0 or 1, got {freeze_type}")
         _check_freeze_p(freeze_p, freeze_type if param_groups > 1 else INTERVAL)
@@ -187,11 +205,11 @@ class GradientFreeze:
             TypeError: When ``optimizer`` is no torch optimizer.
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        checked_optimizer("optimizer", optimizer)
         held = [p for group in optimizer.param_groups for p in group["params"]]
-        among_held = set(held)
-        named = [(name, p) for name, p in named_trainable_parameters(network) if p in among_held]
+        trainable = named_trainable_parameters(network)
+        among_held, in_network = set(held), {p for _, p in trainable}
+        named = [(name, p) for name, p in trainable if p in among_held]
         if not named:
             raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
         groups: list[list[Any]] = list(_nested_parameters(named, self.param_groups))
@@ -201,17 +219,10 @@ class GradientFreeze:
                 f"{self.param_groups} (stride 0), so every group is the whole network; lower it",
                 stacklevel=2,
             )
-        in_network = {p for _, p in named_trainable_parameters(network)}
         always = [p for p in held if p not in in_network]
         strategy = self.generate_freeze_index_sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps)
-        frozen = FreezeOpt(
-            optimizer,
-            [group + always for group in groups],
-            strategy,
-            state=self.state,
-            learning_rates=learning_rates,
-        )
-        return network, frozen
+        groups = [group + always for group in groups]
+        return network, FreezeOpt(optimizer, groups, strategy, state=self.state, learning_rates=learning_rates)
 
 
 def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int) -> list[list[nn.Parameter]]:
@@ -220,38 +231,36 @@ def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int)
     return [parameters[len(parameters) - len(group) :] for group in groups]  # every group is a suffix
 
 
-def _check_freeze_p(freeze_p: float, freeze_type: int) -> None:
-    # As upstream, 1 is a share: every step is full. A configuration says so by leaving freezing off, and refuses it.
-    if not 0 <= freeze_p <= 1:
-        raise ValueError(f"`grad_freeze.freeze_p` must lie in [0, 1], got {freeze_p}")
-    if freeze_p == 1 and freeze_type == CONTINUOUS:
-        raise ValueError("`grad_freeze.freeze_p` must be below 1 with freeze_type 0, got 1: no step would ever freeze")
+class FreezingMethod(Method):
+    """Leaves leading layers untrained in a share of the steps; the step asks its `GroupSchedule`, the optimizer."""
 
+    splits_gradients = True
 
-def _continuous_sequence(n_groups: int, freeze_p: float, length: int) -> list[int]:
-    # As upstream: float floor division first, so the added half never rounds up.
-    n_full = int(freeze_p * (n_groups - 1) // (1 - freeze_p) + 0.5)
-    period = [0] * n_full + list(range(1, n_groups))
-    n_periods = max(0, -(-length // len(period)))
-    return period * n_periods
+    def refusal(self, model: nn.Module) -> str:
+        """Refuse a DistributedDataParallel that would wait for gradients of frozen parameters."""
+        wrapper = next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
+        if wrapper is None or wrapper.find_unused_parameters:
+            return ""
+        return (
+            "with gradient freezing DistributedDataParallel needs find_unused_parameters=True, or it waits for the "
+            "gradients of frozen parameters; pass it, or apply() to the plain model first and call "
+            "boosted.distribute() then"
+        )
 
+    @staticmethod
+    def fitted(config: BoostConfig, updates: int) -> BoostConfig:
+        """Let the freezing schedule span the run's updates."""
+        return config.with_values({"grad_freeze.total_steps": updates})
 
-def _interval_sequence(n_groups: int, freeze_p: float, length: int, rng: Randomness) -> list[int]:
-    frozen = [False]
-    n_frozen = 0
-    while len(frozen) < length:
-        frozen.append(n_frozen / len(frozen) < 1 - freeze_p)
-        n_frozen += frozen[-1]
-    indices = np.arange(n_groups - 1, 0, -1)
-    weights = np.arange(1, n_groups)
-    # One call for all draws: it consumes the generator as the reference's single draws do, 60 times faster.
-    draws = iter(_generator(rng).choice(indices, size=n_frozen, p=weights / weights.sum()).tolist())
-    return [next(draws) if is_frozen else 0 for is_frozen in frozen]
-
-
-def _generator(rng: Randomness) -> Any:
-    if rng is None:
-        return np.random  # the global legacy generator: seeding it reproduces the reference's sequences
-    if isinstance(rng, int):
-        return np.random.default_rng(rng)
-    return rng
+    def prepare(self, preparation: Preparation) -> None:
+        """Form the groups, draw the schedule and wrap the optimizer."""
+        freeze, seed = self.config.grad_freeze, preparation.draw_seed()
+        made = GradientFreeze(
+            freeze.param_groups,
+            freeze.freeze_type,
+            freeze.freeze_p,
+            freeze.total_steps,
+            state=self.config.compatibility.freeze_state,
+            rng=None if seed is None else np.random.RandomState(seed),
+        )
+        _, preparation.optimizer = made.freeze_generate(preparation.model, preparation.optimizer)

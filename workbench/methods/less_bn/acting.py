@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from workbench.config import Plan
 from workbench.methods.facts import facts_of
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, reduce_batch_norms_
-from workbench.methods.parameter_succession import follow_parameters
+from workbench.methods.parameter_groups import rebuild_optimizer
 from workbench.methods.protocol import Method, Preparation
 
 __all__ = ["LessBNMethod"]
@@ -25,11 +26,6 @@ class LessBNMethod(Method):
     """Removes BatchNorms before training; see :mod:`workbench.methods.less_bn.method`."""
 
     splits_gradients = True
-
-    @staticmethod
-    def is_in_effect(plan: Plan) -> bool:
-        """Return whether LessBN is in effect."""
-        return plan.less_bn
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel, which lists its parameters when it is made."""
@@ -56,10 +52,56 @@ class LessBNMethod(Method):
         elif report.head_note:
             _log.log(logging.WARNING if report.head_reason == NEEDS_CRITERION else logging.INFO, report.head_note)
         if facts_of(model, preparation.optimizer).less_bn_acts(config):
-            preparation.optimizer = follow_parameters(preparation.optimizer, before, dict(model.named_parameters()))
+            preparation.optimizer = _following(preparation.optimizer, before, dict(model.named_parameters()))
         preparation.plan = preparation.look_again(preparation)
 
     def prepare_evaluation(self, model: nn.Module, example_inputs: Any) -> None:
         """Reduce BatchNorms as in training; the head stays as it is."""
         if getattr(model, REPORT_ATTRIBUTE, None) is None:  # not processed for training
             reduce_batch_norms_(model, match=self.config.compatibility.less_bn_match, example_inputs=example_inputs)
+
+
+def _following(
+    optimizer: Optimizer, before: Mapping[str, nn.Parameter], after: Mapping[str, nn.Parameter]
+) -> Optimizer:
+    """Return an optimizer over the network's parameters after a change; the same object when nothing changed.
+
+    The successor of a parameter is the one that now bears its name; a parameter without predecessor joins the group of
+    its neighbour in the same module. State of parameters that remain moves along. Parameters that never belonged to the
+    network stay, a group that lost all is gone.
+    """
+    name_of = {id(parameter): name for name, parameter in before.items()}
+    kept = {id(parameter) for parameter in after.values()}
+    fresh = {name: parameter for name, parameter in after.items() if id(parameter) not in name_of}
+    added = [name for name in fresh if name not in before]
+    groups: list[dict[str, Any]] = []
+    changed = False
+    placed: set[str] = set()
+    for group in optimizer.param_groups:
+        members: list[nn.Parameter] = []
+        for parameter in group["params"]:
+            name = name_of.get(id(parameter))
+            if name is None or id(parameter) in kept:
+                members.append(parameter)
+            else:
+                changed = True
+                if name not in fresh:
+                    continue
+                members.append(fresh[name])
+                placed.add(name)
+            if name in placed:  # what the new module has besides joins it
+                siblings = [other for other in added if _module(other) == _module(name) and other not in placed]
+                members.extend(fresh[sibling] for sibling in siblings)
+                placed.update(siblings)
+        if members:
+            groups.append({**group, "params": members})
+            groups[-1].pop("param_names", None)
+    orphans = [parameter for name, parameter in fresh.items() if name not in placed]
+    if orphans and groups:
+        groups[-1]["params"].extend(orphans)
+        changed = True
+    return rebuild_optimizer(optimizer, groups) if changed else optimizer
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]

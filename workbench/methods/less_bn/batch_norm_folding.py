@@ -1,4 +1,4 @@
-"""Take a BatchNorm out of a network without changing what the network computes in evaluation.
+"""Take BatchNorms out of a network without changing what the network computes in evaluation.
 
 In evaluation a BatchNorm is a fixed affine map of each channel c,
 
@@ -12,8 +12,8 @@ All of this holds for torch's own layers: a subclass may do more. One of BatchNo
 changes its weight on the way (weight standardisation) nothing is folded.
 
 Which parameters a reduced network has depends on what its BatchNorms had learned (a bias that a layer did not have, a
-:class:`ChannelAffine`). So that the weights of one also load into another, :func:`accept_either_form_` lets
-``load_state_dict`` add what the file has and fill in what it lacks.
+:class:`ChannelAffine`). So that the weights of one also load into another, hooks let ``load_state_dict`` add what the
+file has and fill in what it lacks.
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 CVPR 2018, arXiv:1712.05877, section 3.2.
@@ -23,6 +23,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -35,35 +38,27 @@ from torch.nn.parameter import UninitializedParameter
 
 __all__ = [
     "ChannelAffine",
-    "accept_either_form_",
+    "Removal",
     "affine_of",
     "can_fold_into",
     "fold_into_",
     "has_learned_statistics",
     "parts_after",
     "replace_module_",
+    "take_out_",
 ]
 
 _PLAIN_LAYERS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
     nn.Linear,
 )
 _PLAIN_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm)  # the other dimensions share the forward of the first
 
 
 class ChannelAffine(nn.Module):
-    """Multiply each channel by a number and add a number, both trained.
+    """Multiply each channel by a number and add a number, both trained; ``scale`` and ``shift`` are ``[channels]``.
 
     Stands where a BatchNorm with learned statistics was that no convolution can take up.
-
-    Args:
-        scale: Factor per channel, shape ``[channels]``.
-        shift: Summand per channel, shape ``[channels]``.
     """
 
     def __init__(self, scale: Tensor, shift: Tensor) -> None:
@@ -95,17 +90,7 @@ def has_learned_statistics(norm: _BatchNorm) -> bool:
 
 
 def affine_of(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
-    """Return scale and shift of the map that the BatchNorm is in evaluation.
-
-    Args:
-        norm: BatchNorm with running statistics.
-
-    Returns:
-        Two float64 tensors of shape ``[channels]``.
-
-    Raises:
-        ValueError: When the BatchNorm keeps no running statistics.
-    """
+    """Return scale and shift of the map that a BatchNorm with statistics is in evaluation, float64, ``[channels]``."""
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("a BatchNorm without running statistics has no fixed map; keep it or give it statistics")
     mean, variance = norm.running_mean.double(), norm.running_var.double()
@@ -128,14 +113,37 @@ def can_fold_into(layer: nn.Module, norm: _BatchNorm) -> bool:
     return bool(channels == norm.num_features)
 
 
+def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
+    """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing.
+
+    Only this BatchNorm may read the layer's output. A ValueError when the layer cannot take it up (`can_fold_into`).
+    """
+    if not can_fold_into(layer, norm):
+        raise ValueError(f"cannot fold a BatchNorm of {norm.num_features} channels into {type(layer).__name__}")
+    target = cast("nn.Conv2d", layer)  # any of the accepted classes; all have weight and bias
+    scale, shift = affine_of(norm)
+    weight = target.weight.detach().double()
+    if isinstance(layer, _ConvTransposeNd):
+        # Weight [in, out / groups, ...]: the rows of group g feed the output channels of group g.
+        grouped = weight.view(layer.groups, -1, *weight.shape[1:])
+        factor = scale.view(layer.groups, 1, -1, *(1,) * (weight.dim() - 2))
+        folded = (grouped * factor).view_as(weight)
+    else:
+        folded = weight * scale.view(-1, *(1,) * (weight.dim() - 1))
+    bias = shift if target.bias is None else target.bias.detach().double() * scale + shift
+    with torch.no_grad():
+        target.weight.copy_(folded)
+        if target.bias is not None:
+            target.bias.copy_(bias)
+        else:
+            target.bias = nn.Parameter(bias.to(target.weight.dtype), requires_grad=target.weight.requires_grad)
+
+
 def parts_after(norm: _BatchNorm) -> tuple[str, ...] | None:
     """Return the names of the children that a BatchNorm runs after the norm; None when it is not that simple.
 
-    Empty for torch's own BatchNorm. A subclass is tried on random input, in evaluation and in training: its children
-    in order, behind the plain norm, must give the same.
-
-    Args:
-        norm: BatchNorm with its parameters in place (no lazy one); only a copy is called.
+    Empty for torch's own BatchNorm. A copy of a subclass is tried on random input, in evaluation and in training: its
+    children in order, behind the plain norm, must give the same.
     """
     if _computes_as(norm, _PLAIN_NORMS):
         return ()
@@ -171,9 +179,8 @@ def _is_norm_then_children(norm: _BatchNorm, x: Tensor, training: bool) -> bool:
     )
     for child in plain.children():
         expected = child(expected)
-    return (
-        isinstance(result, Tensor) and result.shape == expected.shape and torch.allclose(result, expected, 1e-4, 1e-5)
-    )
+    same_shape = isinstance(result, Tensor) and result.shape == expected.shape
+    return same_shape and torch.allclose(result, expected, 1e-4, 1e-5)
 
 
 def _computes_as(module: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
@@ -194,35 +201,50 @@ def _is_altered(module: nn.Module) -> bool:
     return any(hooks) or hasattr(module, "parametrizations") or "forward" in module.__dict__
 
 
-def fold_into_(layer: nn.Module, norm: _BatchNorm) -> None:
-    """Multiply the evaluation map of a BatchNorm into the layer before it, in place; a bias is added if missing.
+# In a network
 
-    Args:
-        layer: Convolution, transposed convolution or Linear whose output only this BatchNorm reads.
-        norm: BatchNorm with running statistics.
 
-    Raises:
-        ValueError: When the layer cannot take it up, see :func:`can_fold_into`.
+@dataclass(frozen=True)
+class Removal:
+    """One BatchNorm that goes; names are dotted."""
+
+    norm: str
+    layer: str | None  # that can take up its statistics
+    rest: tuple[str, ...]  # children of a subclass that run after the norm and stay
+
+
+def take_out_(
+    model: nn.Module, removals: Sequence[Removal], *, keep_function: bool = False
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Remove BatchNorms, in place, and return which were folded and which became a ChannelAffine.
+
+    ``keep_function`` writes the map down of those that have learned nothing, too.
     """
-    if not can_fold_into(layer, norm):
-        raise ValueError(f"cannot fold a BatchNorm of {norm.num_features} channels into {type(layer).__name__}")
-    target = cast("nn.Conv2d", layer)  # any of the accepted classes; all have weight and bias
-    scale, shift = affine_of(norm)
-    weight = target.weight.detach().double()
-    if isinstance(layer, _ConvTransposeNd):
-        # Weight [in, out / groups, ...]: the rows of group g feed the output channels of group g.
-        grouped = weight.view(layer.groups, -1, *weight.shape[1:])
-        factor = scale.view(layer.groups, 1, -1, *(1,) * (weight.dim() - 2))
-        folded = (grouped * factor).view_as(weight)
-    else:
-        folded = weight * scale.view(-1, *(1,) * (weight.dim() - 1))
-    bias = shift if target.bias is None else target.bias.detach().double() * scale + shift
-    with torch.no_grad():
-        target.weight.copy_(folded)
-        if target.bias is not None:
-            target.bias.copy_(bias)
-        else:
-            target.bias = nn.Parameter(bias.to(target.weight.dtype), requires_grad=target.weight.requires_grad)
+    folded: list[str] = []
+    affine: list[str] = []
+    for removal in removals:
+        norm = model.get_submodule(removal.norm)
+        assert isinstance(norm, _BatchNorm)
+        layer = None if removal.layer is None else model.get_submodule(removal.layer)
+        keeps_map = keep_function or has_learned_statistics(norm)
+        substitute: nn.Module = nn.Identity()
+        if keeps_map and layer is None:
+            scale, shift = affine_of(norm)
+            dtype = norm.weight.dtype if norm.affine else torch.get_default_dtype()
+            substitute = ChannelAffine(scale.to(dtype), shift.to(dtype))
+            substitute.requires_grad_(not norm.affine or norm.weight.requires_grad)  # frozen stays frozen
+            affine.append(removal.norm)
+        substitute.train(norm.training)
+        if removal.rest:
+            parts = [("norm", substitute), *((name, norm.get_submodule(name)) for name in removal.rest)]
+            substitute = nn.Sequential(OrderedDict(parts))
+            substitute.training = norm.training  # not train(): the children stay in the mode they are in
+        replace_module_(model, norm, substitute)
+        _accept_either_form_(model, substitute, layer)
+        if keeps_map and layer is not None:
+            fold_into_(layer, norm)
+            folded.append(removal.norm)
+    return tuple(folded), tuple(affine)
 
 
 def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -233,24 +255,20 @@ def replace_module_(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
                 setattr(parent, name, new)
 
 
-def accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Module | None) -> None:
+def _accept_either_form_(model: nn.Module, substitute: nn.Module, layer: nn.Module | None) -> None:
     """Let the weights of a network whose BatchNorm had learned load where it had not, and the other way round.
 
     What a file has and the network lacks is added, as a parameter that trains if the layer's weight does. An optimizer
     made before does not know it; in training mode a warning says so. What the network has and the file lacks is set to
     where it changes nothing.
-
-    Args:
-        model: Network in which a BatchNorm was replaced.
-        substitute: What stands in its place: Identity, ChannelAffine, or a Sequential that begins with one of them.
-        layer: Layer into which the statistics are, or would be, folded; None when there is none.
     """
     inside = ".norm" if isinstance(substitute, nn.Sequential) else ""
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is substitute:
+                hook = partial(_load_affine, child=name + inside)
                 # torch leaves this public method untyped
-                parent.register_load_state_dict_pre_hook(partial(_load_affine, child=name + inside))  # type: ignore[no-untyped-call]
+                parent.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
     if layer is not None and layer.bias is None:
         layer.register_load_state_dict_pre_hook(_load_bias)
 
@@ -265,7 +283,7 @@ def _load_affine(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_:
         like = next(module.parameters(), scale)
         affine = ChannelAffine(scale.to(like.device, like.dtype), shift.to(like.device, like.dtype))
         module.set_submodule(child, affine.train(present.training))
-        _tell_of_added(f"{prefix}{child}.scale and shift", affine)
+        _warn_of_added(f"{prefix}{child}.scale and shift", affine)
 
 
 def _load_bias(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -274,14 +292,12 @@ def _load_bias(layer: nn.Module, state_dict: dict[str, Any], prefix: str, *_: An
     if target.bias is not None and f"{prefix}weight" in state_dict:
         state_dict.setdefault(key, torch.zeros_like(target.bias))
     elif target.bias is None and key in state_dict:
-        target.bias = nn.Parameter(
-            torch.zeros_like(state_dict[key], dtype=weight.dtype, device=weight.device),
-            requires_grad=weight.requires_grad,
-        )
-        _tell_of_added(key, layer)
+        zeros = torch.zeros_like(state_dict[key], dtype=weight.dtype, device=weight.device)
+        target.bias = nn.Parameter(zeros, requires_grad=weight.requires_grad)
+        _warn_of_added(key, layer)
 
 
-def _tell_of_added(name: str, layer: nn.Module) -> None:
+def _warn_of_added(name: str, layer: nn.Module) -> None:
     if layer.training:
         warnings.warn(
             f"the loaded weights add {name}, which this network did not have; an optimizer made before does not train "

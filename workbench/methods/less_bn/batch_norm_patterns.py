@@ -21,13 +21,13 @@ so it never matches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from workbench.methods.less_bn.batch_norm_graph import Step
+from workbench.methods.less_bn.network_graph import Step
 
 __all__ = ["PATTERNS", "removable_by_reference"]
 
@@ -61,9 +61,6 @@ def removable_by_reference(steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the names of the BatchNorm modules that MindSpore 2.7 removes, in execution order.
 
     A module that is called several times counts as removable only if every call is.
-
-    Args:
-        steps: Steps of one network, from :func:`workbench.methods.less_bn.batch_norm_graph.read_graph`.
     """
     output = _lower(steps)
     calls = [step.name for step in steps if step.kind == "bn"]
@@ -87,7 +84,8 @@ def _lower(steps: Sequence[Step]) -> _Operation:
     operation = _Operation("output")
     for step in steps:
         inputs = [result[source] for source in step.inputs]
-        kind = {"conv": _convolution_kind(step.module), "maxpool": "maxpool"}.get(step.kind, step.kind)
+        is_conv2d = isinstance(step.module, nn.Conv2d)
+        kind = ("conv" if is_conv2d else "other") if step.kind == "conv" else step.kind
         if kind == "cat":
             operation = _Operation("concat", [_Operation("arguments", inputs)])
         elif kind == "bn":
@@ -100,32 +98,29 @@ def _lower(steps: Sequence[Step]) -> _Operation:
     return operation
 
 
-def _convolution_kind(module: nn.Module | None) -> str:
-    return "conv" if isinstance(module, nn.Conv2d) else "other"
+def _backwards(output: _Operation) -> Iterator[_Operation]:
+    """Walk from the output to the inputs, breadth first; what an operation reads may change when it is handed out."""
+    waiting, seen = deque([output]), {output}
+    while waiting:
+        operation = waiting.popleft()
+        yield operation
+        for source in operation.inputs:
+            if source not in seen:
+                seen.add(source)
+                waiting.append(source)
 
 
 def _one_pass(output: _Operation) -> list[str]:
-    """Walk backwards from the output, breadth first, and remove what matches on the way."""
+    """Remove what matches on the way backwards, and return the names of the BatchNorms that went."""
     readers: dict[_Operation, list[_Operation]] = {}
-    waiting, seen = deque([output]), {output}
-    while waiting:
-        operation = waiting.popleft()
+    for operation in _backwards(output):
         for source in operation.inputs:
             readers.setdefault(source, []).append(operation)
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
     removed: list[str] = []
-    waiting, seen = deque([output]), {output}
-    while waiting:
-        operation = waiting.popleft()
+    for operation in _backwards(output):
         for gone in _match(operation):
             removed.extend([gone.name] if gone.kind == "bn" else [])
             _bypass(gone, readers)
-        for source in operation.inputs:
-            if source not in seen:
-                seen.add(source)
-                waiting.append(source)
     return removed
 
 

@@ -16,9 +16,9 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +29,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from workbench.methods.less_bn.batch_norm_folding import replace_module_
-from workbench.methods.less_bn.batch_norm_graph import (
-    NetworkGraph,
-    Step,
-    TraceError,
-    called_apart,
-    read_graph,
-)
+from workbench.methods.less_bn.network_graph import NetworkGraph, TraceError, called_apart, read_graph
 
 __all__ = [
     "MINIMAL_SQUARED_NORM",
@@ -60,15 +54,11 @@ MINIMAL_GRADIENT_NORM = 1e-4
 
 
 def normalize_rows(rows: Tensor) -> Tensor:
-    """Divide every row by its Euclidean norm, or by 0.01 if it is shorter.
+    """Divide every row ``[..., features]`` by its Euclidean norm, or by 0.01 if it is shorter.
 
-    Args:
-        rows: Shape ``[..., features]``, any floating type.
-
-    Returns:
-        ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, in the type of ``rows``; a row of zeros stays zero. The gradient
-        is ``(d - y sum(y d)) / max(norm, 1e-4)`` with ``d`` the gradient of ``y``. For rows of norm 0.01 or more this
-        is the derivative.
+    ``y = rows / sqrt(max(sum(rows^2), 1e-4))``, in the type of ``rows``; a row of zeros stays zero. The gradient is
+    ``(d - y sum(y d)) / max(norm, 1e-4)`` with ``d`` the gradient of ``y``. For rows of norm 0.01 or more this is the
+    derivative.
     """
     # As upstream: for shorter rows the gradient is larger than the derivative, d / 0.01, by up to a factor 100. It
     # drives rows out of the region where they are not normalized, and recorded trainings contain it.
@@ -76,14 +66,72 @@ def normalize_rows(rows: Tensor) -> Tensor:
     return normalized
 
 
+class CommonHeadLastFN(nn.Module):
+    """Linear head on normalized features and normalized class vectors, times one trained factor; any bias is inside."""
+
+    is_full_normalization = True
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
+        super().__init__()
+        for name, size in (("in_features", in_features), ("out_features", out_features)):
+            if not size >= 1:
+                raise ValueError(f"`{name}` must be at least 1, got {size}")
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.multiplier = nn.Parameter(torch.ones(1))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear; only the direction of a row matters
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores, ``[..., out_features]``, of features; without bias each lies in ``[-m, m]``."""
+        return F.linear(normalize_rows(x), normalize_rows(self.weight), self.bias) * self.multiplier
+
+    def extra_repr(self) -> str:
+        """Show the sizes as nn.Linear does."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+def smallest_multiplier(classes: int, probability: float = 0.95) -> float:
+    """Return the smallest factor with which separated classes reach a probability under softmax.
+
+    Cosines lie in [-1, 1]; without a factor the softmax of 10 classes cannot exceed 0.45 and training has to find the
+    factor first. Where every row meets its own class vector and the class vectors lie as far apart as they can,
+    ``m = (C - 1) / C * log((C - 1) p / (1 - p))`` gives each of C classes (2 or more) its probability p, in (0, 1).
+    0.95 gives 4.6 for 10 classes and 9.8 for 1000; a small residual network on handwritten digits trains as quickly
+    with it as with a linear head, with a factor of 1 it is 4 points behind after 60 updates.
+
+    Reference:
+        Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, arXiv:1801.09414,
+        equation 6.
+    """
+    return (classes - 1) / classes * math.log((classes - 1) * probability / (1 - probability))
+
+
+def is_classification(criterion: Any) -> bool:
+    """Return whether a criterion is known to judge scores of exclusive classes: torch's cross entropy.
+
+    That is ``nn.CrossEntropyLoss``, a class derived from it, or ``F.cross_entropy``, also under ``functools.partial``.
+    ``BCEWithLogitsLoss`` judges labels independently of each other, and of a function of one's own nothing is known.
+    """
+    while isinstance(criterion, functools.partial):
+        criterion = criterion.func
+    return isinstance(criterion, nn.CrossEntropyLoss) or criterion is F.cross_entropy
+
+
 @dataclass(frozen=True)
 class HeadRule:
     """Which Linear layers become full-normalization layers.
 
     Args:
-        scope: See :func:`replace_heads_`.
-        bias: See :func:`replace_heads_`.
-        criterion: What judges the output; None if that is not known.
+        scope: ``"head"`` replaces the Linear that alone feeds the output and shares its weight with no other layer.
+            ``"classifier"`` does so if the criterion, too, is known to be a classification. ``"every_module"`` does as
+            MindSpore does: in every module that has Linear children, the one registered last. MindSpore registers the
+            new layer of a sequential cell without using it; here it is really used, so the output of such a network
+            changes.
+        bias: ``"keep"`` copies the bias of the Linear, ``"drop"`` omits it, as MindSpore does.
+        criterion: What judges the output, see :func:`is_classification`; None if that is not known. A model that ends
+            in torch's criterion says so itself.
 
     Raises:
         ValueError: When ``scope`` or ``bias`` is an unknown word.
@@ -101,109 +149,13 @@ class HeadRule:
             raise ValueError(f'`fn_bias` must be "keep" or "drop", got {self.bias!r}')
 
 
-class CommonHeadLastFN(nn.Module):
-    """Linear head on normalized features and normalized class vectors, times one trained factor.
-
-    Args:
-        in_features: Number of features of a row.
-        out_features: Number of classes.
-        bias: Whether a bias is added before the multiplication.
-
-    Raises:
-        ValueError: When a size is below 1.
-    """
-
-    is_full_normalization = True
-
-    def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
-        super().__init__()
-        for name, size in (("in_features", in_features), ("out_features", out_features)):
-            if not size >= 1:
-                raise ValueError(f"`{name}` must be at least 1, got {size}")
-        self.in_features = in_features
-        self.out_features = out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.multiplier = nn.Parameter(torch.ones(1))
-        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear; only the direction of a row matters
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the class scores.
-
-        Args:
-            x: Features, shape ``[..., in_features]``.
-
-        Returns:
-            Scores, shape ``[..., out_features]``; without bias each lies in ``[-m, m]``.
-        """
-        return F.linear(normalize_rows(x), normalize_rows(self.weight), self.bias) * self.multiplier
-
-    def extra_repr(self) -> str:
-        """Show the sizes as nn.Linear does."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
-
-def smallest_multiplier(classes: int, probability: float = 0.95) -> float:
-    """Return the smallest factor with which separated classes reach a probability under softmax.
-
-    Cosines lie in [-1, 1]; without a factor the softmax of 10 classes cannot exceed 0.45 and training has to find the
-    factor first. Where every row meets its own class vector and the class vectors lie as far apart as they can,
-    ``m = (C - 1) / C * log((C - 1) p / (1 - p))`` gives each its probability p.
-
-    Args:
-        classes: Number of classes C, at least 2.
-        probability: p, in (0, 1). 0.95 gives 4.6 for 10 classes and 9.8 for 1000; a small residual network on
-            handwritten digits trains as quickly with it as with a linear head, with 1 it is 4 points behind after 60
-            updates.
-
-    Reference:
-        Wang et al., "CosFace: Large Margin Cosine Loss for Deep Face Recognition", CVPR 2018, arXiv:1801.09414,
-        equation 6.
-    """
-    return (classes - 1) / classes * math.log((classes - 1) * probability / (1 - probability))
-
-
-def is_classification(criterion: Any) -> bool:
-    """Return whether a criterion is known to judge scores of exclusive classes: torch's cross entropy.
-
-    Args:
-        criterion: ``nn.CrossEntropyLoss`` or a class derived from it, or ``F.cross_entropy``, also under
-            ``functools.partial``. ``BCEWithLogitsLoss`` judges labels independently of each other, and of a function
-            of one's own nothing is known.
-    """
-    while isinstance(criterion, functools.partial):
-        criterion = criterion.func
-    return isinstance(criterion, nn.CrossEntropyLoss) or criterion is F.cross_entropy
-
-
 def replace_heads_(
-    model: nn.Module,
-    scope: FNScope = "head",
-    bias: Literal["keep", "drop"] = "keep",
-    *,
-    criterion: Any = None,
+    model: nn.Module, scope: FNScope = "head", bias: Literal["keep", "drop"] = "keep", *, criterion: Any = None
 ) -> tuple[str, ...]:
-    """Replace linear layers by full-normalization layers with the same weights; warn where there are none to replace.
+    """Replace linear layers by full-normalization layers with the same weights, in place; warn where there are none.
 
     The new layers own new parameters (copies), so build the optimizer afterwards. A model that already holds such a
-    layer is left alone.
-
-    Args:
-        model: Network to change in place.
-        scope: ``"head"`` replaces the Linear that alone feeds the output and shares its weight with no other layer.
-            ``"classifier"`` does so if the criterion, too, is known to be a classification. ``"every_module"`` does as
-            MindSpore does: in every module that has Linear children, the one registered last. MindSpore registers the
-            new layer of a sequential cell without using it; here it is really used, so the output of such a network
-            changes.
-        bias: ``"keep"`` copies the bias of the Linear, ``"drop"`` omits it, as MindSpore does.
-        criterion: What judges the output, see :func:`is_classification`; a model that ends in torch's criterion says
-            so itself.
-
-    Returns:
-        Dotted names of the replaced layers, in registration order; empty if there was nothing to replace.
-
-    Raises:
-        ValueError: When ``scope`` or ``bias`` is an unknown word.
+    layer is left alone. The other arguments are those of `HeadRule`; names of the replaced layers are returned.
     """
     rule = HeadRule(scope, bias, criterion)
     why = ""
@@ -241,9 +193,6 @@ def normalize_heads_(
         call: Calls the model on inputs like those it was trained on, or on noise.
         invented: Whether the inputs are noise; BatchNorms then work with its statistics, which gives their outputs the
             size that they have on data.
-
-    Returns:
-        Names of the replaced layers, and why there are none; both are empty for a model that holds such a layer.
     """
     scope, keep_bias = rule.scope, rule.bias == "keep"
     if any(getattr(module, "is_full_normalization", False) for module in model.modules()):
@@ -274,9 +223,7 @@ class _NormalizeRows(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor) -> Tensor:
-        # Squares of float16 values overflow above 256, so the sum is taken in float32 at least.
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        squared_norm = wide.square().sum(dim=-1, keepdim=True)
+        wide, squared_norm = _widened(rows)
         return (wide * squared_norm.clamp_min(MINIMAL_SQUARED_NORM).rsqrt()).to(rows.dtype)
 
     @staticmethod
@@ -286,13 +233,18 @@ class _NormalizeRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         rows: Tensor = ctx.saved_tensors[0]
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        wide, squared_norm = _widened(rows)
         grad = grad_outputs[0].to(wide.dtype)
-        squared_norm = wide.square().sum(dim=-1, keepdim=True)
         unit = wide * squared_norm.clamp_min(MINIMAL_SQUARED_NORM).rsqrt()
         norm = squared_norm.sqrt().clamp_min(MINIMAL_GRADIENT_NORM)
         tangential: Tensor = grad - unit * (unit * grad).sum(dim=-1, keepdim=True)
         return (tangential / norm).to(rows.dtype)
+
+
+def _widened(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows and their squared norms in float32 at least: squares of float16 values overflow above 256."""
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return wide, wide.square().sum(dim=-1, keepdim=True)
 
 
 def _from_linear(linear: nn.Linear, *, keep_bias: bool, multiplier: float = 1.0) -> CommonHeadLastFN:
@@ -338,32 +290,22 @@ def _output_layer_in(model: nn.Module, graph: NetworkGraph) -> _OutputLayer | st
         return f"{len(feeding)} layers feed the output" if feeding else "no layer feeds the output"
     (last,) = feeding
     if not isinstance(last.module, nn.Linear):
-        return f"the output comes from {_called(last)}, not from a Linear"
+        what = "an operation" if last.module is None else f"`{last.name}` ({type(last.module).__name__})"
+        return f"the output comes from {what}, not from a Linear"
     if not last.name:
         return "the model has no Linear below it"
     layer = model.get_submodule(last.name)  # the graph may be that of a copy
-    if not isinstance(layer, nn.Linear) or not _is_plain(layer):
+    is_plain = type(layer).forward is nn.Linear.forward and not (layer._forward_pre_hooks or layer._forward_hooks)
+    if not isinstance(layer, nn.Linear) or not is_plain or is_parametrized(layer) or is_lazy(layer.weight):
         return f"`{last.name}` is not a plain Linear"
     if sum(step.name == last.name for step in graph.steps) > 1:
         return f"`{last.name}` is called more than once"
-    if _is_shared(model, layer) or f"{last.name}.weight" in graph.read_elsewhere:
+    own = set(layer.parameters())
+    others = (module for module in model.modules() if module is not layer)
+    is_shared = any(parameter in own for module in others for parameter in module.parameters(recurse=False))
+    if is_shared or f"{last.name}.weight" in graph.read_elsewhere:
         return f"`{last.name}` shares its weight with another layer"
     return _OutputLayer(last.name, layer, criterion)
-
-
-def _is_plain(layer: nn.Linear) -> bool:
-    hooks = layer._forward_pre_hooks or layer._forward_hooks or is_parametrized(layer)
-    return type(layer).forward is nn.Linear.forward and not hooks and not is_lazy(layer.weight)
-
-
-def _called(step: Step) -> str:
-    return f"`{step.name}` ({type(step.module).__name__})" if step.module is not None else "an operation"
-
-
-def _is_shared(model: nn.Module, layer: nn.Linear) -> bool:
-    others = (module for module in model.modules() if module is not layer)
-    own = set(layer.parameters())
-    return any(parameter in own for module in others for parameter in module.parameters(recurse=False))
 
 
 def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
@@ -373,9 +315,7 @@ def _why_no_classifier(head: _OutputLayer, given: Any) -> str:
     if not is_classification(criterion):
         name = getattr(criterion, "__name__", type(criterion).__name__)
         return f"{name} is not known to be a classification"
-    if head.layer.out_features < 2:
-        return f"`{head.name}` has a single output"
-    return ""
+    return f"`{head.name}` has a single output" if head.layer.out_features < 2 else ""
 
 
 def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any], *, invented: bool) -> float:
@@ -402,24 +342,14 @@ def _size_of_scores(model: nn.Module, name: str, call: Callable[[nn.Module], Any
     return size if math.isfinite(size) else 0.0
 
 
-def _parents(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules whose Linear children are called as modules.
-
-    MultiheadAttention and its transformer layers read the weights of their Linear children themselves.
-    """
-    inside_attention: set[int] = set()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            inside_attention.update(id(child) for child in module.modules())
-        if id(module) not in inside_attention:
-            yield name, module
-
-
 def _last_of_every_module(model: nn.Module) -> dict[str, nn.Linear]:
     heads: dict[str, nn.Linear] = {}
-    for prefix, parent in _parents(model):
-        linears = {name: child for name, child in parent.named_children() if isinstance(child, nn.Linear)}
-        if linears:
-            name = list(linears)[-1]
-            heads[f"{prefix}.{name}" if prefix else name] = linears[name]
+    # MultiheadAttention and its transformer layers read the weights of their Linear children themselves.
+    attentions = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    inside_attention = {id(child) for attention in attentions for child in attention.modules()}
+    for prefix, parent in model.named_modules():
+        linears = [name for name, child in parent.named_children() if isinstance(child, nn.Linear)]
+        if linears and id(parent) not in inside_attention:
+            name = f"{prefix}.{linears[-1]}" if prefix else linears[-1]
+            heads[name] = cast("nn.Linear", model.get_submodule(name))
     return heads

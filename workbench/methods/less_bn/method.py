@@ -4,12 +4,8 @@ A BatchNorm reads its input twice and waits for statistics; in a residual networ
 one of each branch keeps the size of the activations in hand. :func:`reduce_batch_norms_` removes them for good: the
 module becomes ``nn.Identity``. :class:`LessBN` is the wrapper under MindSpore's name, with the full-normalization head.
 
-Which ones go is decided by one of two rules:
-
-* ``match="structure"`` (default): the roles in the network's graph, see
-  :mod:`workbench.methods.less_bn.batch_norm_graph`;
-* ``match="reference"``: the chains that MindSpore 2.7 looks for, see
-  :mod:`workbench.methods.less_bn.batch_norm_patterns`.
+Which ones go is decided by ``match="structure"`` (default), the roles in the network's graph (``structure_rule.py``),
+or ``match="reference"``, the chains that MindSpore 2.7 looks for (``batch_norm_patterns.py``).
 
 Three differences from MindSpore (python/mindspore/boost/less_batch_normalization.py, 2.7.0). There the removed modules
 stay in the parameter list and never change again; here they are gone. There learned statistics are lost; here they are
@@ -50,60 +46,40 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from workbench.methods.less_bn.batch_norm_folding import can_fold_into, has_learned_statistics, parts_after
-from workbench.methods.less_bn.batch_norm_graph import (
-    LONGEST_RUN,
-    NetworkGraph,
-    Step,
-    TraceError,
-    read_graph,
-    record_graph,
-    removable_by_structure,
-)
-from workbench.methods.less_bn.batch_norm_patterns import removable_by_reference
-from workbench.methods.less_bn.batch_norm_removal import (
-    Call,
+from workbench.methods.less_bn.batch_norm_folding import (
     Removal,
-    caller,
-    copy_of,
-    keeping_the_function,
-    noise_call,
+    can_fold_into,
+    has_learned_statistics,
+    parts_after,
     take_out_,
 )
+from workbench.methods.less_bn.batch_norm_patterns import removable_by_reference
 from workbench.methods.less_bn.full_normalization import FNScope, HeadRule, normalize_heads_
+from workbench.methods.less_bn.network_graph import NetworkGraph, Step, TraceError, read_graph, record_graph
+from workbench.methods.less_bn.structure_rule import LONGEST_RUN, removable_by_structure
+from workbench.methods.less_bn.trial import Call, caller, copy_of, keeping_the_function, noise_call
 
 __all__ = ["LessBN", "LessBNReport", "reduce_batch_norms_"]
 
 REPORT_ATTRIBUTE = "less_bn_report"  # on every module of a reduced model, so that a second call changes nothing
 
+Match = Literal["structure", "reference"]
+
 
 @dataclass(frozen=True)
 class LessBNReport:
-    """What LessBN did to a model.
+    """What LessBN did to a model; names are dotted, in registration order."""
 
-    Attributes:
-        removed: Dotted names of the BatchNorms that are gone, in registration order.
-        kept: Those that stay.
-        folded: Removed ones whose learned statistics were multiplied into the layer before.
-        method: ``"graph"``, traced or recorded, or ``"module order"`` if neither was possible.
-        reason: Why the method is not the graph, or why nothing was removed; empty otherwise.
-        affine: Removed ones that had learned statistics and no layer to fold them into; a trained scale and shift per
-            channel (``ChannelAffine``) stands in their place.
-        heads: Linear layers replaced by full normalization.
-        head_reason: Why full normalization, where it was asked for, replaced none.
-        split: Removed ones that belonged to a subclass with children of its own (an activation), which stay.
-        left_alone: Those that the rule would remove and that stay, with the sentence that says why.
-    """
-
-    removed: tuple[str, ...]
-    kept: tuple[str, ...]
-    folded: tuple[str, ...]
-    method: Literal["graph", "module order"]
-    reason: str = ""
-    affine: tuple[str, ...] = ()
-    heads: tuple[str, ...] = ()
-    head_reason: str = ""
-    split: tuple[str, ...] = ()
+    removed: tuple[str, ...]  # BatchNorms that are gone
+    kept: tuple[str, ...]  # those that stay
+    folded: tuple[str, ...]  # removed ones whose learned statistics were multiplied into the layer before
+    method: Literal["graph", "module order"]  # traced or recorded, or neither was possible
+    reason: str = ""  # why the method is not the graph, or why nothing was removed; empty otherwise
+    affine: tuple[str, ...] = ()  # removed ones with statistics that no layer could take: a `ChannelAffine` is there
+    heads: tuple[str, ...] = ()  # Linear layers replaced by full normalization
+    head_reason: str = ""  # why full normalization, where it was asked for, replaced none
+    split: tuple[str, ...] = ()  # removed ones of a subclass with children of its own (an activation), which stay
+    #: Those that the rule would remove and that stay, with the sentence that says why.
     left_alone: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -131,11 +107,7 @@ class LessBNReport:
 
 
 def reduce_batch_norms_(
-    model: nn.Module,
-    *,
-    match: Literal["structure", "reference"] = "structure",
-    example_inputs: Any = None,
-    head: HeadRule | None = None,
+    model: nn.Module, *, match: Match = "structure", example_inputs: Any = None, head: HeadRule | None = None
 ) -> LessBNReport:
     """Remove the BatchNorms that the network can do without, in place, and normalise its head if that is asked for.
 
@@ -174,7 +146,7 @@ class LessBN(nn.Module):
         network: Network, or network with loss; whatever the wrapper is called with is handed on to it.
         fn_flag: Whether the Linear head becomes a full-normalization layer; a warning says where it does not.
         match: See :func:`reduce_batch_norms_`.
-        fn_scope: See :func:`workbench.methods.less_bn.full_normalization.replace_heads_`.
+        fn_scope: See :class:`workbench.methods.less_bn.full_normalization.HeadRule`.
         fn_bias: Same.
         criterion: Same.
         example_inputs: See :func:`reduce_batch_norms_`; they also tell the size of a trained head's scores.
@@ -188,7 +160,7 @@ class LessBN(nn.Module):
         network: nn.Module,
         fn_flag: bool = False,
         *,
-        match: Literal["structure", "reference"] = "structure",
+        match: Match = "structure",
         fn_scope: FNScope = "head",
         fn_bias: Literal["keep", "drop"] = "keep",
         criterion: Any = None,
@@ -216,19 +188,19 @@ class LessBN(nn.Module):
 def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
     if match not in {"structure", "reference"}:
         raise ValueError(f'`less_bn_match` must be "structure" or "reference", got {match!r}')
-    compiled = getattr(model, "_orig_mod", None)  # torch.compile's wrapper calls the module inside
-    if isinstance(compiled, nn.Module):
-        report = _reduce(compiled, match, example_inputs)
-        object.__setattr__(model, REPORT_ATTRIBUTE, report)
-        return report
-    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm) and name}
-    if getattr(model, REPORT_ATTRIBUTE, None) is not None:
-        earlier: LessBNReport = getattr(model, REPORT_ATTRIBUTE)
+    network = _without_compiler(model)
+    norms = {name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm) and name}
+    earlier: LessBNReport | None = getattr(network, REPORT_ATTRIBUTE, None)
+    if earlier is not None:
         return LessBNReport((), tuple(norms), (), earlier.method, "LessBN was already applied to this model")
-    if not norms:
-        report = LessBNReport((), (), (), "graph", "the model has no BatchNorm")
-        _mark(model, report)
-        return report
+    report = LessBNReport((), (), (), "graph", "the model has no BatchNorm")
+    if norms:
+        report = _reduce_found(network, norms, match, example_inputs)
+    _mark(model, report)
+    return report
+
+
+def _reduce_found(model: nn.Module, norms: Mapping[str, _BatchNorm], match: str, example_inputs: Any) -> LessBNReport:
     rests = {name: parts_after(norm) for name, norm in norms.items() if not _is_lazy(norm)}
     found = _find_graphs(model, {name: rest for name, rest in rests.items() if rest}, example_inputs)
     before: Mapping[str, str] = {}
@@ -236,13 +208,13 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
         steps = found.graphs[0].steps
         chosen = removable_by_structure(steps) if match == "structure" else removable_by_reference(steps)
         before = _layers_before(model, found.graphs)
-        read_elsewhere = frozenset[str]().union(*(graph.read_elsewhere for graph in found.graphs))
+        read_elsewhere = _read_elsewhere(found.graphs)
     else:
         # No folding here: nothing proves that the BatchNorm is the only reader of the layer before.
         chosen, read_elsewhere = _by_module_order(model)
     left_alone: dict[str, str] = {}
     for name in chosen:
-        if why := _reader_of(name, model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
+        if why := _reader_of(norms[name], model, read_elsewhere) or _must_stay(norms[name], rests.get(name)):
             left_alone[name] = why
     going = [
         Removal(name, before.get(name), rests.get(name) or ())
@@ -250,29 +222,31 @@ def _reduce(model: nn.Module, match: str, example_inputs: Any) -> LessBNReport:
         if name in chosen and name not in left_alone
     ]
     if example_inputs is not None or any(has_learned_statistics(norms[removal.norm]) for removal in going):
-        going, changed = keeping_the_function(model, going, found.call or noise_call(model), found.twin)
-        left_alone.update(changed)
+        going, changed = keeping_the_function(model, going, found.call or noise_call(model))
+        left_alone |= changed
     folded, affine = take_out_(model, going)
     removed = tuple(removal.norm for removal in going)
-    kept = tuple(name for name in norms if name not in removed)
-    method: Literal["graph", "module order"] = "graph" if found.graphs else "module order"
     reason = found.reason
     if not removed and not reason:
         reason = "no BatchNorm has a role in which it can be spared"
         if left_alone:
             reason = "none of the BatchNorms that could be spared can go without changing what the network computes"
-    split = tuple(removal.norm for removal in going if removal.rest)
-    left_alone = {name: left_alone[name] for name in norms if name in left_alone}
-    report = LessBNReport(removed, kept, folded, method, reason, affine, split=split, left_alone=left_alone)
-    _mark(model, report)
-    return report
+    return LessBNReport(
+        removed,
+        kept=tuple(name for name in norms if name not in removed),
+        folded=folded,
+        method="graph" if found.graphs else "module order",
+        reason=reason,
+        affine=affine,
+        split=tuple(removal.norm for removal in going if removal.rest),
+        left_alone={name: left_alone[name] for name in norms if name in left_alone},
+    )
 
 
 def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_inputs: Any) -> LessBNReport:
     if rule.scope == "classifier" and not report.removed:
         return report  # the size of the features is as it was, and that nothing was removed is said already
-    compiled = getattr(model, "_orig_mod", None)
-    network = compiled if isinstance(compiled, nn.Module) else model
+    network = _without_compiler(model)
     found = _find_graphs(network, {}, example_inputs)
     trained = bool(report.folded or report.affine)
     call = None
@@ -284,9 +258,14 @@ def _with_head(model: nn.Module, report: LessBNReport, rule: HeadRule, example_i
     if reason and not found.graphs:
         reason = f"{reason}: {found.reason}"
     report = replace(report, heads=heads or report.heads, head_reason=reason)
-    _mark(network, report)
-    object.__setattr__(model, REPORT_ATTRIBUTE, report)
+    _mark(model, report)
     return report
+
+
+def _without_compiler(model: nn.Module) -> nn.Module:
+    """Return the module that torch.compile's wrapper calls."""
+    inside = getattr(model, "_orig_mod", None)
+    return inside if isinstance(inside, nn.Module) else model
 
 
 def _mark(model: nn.Module, report: LessBNReport) -> None:
@@ -309,9 +288,8 @@ def _must_stay(norm: _BatchNorm, rest: tuple[str, ...] | None) -> str:
     return ""
 
 
-def _reader_of(name: str, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
-    """Return who besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
-    norm = model.get_submodule(name)
+def _reader_of(norm: _BatchNorm, model: nn.Module, read_elsewhere: frozenset[str]) -> str:
+    """Return what besides the call of a BatchNorm needs its tensors, as a reason to keep it; empty if nothing does."""
     own = {id(tensor) for tensor in [*norm.parameters(), *norm.buffers()]}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     names = [tensor_name for tensor_name, tensor in named if id(tensor) in own]
@@ -323,40 +301,35 @@ def _reader_of(name: str, model: nn.Module, read_elsewhere: frozenset[str]) -> s
     return ""
 
 
+def _read_elsewhere(graphs: Sequence[NetworkGraph]) -> frozenset[str]:
+    return frozenset[str]().union(*(graph.read_elsewhere for graph in graphs))
+
+
 def _layers_before(model: nn.Module, graphs: Sequence[NetworkGraph]) -> dict[str, str]:
     """For each BatchNorm, the layer that can take it up: it alone reads the output, and nothing else the weight.
 
-    Args:
-        model: The network.
-        graphs: What it does in evaluation and in training. Without the latter nothing is promised: no layer qualifies.
+    Without a graph of what the network does in training nothing is promised: no layer qualifies.
     """
     if len(graphs) < 2:
         return {}
-    holders: dict[int, set[int]] = {}
     modules = dict(model.named_modules())
-    for module in modules.values():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(id(parameter), set()).add(id(module))
-    read_elsewhere = frozenset[str]().union(*(graph.read_elsewhere for graph in graphs))
-    read = {id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False) if name in read_elsewhere}
+    n_holders = Counter(id(p) for module in modules.values() for p in module.parameters(recurse=False))
+    elsewhere = _read_elsewhere(graphs)
+    read = {id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False) if name in elsewhere}
     before: dict[str, str] = {}
     found = [_pairs_of(graph.steps) for graph in graphs]
     for norm, layer in found[0].items():
         # A layer may be out of use in training (a dropped block), but must not be used otherwise.
         if any(layer in pairs.values() and pairs.get(norm) != layer for pairs in found[1:]):
             continue
-        if any(_n_calls(graph.steps, layer) > (norm in pairs) for graph, pairs in zip(graphs, found, strict=True)):
+        n_calls = (sum(step.module is not None and step.name == layer for step in graph.steps) for graph in graphs)
+        if any(n > (norm in pairs) for n, pairs in zip(n_calls, found, strict=True)):
             continue
-        parameters = list(modules[layer].parameters(recurse=False))
-        shared = any(len(holders[id(parameter)]) > 1 or id(parameter) in read for parameter in parameters)
+        shared = any(n_holders[id(p)] > 1 or id(p) in read for p in modules[layer].parameters(recurse=False))
         target = modules[norm]
         if not shared and isinstance(target, _BatchNorm) and can_fold_into(modules[layer], target):
             before[norm] = layer
     return before
-
-
-def _n_calls(steps: Sequence[Step], name: str) -> int:
-    return sum(step.module is not None and step.name == name for step in steps)
 
 
 def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
@@ -372,47 +345,39 @@ def _pairs_of(steps: Sequence[Step]) -> dict[str, str]:
     }
 
 
-# The graph, and calls of the network.
+# The graph, and calls of the network
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What could be found out about a network.
+    """What could be found out about a network."""
 
-    Attributes:
-        graphs: Of evaluation and, if possible, of training.
-        call: How to call it; None when it was traced.
-        twin: The copy that was called.
-        reason: What failed before.
-    """
-
-    graphs: tuple[NetworkGraph, ...] = ()
-    call: Call | None = None
-    twin: nn.Module | None = None
-    reason: str = ""
+    graphs: tuple[NetworkGraph, ...] = ()  # of evaluation and, if possible, of training
+    call: Call | None = None  # how to call it; None when it was traced
+    reason: str = ""  # what failed before
 
 
 def _find_graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], example_inputs: Any) -> _Found:
     """Record the model on its example inputs, else trace it, else record it on noise."""
-    reasons: list[str] = []
     ways: list[Callable[[], Call | None]] = [lambda: None, lambda: noise_call(model)]
     if example_inputs is not None:
         ways.insert(0, lambda: caller(example_inputs))
+    reasons: list[str] = []
     for way in ways:
         call = way()
         if call is None and way is ways[-1]:
             break
         try:
-            found = _graphs(model, rests, call)
+            graphs = _graphs(model, rests, call)
         except TraceError as error:
             reasons.append(str(error))
         else:
-            return replace(found, reason=reasons[0]) if reasons and example_inputs is not None else found
+            return _Found(graphs, call, reasons[0] if reasons and example_inputs is not None else "")
     reasons.append("registration order is used, example inputs that run would tell more")
     return _Found(reason="; ".join(reasons))
 
 
-def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> _Found:
+def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call | None) -> tuple[NetworkGraph, ...]:
     twin = model if call is None else copy_of(model)
 
     def graph(*, training: bool) -> NetworkGraph:
@@ -423,10 +388,22 @@ def _graphs(model: nn.Module, rests: Mapping[str, tuple[str, ...]], call: Call |
     graphs = [graph(training=False)]
     with contextlib.suppress(TraceError):  # without it nothing is folded
         graphs.append(graph(training=True))
-    return _Found(tuple(graphs), call, None if call is None else twin)
+    return tuple(graphs)
 
 
-# Module order: what is left when the graph is out of reach.
+# Module order: what is left when the graph is out of reach
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A convolution directly followed by a BatchNorm of its width."""
+
+    norm: str
+    layer: _ConvNd
+
+    @property
+    def parent(self) -> str:
+        return self.norm.rpartition(".")[0]
 
 
 def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]:
@@ -442,75 +419,53 @@ def _by_module_order(model: nn.Module) -> tuple[tuple[str, ...], frozenset[str]]
         inside = [name for name in leaves if name.startswith(f"{prefix}.")] if prefix else list(leaves)
         if not any(isinstance(leaves[name], _BatchNorm) for name in inside) or prefix in leaves:
             return
-        later = first_norm not in inside
         if prefix:
             with contextlib.suppress(TraceError):
                 graph = read_graph(part)
-                found = [f"{prefix}.{name}" for name in removable_by_structure(graph.steps, input_is_normalized=later)]
-                chosen.extend(name for name in found if name in leaves)
+                names = removable_by_structure(graph.steps, input_is_normalized=first_norm not in inside)
+                chosen.extend(f"{prefix}.{name}" for name in names if f"{prefix}.{name}" in leaves)
                 read_elsewhere.update(f"{prefix}.{name}" for name in graph.read_elsewhere)
                 return
-        children = [(f"{prefix}.{name}" if prefix else name, child) for name, child in part.named_children()]
-        if prefix and not isinstance(part, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
-            pairs = _pairs(inside, leaves)
-            own = [pair for pair in pairs if _owner(part, prefix, pair.norm) in {"", "Sequential"}]
-            if len(own) == len(pairs) and len(pairs) >= 2:
-                chosen.extend(pair.norm for pair in _block_norms(pairs, first_norm))
-                return
-        for name, child in children:
-            visit(name, child)
+            if not isinstance(part, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+                pairs = _pairs(inside, leaves)
+                if len(pairs) >= 2 and all(_is_own(part, pair.norm.removeprefix(f"{prefix}.")) for pair in pairs):
+                    chosen.extend(pair.norm for pair in _block_norms(pairs, first_norm))
+                    return
+        for name, child in part.named_children():
+            visit(f"{prefix}.{name}" if prefix else name, child)
 
     visit("", model)
     return tuple(chosen), frozenset(read_elsewhere)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    conv: str
-    norm: str
-    layer: _ConvNd
-
-
 def _pairs(names: Sequence[str], leaves: Mapping[str, nn.Module]) -> list[_Pair]:
-    """Convolutions directly followed by a BatchNorm of their width."""
     pairs = []
     for first, second in pairwise(names):
         conv, norm = leaves[first], leaves[second]
         if isinstance(conv, _ConvNd) and isinstance(norm, _BatchNorm) and conv.out_channels == norm.num_features:
-            pairs.append(_Pair(first, second, conv))
+            pairs.append(_Pair(second, conv))
     return pairs
 
 
-def _owner(part: nn.Module, prefix: str, leaf: str) -> str:
-    """Return "" for a direct child, "Sequential" for one in nested Sequentials, else the class between."""
-    parents = leaf[len(prefix) + 1 :].split(".")[:-1]
-    module = part
-    for name in parents:
-        module = module.get_submodule(name)
-        if not isinstance(module, nn.Sequential):
-            return type(module).__name__
-    return "Sequential" if parents else ""
+def _is_own(part: nn.Module, leaf: str) -> bool:
+    """Return whether a leaf is a direct child, or one in nested Sequentials."""
+    parents = leaf.split(".")[:-1]
+    between = (part.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))
+    return all(isinstance(module, nn.Sequential) for module in between)
 
 
 def _block_norms(pairs: Sequence[_Pair], first_norm: str | None) -> list[_Pair]:
     """Pairs of one block that lose their BatchNorm; empty if nothing speaks for a residual addition."""
-
-    def parent(pair: _Pair) -> str:
-        return pair.norm.rpartition(".")[0]
-
     # A shortcut may be registered first; the main branch is where most of the pairs are.
-    home = Counter(parent(pair) for pair in pairs).most_common(1)[0][0]
-    pairs = sorted(pairs, key=lambda pair: parent(pair) != home)
+    home = Counter(pair.parent for pair in pairs).most_common(1)[0][0]
+    pairs = sorted(pairs, key=lambda pair: pair.parent != home)
     main = [pairs[0]]
     shortcuts: list[_Pair] = []
     for pair in pairs[1:]:
         starts_again = pair.layer.in_channels == pairs[0].layer.in_channels
-        if parent(pair) != parent(main[0]) and starts_again and len(main) >= 2:
-            shortcuts.append(pair)
-        elif pair.layer.in_channels == main[-1].layer.out_channels:
-            main.append(pair)
-        else:
-            shortcuts.append(pair)
+        is_shortcut = pair.parent != main[0].parent and starts_again and len(main) >= 2
+        goes_on = not is_shortcut and pair.layer.in_channels == main[-1].layer.out_channels
+        (main if goes_on else shortcuts).append(pair)
     last = main[-1].layer
     shortcuts = [pair for pair in shortcuts if pair.layer.out_channels == last.out_channels]
     keeps_shape = main[0].layer.in_channels == last.out_channels and all(

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from workbench.loss_scale import host_values
 from workbench.loss_scale.overflow import unscale_and_check_
 from workbench.loss_scale.rule import FLOAT32_MAX, checked_window, next_scales_on_device
+from workbench.methods.arguments import checked_integer
 
 __all__ = [
     "GROWTH_RATIO",
@@ -57,15 +57,12 @@ def arising_overflow(received: Tensor, left: Tensor, nonfinite: Tensor) -> Tenso
     """Return in which regions an overflow arose: what came in was finite, and something in there is not.
 
     The backward pass carries an inf on to every layer before the one that made it. These merely receive it; lowering
-    their scales, too, would cost them precision without curing anything.
+    their scales, too, would cost them precision without curing anything. Flags of regions, the result bool.
 
     Args:
-        received: Whether a gradient that entered the region from behind was not finite, shape ``[regions]``.
-        left: Whether a gradient that left it towards the input was not finite, shape ``[regions]``.
-        nonfinite: Whether a gradient of its parameters is not finite, shape ``[regions]``.
-
-    Returns:
-        Bool, shape ``[regions]``.
+        received: Whether a gradient that entered the region from behind was not finite.
+        left: Whether a gradient that left it towards the input was not finite.
+        nonfinite: Whether a gradient of its parameters is not finite.
 
     Example:
         >>> flags = torch.tensor
@@ -91,49 +88,28 @@ def scale_gradient(
     wants it: the gradient then crosses in float32, and is neither too small nor too large for its format before it
     has been multiplied. Without autocast the format stays, because weights of that format would refuse another.
 
-    Args:
-        x: Any floating-point tensor.
-        scales: Float32, shape ``[n]``; read when the backward pass comes by.
-        into: Index of the scale that the gradient has from here on (before, in the sense of the forward pass).
-        out_of: Index of the scale that it had.
-        received: Flag of the region it enters, float32, one element; set to 1.0 when it is not finite.
-        left: Flag of the region it leaves; likewise.
-        border: Attribute of the node in the autograd graph, for those who follow it: the region that the gradient
-            leaves and the one it enters. None means ``(out_of, into)``.
-
-    Returns:
-        The same values, of shape ``x.shape``.
+    ``scales`` are read when the backward pass comes by. ``into`` is the scale that the gradient has from here on
+    (before, in the sense of the forward pass). ``received`` and ``left``, one element each, are set to 1.0 when it is
+    not finite. For those who follow the autograd graph its node has an attribute ``border``: the region that the
+    gradient leaves and the one it enters, ``(out_of, into)`` unless given.
     """
     names = (out_of, into) if border is None else border
-    return cast(Tensor, _ScaleGradient.apply(x, scales, (into, out_of), names, received, left))  # type: ignore[no-untyped-call]
+    apply: Callable[..., Tensor] = _ScaleGradient.apply  # torch leaves it untyped
+    return apply(x, scales, (into, out_of), names, received, left)
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterGroup:
-    """A group, resolved.
-
-    Args:
-        name: What it is called in events.
-        parameters: Its parameters, by name.
-    """
+class ParameterGroup(NamedTuple):
+    """A group, resolved: what it is called in events, and its parameters by name."""
 
     name: str
     parameters: Mapping[str, Tensor]
 
 
 def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) -> list[ParameterGroup]:
-    """Find the parameters that groups name, by identity and never by position.
+    """Find the parameters that groups name, by identity and never by position; what none names belongs to none.
 
-    Args:
-        groups: Per group its parameters, modules, names of either, or pairs from ``named_parameters()``.
-        model: Where they are looked up.
-
-    Returns:
-        The groups, in order; a parameter of the model that none names belongs to none.
-
-    Raises:
-        TypeError: When a member is something else.
-        ValueError: When a group is empty, a member is no parameter of the model, or one is named twice.
+    TypeError when a member is none of `GroupMember`; ValueError when a group is empty, a member is no parameter of the
+    model, or one is named twice.
     """
     check_groups(groups)
     name_of = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -149,14 +125,11 @@ def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) ->
                 if name is None:
                     raise ValueError(
                         f"group {number} of `loss_scale_groups` holds a tensor of shape {tuple(parameter.shape)} that "
-                        "is no parameter of the model; if the model was changed since (LessBN replaces the head), name "
+                        "is no parameter of the model; if the model was changed since (it may have a new head), name "
                         "parameters by their names"
                     )
                 if id(parameter) in owner:
-                    raise ValueError(
-                        f"parameter {name} is named twice in `loss_scale_groups`, in group {owner[id(parameter)]} and "
-                        f"in group {number}; it can have one scale only"
-                    )
+                    raise _named_twice(f"parameter {name}", owner[id(parameter)], number)
                 owner[id(parameter)] = number
                 found[name] = parameter
         if not found:
@@ -166,27 +139,21 @@ def resolve_groups(groups: Sequence[Sequence[GroupMember]], model: nn.Module) ->
 
 
 def group_name(number: int, parameters: Mapping[str, Tensor] | Sequence[str]) -> str:
-    """Return what a group is called: its number, from 1, and the modules its parameters lie in.
-
-    Args:
-        number: From 1.
-        parameters: Names of its parameters.
-    """
+    """Return what a group is called: its number, from 1, and the modules its parameters lie in."""
     owners = list(dict.fromkeys(name.rpartition(".")[0] or name for name in parameters))
     shown = owners if len(owners) <= 3 else [owners[0], "…", owners[-1]]
     return f"group {number} ({', '.join(shown)})"
 
 
+def _named_twice(what: object, first: int, second: int) -> ValueError:
+    return ValueError(
+        f"{what} is named twice in `loss_scale_groups`, in group {first} and in group {second}; it can have one scale "
+        "only"
+    )
+
+
 def check_groups(groups: object) -> None:
-    """Check what can be known without the model.
-
-    Args:
-        groups: What was given as ``loss_scale_groups``.
-
-    Raises:
-        TypeError: When it is no list of lists, or a member is no parameter, module, name or pair.
-        ValueError: When a group is empty or a member is named twice.
-    """
+    """Check what can be known of `loss_scale_groups` without the model; raises as `resolve_groups` does."""
     if isinstance(groups, str) or not isinstance(groups, Sequence):
         raise TypeError(f"`loss_scale_groups` must be a list of groups, got {type(groups).__name__}")
     seen: dict[object, int] = {}
@@ -208,12 +175,7 @@ def check_groups(groups: object) -> None:
             key: object = entry if isinstance(entry, str) else id(entry)
             if key in seen:
                 what = entry if isinstance(entry, str) else f"a {type(entry).__name__}"
-                if _is_pair(member):
-                    what = member[0]
-                raise ValueError(
-                    f"{what} is named twice in `loss_scale_groups`, in group {seen[key]} and in group {number}; it can "
-                    "have one scale only"
-                )
+                raise _named_twice(member[0] if _is_pair(member) else what, seen[key], number)
             seen[key] = number
 
 
@@ -348,11 +310,7 @@ class GroupLossScaleManager(nn.Module):
             TypeError: When an argument is of the wrong kind.
             ValueError: When a scale is not positive or there is not one per group.
         """
-        if isinstance(loss_scale_number, bool) or not isinstance(loss_scale_number, Integral):
-            raise TypeError(f"`loss_scale_number` must be an integer, got {loss_scale_number!r}")
-        if loss_scale_number < 0:
-            raise ValueError(f"`loss_scale_number` must be at least 0, got {loss_scale_number}")
-        number = int(loss_scale_number)
+        number = checked_integer("loss_scale_number", loss_scale_number, least=0)
         scales = _checked_scales("init_loss_scale", init_loss_scale)
         values = (scales,) * number if isinstance(scales, float) else scales
         if len(values) != number:
@@ -394,10 +352,12 @@ class GroupLossScaleManager(nn.Module):
     def calibrate(self, scales: Sequence[float], reference: float) -> None:
         """Start from scales that were found, with floor and ceiling moved along.
 
+        ``reference`` is the scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this
+        value has twice this floor and, where one was given, twice this ceiling.
+
         Args:
             scales: One per group, > 0.
-            reference: Scale that ``minimum`` and ``maximum`` were meant for: a group that starts at twice this value
-                has twice this floor and, where one was given, twice this ceiling.
+            reference: See above.
         """
         self.set_loss_scale_status(len(scales), scales)
         found = self.group_scales
@@ -406,16 +366,12 @@ class GroupLossScaleManager(nn.Module):
             self.ceilings.copy_((found.double() * (self.maximum / reference)).clamp(max=FLOAT32_MAX))
 
     def next_scales(self, overflowed: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scales and streaks that would follow a step; nothing changes.
-
-        A group that could not be judged, because its gradients came in broken, neither falls nor counts the step.
+        """Return the scales and streaks, new tensors of shape ``[n]``, that would follow a step; nothing changes.
 
         Args:
             overflowed: Whether an overflow arose in each group, bool, shape ``[n]``.
-            held: Whether a group could not be judged, bool, shape ``[n]``.
-
-        Returns:
-            Scales and finite steps of the next step, new tensors of shape ``[n]``.
+            held: Whether a group could not be judged, because its gradients came in broken: it neither falls nor counts
+                the step.
         """
         scales, counted = self.group_scales, self.finite_steps + 1
         moved, restarted = next_scales_on_device(

@@ -5,31 +5,31 @@ outputs through one border and its inputs through another (`workbench.methods.lo
 Between modules gradients are float32 and may be of any size; only inside do they have to fit float16.
 
 A border needs a module that is called, and parameters that are used nowhere else. The autograd graph knows both:
-`parameter_regions` follows it and says within which borders every parameter is used.
+`graph_regions` follows it and says within which borders every parameter is used.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.hooks import RemovableHandle
 
-from workbench.loss_scale.gradient_statistics import EXPONENT_BINS, exponent_counts
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager, scale_gradient
 
 __all__ = [
     "NOT_COMPILED",
-    "GradientProbe",
     "GraphRegions",
     "ScaleBorders",
+    "Watcher",
     "graph_regions",
     "is_called",
     "maximal_units",
+    "watched",
 ]
 
 NOT_COMPILED = (
@@ -46,38 +46,24 @@ _HALF_PRECISION_NODES = (
 )
 
 
-class GraphRegions:
-    """What a walk through an autograd graph found.
+class GraphRegions(NamedTuple):
+    """What a walk through an autograd graph found."""
 
-    Args:
-        of_parameter: Regions in which each parameter is used, by its id; None is outside of all.
-        multiplying: Regions with a node that autocast computes in half precision.
-    """
-
-    def __init__(self, of_parameter: dict[int, set[Any]], multiplying: set[Any]) -> None:
-        self.of_parameter = of_parameter
-        self.multiplying = multiplying
+    of_parameter: dict[int, set[Any]]  # regions in which each parameter is used, by its id; None is outside of all
+    multiplying: set[Any]  # regions with a node that autocast computes in half precision
 
 
 def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
-    """Walk a graph from the loss and note between which borders its parameters and matrix products lie.
+    """Walk a graph from the loss, which lies in region ``start``, and note where its parameters and products lie.
 
-    Takes milliseconds for thousands of nodes; a thing to do once per kind of step.
-
-    Args:
-        loss: Before its backward pass.
-        start: Region that the loss itself lies in.
-
-    Raises:
-        RuntimeError: When torch.compile has hidden part of the graph.
+    Takes milliseconds for thousands of nodes; a thing to do once per kind of step, before the backward pass.
+    RuntimeError when torch.compile has hidden part of the graph.
     """
     found: dict[int, set[Any]] = {}
     multiplying: set[Any] = set()
-    if loss.grad_fn is None:
-        return GraphRegions(found, multiplying)
-    first = (loss.grad_fn, (start,))
-    seen: set[tuple[Any, tuple[Any, ...]]] = {first}
-    waiting: list[tuple[Any, tuple[Any, ...]]] = [first]
+    # A node with the regions one is in there, innermost last.
+    waiting: list[tuple[Any, tuple[Any, ...]]] = [] if loss.grad_fn is None else [(loss.grad_fn, (start,))]
+    seen = set(waiting)
     while waiting:
         node, stack = waiting.pop()
         border = getattr(node, "border", None)
@@ -99,20 +85,19 @@ def graph_regions(loss: Tensor, start: Any = None) -> GraphRegions:
     return GraphRegions(found, multiplying)
 
 
-def is_called(module: nn.Module) -> bool:
-    """Return whether a module has a forward pass; a ModuleList has none, so hooks on it would never run."""
-    return type(module).forward is not nn.Module.forward
+def _crossed(stack: tuple[Any, ...], left: Any, entered: Any) -> tuple[Any, ...]:
+    """Return the regions behind a border that leaves one (None: only enters) and enters one (None: only leaves)."""
+    if left is None:
+        return (*stack, entered)
+    if entered is not None:
+        return (*stack[:-1], entered)
+    return stack[:-1] if stack[-1] == left else stack
 
 
 def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, int]:
-    """Return the largest modules whose parameters all belong to one group.
+    """Return the largest modules whose parameters all belong to one group: name -> group, in order of registration.
 
-    Args:
-        model: The model.
-        group_of: Group per parameter, by its id; parameters left out have the scale 1.
-
-    Returns:
-        Module name -> group, in the order of registration. What is not in there has the scale 1.
+    ``group_of`` has the group of each parameter, by its id; those left out have the scale 1.
     """
     units: dict[str, int] = {}
 
@@ -130,16 +115,23 @@ def maximal_units(model: nn.Module, group_of: Mapping[int, int]) -> dict[str, in
     return units
 
 
+class Watcher(Protocol):
+    """Passes the tensors that enter and leave a module through an identity with a gradient of its own."""
+
+    def entering(self, x: Tensor, index: int) -> Tensor:
+        """Pass an input of the module with that index."""
+        ...
+
+    def leaving(self, x: Tensor, index: int) -> Tensor:
+        """Pass an output of it."""
+        ...
+
+
 class ScaleBorders:
     """Borders around modules; they are there from construction until `remove`.
 
-    A copy of the model made with ``deepcopy`` has borders of its own; removing them restores the module exactly.
-
-    Args:
-        model: The model.
-        units: Module name -> group, from 0. No unit may contain another.
-        manager: Holds the scales.
-        device: Where the gradients are.
+    A copy of the model made with ``deepcopy`` has borders of its own; removing them restores the module exactly. No
+    unit (module name -> group, from 0) may contain another.
     """
 
     def __init__(
@@ -147,14 +139,25 @@ class ScaleBorders:
     ) -> None:
         self.units = dict(units)
         self.manager = manager
+        self._layers = [group + 1 for group in units.values()]
         # One entry per unit and one for what lies outside.
         self.received = torch.zeros(len(units) + 1, device=device)
         self.left = torch.zeros(len(units) + 1, device=device)
         self._handles: list[RemovableHandle] = []
-        for index, (name, group) in enumerate(self.units.items()):
-            module = model.get_submodule(name)
-            self._handles.append(module.register_forward_pre_hook(_Enter(self, index, group + 1), with_kwargs=True))
-            self._handles.append(module.register_forward_hook(_Leave(self, index, group + 1)))
+        for index, name in enumerate(units):
+            self._handles += watched(model.get_submodule(name), self, index)
+
+    def entering(self, x: Tensor, index: int) -> Tensor:
+        """Pass an input of a unit: behind this border, going backward, the scale is 1 again."""
+        left, outside = self.left[index : index + 1], self.received[-1:]
+        scales = self.manager.dynamic_loss_scale
+        return scale_gradient(x, scales, 0, self._layers[index], outside, left, border=(index, None))
+
+    def leaving(self, x: Tensor, index: int) -> Tensor:
+        """Pass an output of a unit: from this border on, going backward, the scale is the group's."""
+        received, outside = self.received[index : index + 1], self.left[-1:]
+        scales = self.manager.dynamic_loss_scale
+        return scale_gradient(x, scales, self._layers[index], 0, received, outside, border=(None, index))
 
     def remove(self) -> None:
         """Take the borders away."""
@@ -168,89 +171,45 @@ class ScaleBorders:
         self.left.zero_()
 
 
-class GradientProbe:
-    """Watch the gradients at every module during one window, to find out how they should be scaled.
-
-    Counts the binary exponents of the gradients that enter and leave each module, and of its own parameters'.
-
-    Args:
-        model: The model.
-        device: Where the gradients are.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device | None) -> None:
-        self.model = model
-        modules = {n: m for n, m in model.named_modules() if any(True for _ in m.parameters())}
-        self.names = list(modules)
-        self.owner = {
-            id(parameter): index
-            for index, module in enumerate(modules.values())
-            for parameter in module.parameters(recurse=False)
-        }
-        #: Counts of what entered, what left and the parameters' own gradients, int64.
-        self.counts = torch.zeros(len(modules), 3, EXPONENT_BINS, dtype=torch.int64, device=device)
-        #: Per module whether it multiplies matrices itself, outside of the modules in it.
-        self.multiplies: set[str] = set()
-        self.regions: dict[int, set[Any]] = {}
-        self._handles: list[RemovableHandle] = []
-        for index, module in enumerate(modules.values()):
-            if is_called(module):
-                self._handles.append(module.register_forward_pre_hook(_ProbeEnter(self, index), with_kwargs=True))
-                self._handles.append(module.register_forward_hook(_ProbeLeave(self, index)))
-
-    def look_at_graph(self, loss: Tensor) -> None:
-        """Note where parameters are used; before the backward pass."""
-        found = graph_regions(loss)
-        for key, regions in found.of_parameter.items():
-            self.regions.setdefault(key, set()).update(regions)
-        self.multiplies |= {self.names[index] for index in found.multiplying if index is not None}
-
-    def add_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Count the gradients of a window's parameters."""
-        of_module: dict[int, list[Tensor]] = {}
-        for parameter in parameters:
-            if parameter.grad is not None and id(parameter) in self.owner:
-                of_module.setdefault(self.owner[id(parameter)], []).append(parameter.grad)
-        for index, gradients in of_module.items():
-            self.counts[index, 2] += exponent_counts(gradients)
-
-    def units(self) -> list[str]:
-        """Return the smallest modules that may have a scale of their own.
-
-        A module that multiplies matrices itself is not divided: these products would have the scale 1.
-        """
-        found: list[str] = []
-
-        def visit(name: str, module: nn.Module) -> None:
-            children = [(n, c) for n, c in module.named_children() if any(True for _ in c.parameters())]
-            if is_called(module) and (not children or name in self.multiplies):
-                found.append(name)
-            else:
-                for child_name, child in children:
-                    visit(f"{name}.{child_name}" if name else child_name, child)
-
-        if any(True for _ in self.model.parameters()):
-            visit("", self.model)
-        return found
-
-    def remove(self) -> None:
-        """Take the probes away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+def is_called(module: nn.Module) -> bool:
+    """Return whether a module has a forward pass; a ModuleList has none, so hooks on it would never run."""
+    return type(module).forward is not nn.Module.forward
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a structure with every floating-point tensor that needs a gradient changed.
+def watched(module: nn.Module, watcher: Watcher, index: int) -> list[RemovableHandle]:
+    """Hand what enters and leaves a module to a watcher; objects rather than closures, so that they can be copied."""
+    return [
+        module.register_forward_pre_hook(_Enter(watcher, index), with_kwargs=True),
+        module.register_forward_hook(_Leave(watcher, index)),
+    ]
 
-    Args:
-        value: A tensor, or tuples, lists and dictionaries of them, nested; anything else is returned as it is.
-        change: What to make of a tensor.
+
+class _Enter:
+    def __init__(self, watcher: Watcher, index: int) -> None:
+        self.watcher, self.index = watcher, index
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        change = functools.partial(self.watcher.entering, index=self.index)
+        return _mapped(args, change), _mapped(kwargs, change)
+
+
+class _Leave:
+    def __init__(self, watcher: Watcher, index: int) -> None:
+        self.watcher, self.index = watcher, index
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _mapped(output, functools.partial(self.watcher.leaving, index=self.index))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return nested tuples, lists and dictionaries with every floating-point tensor that needs a gradient changed.
+
+    A container in which nothing changes is the same object; anything else is returned as it is.
     """
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() and value.requires_grad else value
     if isinstance(value, dict):
-        items = {key: map_tensors(item, change) for key, item in value.items()}
+        items = {key: _mapped(item, change) for key, item in value.items()}
         if all(items[key] is item for key, item in value.items()):
             return value
         changed = copy.copy(value)  # keeps what a subclass has besides
@@ -258,98 +217,8 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
             changed[key] = item
         return changed
     if isinstance(value, (list, tuple)):
-        parts = [map_tensors(item, change) for item in value]
+        parts = [_mapped(item, change) for item in value]
         if all(new is old for new, old in zip(parts, value, strict=True)):
             return value
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
-
-
-class _Enter:
-    """Hook before a unit: behind this border, going backward, the scale is 1 again."""
-
-    def __init__(self, borders: ScaleBorders, index: int, layer: int) -> None:
-        self.borders, self.index, self.layer = borders, index, layer
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        borders, scales = self.borders, self.borders.manager.dynamic_loss_scale
-        left, outside = borders.left[self.index : self.index + 1], borders.received[-1:]
-
-        def change(x: Tensor) -> Tensor:
-            return scale_gradient(x, scales, 0, self.layer, outside, left, border=(self.index, None))
-
-        return map_tensors(args, change), map_tensors(kwargs, change)
-
-
-class _Leave:
-    """Hook behind a unit: from this border on, going backward, the scale is the group's."""
-
-    def __init__(self, borders: ScaleBorders, index: int, layer: int) -> None:
-        self.borders, self.index, self.layer = borders, index, layer
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        borders, scales = self.borders, self.borders.manager.dynamic_loss_scale
-        received, outside = borders.received[self.index : self.index + 1], borders.left[-1:]
-
-        def change(x: Tensor) -> Tensor:
-            return scale_gradient(x, scales, self.layer, 0, received, outside, border=(None, self.index))
-
-        return map_tensors(output, change)
-
-
-class _ProbeEnter:
-    def __init__(self, probe: GradientProbe, index: int) -> None:
-        self.probe, self.index = probe, index
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        counts = self.probe.counts[self.index, 1]
-
-        def change(x: Tensor) -> Tensor:
-            probed: Tensor = _CountExponents.apply(x, counts, (self.index, None))  # type: ignore[no-untyped-call]
-            return probed
-
-        return map_tensors(args, change), map_tensors(kwargs, change)
-
-
-class _ProbeLeave:
-    def __init__(self, probe: GradientProbe, index: int) -> None:
-        self.probe, self.index = probe, index
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        counts = self.probe.counts[self.index, 0]
-
-        def change(x: Tensor) -> Tensor:
-            probed: Tensor = _CountExponents.apply(x, counts, (None, self.index))  # type: ignore[no-untyped-call]
-            return probed
-
-        return map_tensors(output, change)
-
-
-class _CountExponents(torch.autograd.Function):
-    """Identity that counts the exponents of the gradient that comes by."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, counts: Tensor, border: tuple[Any, Any]) -> Tensor:
-        ctx.counts, ctx.border = counts, border
-        return x.detach()  # not a view in autograd's books: an activation that works in place may follow
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.counts.add_(exponent_counts([gradient]))
-        return gradient, None, None
-
-
-def _crossed(stack: tuple[Any, ...], left: Any, entered: Any) -> tuple[Any, ...]:
-    """Return the regions one is in after a border, innermost last.
-
-    Args:
-        stack: Regions before it.
-        left: Region that the border leaves; None where it only enters one.
-        entered: Region that it enters; None where it returns to the one around.
-    """
-    if left is None:
-        return (*stack, entered)
-    if entered is not None:
-        return (*stack[:-1], entered)
-    return stack[:-1] if stack[-1] == left else stack

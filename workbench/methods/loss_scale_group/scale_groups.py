@@ -43,15 +43,10 @@ _LOSS_PER_GROUP = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
-    """Parts of a network that share a loss scale.
+    """Parts of a network that share a loss scale."""
 
-    Args:
-        members: Their indices, ascending.
-        scale: The scale, a power of two; below 1 where gradients are larger than float16 allows.
-    """
-
-    members: tuple[int, ...]
-    scale: float
+    members: tuple[int, ...]  # indices, ascending
+    scale: float  # a power of two; below 1 where gradients are larger than float16 allows
 
 
 def find_scale_groups(
@@ -60,19 +55,14 @@ def find_scale_groups(
     """Divide the parts of a network into at most ``limit`` groups with a scale each, so that float16 loses least.
 
     Minimised is the sum over the parts of the share of significant bits lost (`significand_loss`), plus 0.01 for each
-    octave beyond the eighth that the part lies below the largest of its group, plus 0.05 for each group.
+    octave beyond the eighth that the part lies below the largest of its group, plus 0.05 for each group. A part (row)
+    without gradients joins the group of the part before it that has some (or the first one behind it); there is a
+    single group of scale 1 when none has. Groups are ordered by their first member.
 
     Args:
-        exponents: One row per part: counts of its unscaled gradients' binary exponents. A part without gradients joins
-            the group of the part before it that has some (or the first one behind it).
+        exponents: One row per part: counts of its unscaled gradients' binary exponents.
         limit: Most groups, >= 1.
         headroom_bits: Powers of two to leave free above the largest gradient.
-
-    Returns:
-        The groups, ordered by their first member. A single group of scale 1 when no part has gradients.
-
-    Raises:
-        ValueError: When ``limit`` is smaller than 1 or there are no parts.
 
     Example:
         >>> table = ExponentTable(lowest=-40, counts=np.eye(41)[[40, 38, 0]])  # gradients of 1, 2**-2 and 2**-40
@@ -100,9 +90,9 @@ def find_scale_groups(
     loss = np.full((n, n), math.inf)
     for j in range(n):
         scaled = exponent - (exponents.lowest + int(below[j])) + height
-        shares = _mean_loss(counts[order[: j + 1]], scaled) + _LOSS_PER_OCTAVE * np.maximum(
-            below[j] - below[: j + 1] - _FREE_OCTAVES, 0
-        )
+        inside = counts[order[: j + 1]]
+        shares = inside @ significand_loss(scaled) / inside.sum(axis=1)
+        shares += _LOSS_PER_OCTAVE * np.maximum(below[j] - below[: j + 1] - _FREE_OCTAVES, 0)
         loss[: j + 1, j] = np.cumsum(shares[::-1])[::-1]
 
     @cache
@@ -131,10 +121,7 @@ def find_scale_groups(
 
 
 def significand_loss(scaled_exponents: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return which share of its 11 significant bits a number loses in float16, in [0, 1].
-
-    Args:
-        scaled_exponents: Binary exponents of the numbers after scaling, any shape.
+    """Return which share of its 11 significant bits a number of that scaled binary exponent loses in float16.
 
     Example:
         >>> significand_loss([0, -14, -24, -30])
@@ -143,8 +130,3 @@ def significand_loss(scaled_exponents: Sequence[int] | NDArray[np.int64]) -> NDA
     lost = _SMALLEST_NORMAL - np.asarray(scaled_exponents, dtype=np.int64)
     share: NDArray[np.float64] = np.clip(lost, 0, _SIGNIFICANT_BITS) / _SIGNIFICANT_BITS
     return share
-
-
-def _mean_loss(counts: NDArray[np.float64], scaled: NDArray[np.int64]) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = counts @ significand_loss(scaled) / counts.sum(axis=1)
-    return mean

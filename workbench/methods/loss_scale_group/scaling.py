@@ -16,38 +16,35 @@ that training that cannot go on ends on the floor.
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
 from workbench.core import kernels
-from workbench.loss_scale import ExponentTable, has_overflow, host_values
+from workbench.core.wrapped_model import unwrapped
+from workbench.loss_scale import has_overflow, host_values
 from workbench.loss_scale.overflow import unscale_and_check_each_
 from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.loss_scale_group.gradient_probe import GradientProbe, is_in, joined_units
 from workbench.methods.loss_scale_group.method import (
     GroupLossScaleManager,
     arising_overflow,
     group_name,
     resolve_groups,
 )
-from workbench.methods.loss_scale_group.scale_borders import (
-    GradientProbe,
-    ScaleBorders,
-    graph_regions,
-    maximal_units,
-)
+from workbench.methods.loss_scale_group.scale_borders import NOT_COMPILED, ScaleBorders, graph_regions, maximal_units
 from workbench.methods.loss_scale_group.scale_groups import find_scale_groups
+from workbench.methods.protocol import Method
 
-__all__ = ["GroupLossScaling", "joined_units"]
+__all__ = ["GroupLossScaleMethod", "GroupLossScaling", "joined_units"]
 
 _LONGEST_CALIBRATION = 8  # windows; freezing may hide some layers in the first ones
-_NONFINITE_BIN = 255
-_LOWEST_EXPONENT = -127  # of the first bin of `exponent_counts`
 _OUTSIDE = -1
 
 
@@ -135,8 +132,6 @@ class GroupLossScaling(LossScaling):
         device = next((parameter.device for parameter in model.parameters()), None)
         return cls(manager, model, device=device)
 
-    # -- what Boosted asks --------------------------------------------------------------------------------------------
-
     @property
     def scale(self) -> Tensor:
         """The scale of the first group, as the reference reports it; 1 while groups are being found."""
@@ -158,13 +153,10 @@ class GroupLossScaling(LossScaling):
 
     @property
     def moves(self) -> bool:
-        """True: the scales change in place."""
+        """True: a rule moves the scales, in place."""
         return True
 
-    @property
-    def adapts(self) -> bool:
-        """True: a rule moves the scales."""
-        return True
+    adapts = moves
 
     def group_of(self, parameter: nn.Parameter) -> int:
         """Return the index of the group whose scale a parameter's gradient carries, -1 where that is 1."""
@@ -173,20 +165,14 @@ class GroupLossScaling(LossScaling):
         return self._group_at(self._region_of.get(id(parameter), _OUTSIDE))
 
     def scale_of(self, parameter: nn.Parameter) -> Tensor:
-        """Return the scale of a parameter's group, shape ``()``; 1 outside of all groups.
-
-        Args:
-            parameter: Where gradients are looked at.
-        """
-        group = self.group_of(parameter)
+        """Return the scale of a parameter's group, shape ``()``; 1 outside of all groups."""
         # The manager's list begins and ends with the sentinel 1.
-        return self.manager.dynamic_loss_scale[group + 1]
+        return self.manager.dynamic_loss_scale[self.group_of(parameter) + 1]
 
     def seed(self, loss: Tensor) -> Tensor:
         """Return the loss itself; its gradient is scaled at the borders.
 
-        Raises:
-            RuntimeError: When a parameter is used where another scale than its group's is in force.
+        RuntimeError when a parameter is used where another scale than its group's is in force.
         """
         if self.probe is not None:
             self.probe.look_at_graph(loss)
@@ -195,12 +181,7 @@ class GroupLossScaling(LossScaling):
         return loss
 
     def unscale_(self, parameters: Sequence[nn.Parameter], found_inf: Tensor) -> None:
-        """Divide every gradient by the scale it carries, in place; set ``found_inf`` if anything was not finite.
-
-        Args:
-            parameters: Parameters with the gradients of one window.
-            found_inf: Float32, shape ``()``; 1 on entry when the device itself saw an overflow, else 0.
-        """
+        """Divide every gradient by the scale it carries, in place; set ``found_inf`` if anything was not finite."""
         if self.probe is not None:
             found_inf.logical_or_(has_overflow([parameter.grad for parameter in parameters]))
             self.probe.add_parameters(parameters)
@@ -235,7 +216,7 @@ class GroupLossScaling(LossScaling):
             self._judge(received, left, nonfinite, found_inf)
 
     def _unscale_on_host(self, gradients: list[Tensor | None], regions: list[int], nonfinite: Tensor) -> bool:
-        """Divide all gradients by their regions' scales in one call, where the host knows them; set flags of regions.
+        """Divide gradients by their regions' scales in one call and set flags, where the host knows the scales; or not.
 
         Returns:
             Whether it could be done.
@@ -256,15 +237,11 @@ class GroupLossScaling(LossScaling):
         return True
 
     def after_window(self, overflow: Tensor) -> None:
-        """Move the scales by their rule; find the groups after the first window.
-
-        Args:
-            overflow: Whether the window's gradients were not finite, bool, shape ``()``.
-        """
+        """Move the scales by their rule; find the groups after the first window."""
         if self.probe is not None:
             self._windows += 1
-            if self._agreed_counts_are_enough(overflow):
-                self._calibrate()
+            if self._has_seen_enough(self.probe, overflow):
+                self._calibrate(self.probe)
             return
         if self._verdict is not None:
             self.manager.update(*self._verdict)
@@ -331,8 +308,6 @@ class GroupLossScaling(LossScaling):
             twin.probe.regions = {now[key]: seen for key, seen in twin.probe.regions.items() if key in now}
         return twin
 
-    # -- on the device ------------------------------------------------------------------------------------------------
-
     @property
     def _flags(self) -> tuple[Tensor, Tensor]:
         """Which regions received a gradient that is not finite, and which handed one on."""
@@ -368,8 +343,6 @@ class GroupLossScaling(LossScaling):
         counts = torch.zeros(number, device=flags.device)
         return counts.index_add_(0, self._groups.clamp(0, number - 1), flags.to(counts)) > 0
 
-    # -- groups and borders -------------------------------------------------------------------------------------------
-
     def _draw_borders(self, units: Mapping[str, int]) -> None:
         if self.borders is not None:
             self.borders.remove()
@@ -388,7 +361,7 @@ class GroupLossScaling(LossScaling):
         groups_of_units = list(self.borders.units.values())
         users: dict[int, set[int]] = {}
         for name, module in self.model.named_modules():
-            region = next((i for i, unit in enumerate(self.borders.units) if _is_in(name, unit)), _OUTSIDE)
+            region = next((i for i, unit in enumerate(self.borders.units) if is_in(name, unit)), _OUTSIDE)
             for parameter in module.parameters(recurse=False):
                 users.setdefault(id(parameter), set()).add(_OUTSIDE if region < 0 else groups_of_units[region])
         for key, groups in users.items():
@@ -447,105 +420,43 @@ class GroupLossScaling(LossScaling):
         group = _OUTSIDE if region is None else self._group_at(region)
         return "no group" if group < 0 else self.group_names[group]
 
-    # -- calibration --------------------------------------------------------------------------------------------------
-
-    def _agreed_counts_are_enough(self, overflow: Tensor) -> bool:
+    def _has_seen_enough(self, probe: GradientProbe, overflow: Tensor) -> bool:
         """Return whether the gradients so far say how to scale; waits for the device, once per calibration window."""
-        probe = self.probe
-        assert probe is not None
         if self.agree is not None:
-            counts = probe.counts.to(torch.float32)
-            multiplies = torch.tensor([float(name in probe.multiplies) for name in probe.names], device=self._device)
-            self.agree(counts)
-            self.agree(multiplies)
-            probe.counts.copy_(counts)
-            probe.multiplies = {n for n, flag in zip(probe.names, multiplies.tolist(), strict=True) if flag}
+            probe.agree_(self.agree)
         if bool(overflow):  # not even float32 holds these gradients: the step was skipped, look again
             probe.counts.zero_()
             return False
         frozen = any(not parameter.requires_grad for parameter in self.model.parameters())
         return not frozen or self._windows >= _LONGEST_CALIBRATION
 
-    def _calibrate(self) -> None:
+    def _calibrate(self, probe: GradientProbe) -> None:
         """Find groups and scales from what the probe has seen, and put the borders where they belong."""
-        probe = self.probe
-        assert probe is not None
         probe.remove()
-        units = probe.units()
-        parts = joined_units(self.model, units, probe.regions, probe.names) or [[""]]
-        counts = probe.counts.double().cpu().numpy()[:, :, :_NONFINITE_BIN]
-        rows = []
-        for part in parts:
-            inside = [i for i, name in enumerate(probe.names) if any(_is_in(name, unit) for unit in part)]
-            # Each source counts alike, or the many elements of an activation would outvote a weight.
-            sources = counts[inside].reshape(-1, _NONFINITE_BIN)
-            totals = sources.sum(axis=1)
-            rows.append((sources[totals > 0] / totals[totals > 0, None]).sum(axis=0))
-        found = find_scale_groups(ExponentTable(_LOWEST_EXPONENT, np.array(rows)), self.limit or 1)
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        self.probe = None
+        parts = joined_units(self.model, probe.units(), probe.regions, probe.names) or [[""]]
+        found = find_scale_groups(probe.exponents(parts), self.limit or 1)
         group_of: dict[int, int] = {}
         for index, group in enumerate(found):
-            for member in group.members:
-                for unit in parts[member]:
-                    group_of |= {id(p): index for p in self.model.get_submodule(unit).parameters()}
-        used = maximal_units(self.model, group_of)
-        # Parameters outside of all units stay at 1; a container whose own parameters join none is never a unit.
+            for unit in itertools.chain.from_iterable(parts[member] for member in group.members):
+                group_of |= {id(p): index for p in self.model.get_submodule(unit).parameters()}
         self.manager.calibrate([group.scale for group in found], self._reference)
         self.minimum = self.manager.minimum * found[0].scale / self._reference
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
         names = [[n for n, p in parameters.items() if group_of.get(id(p)) == index] for index in range(len(found))]
         self.group_names = tuple(group_name(number, members) for number, members in enumerate(names, start=1))
-        self.probe = None
-        self._draw_borders(used)
+        # Parameters outside of all units stay at 1; a container whose own parameters join none is never a unit.
+        self._draw_borders(maximal_units(self.model, group_of))
 
 
-def joined_units(
-    model: nn.Module, units: Sequence[str], regions: Mapping[int, Set[Any]], names: Sequence[str]
-) -> list[list[str]]:
-    """Return the parts of a model that may have loss scales of their own.
+class GroupLossScaleMethod(Method):
+    """Scales by groups instead of once for the loss."""
 
-    Units that share a parameter can only have one scale together, whether both hold it or one uses the other's. A
-    weight that is used outside of every unit has the scale 1 there, so its unit cannot have another.
+    def refusal(self, model: nn.Module) -> str:
+        """Refuse a compiled model, whose modules cannot be seen from outside."""
+        is_hidden = unwrapped(model) is not model and not isinstance(model, DistributedDataParallel)
+        return NOT_COMPILED if is_hidden else ""
 
-    Args:
-        model: The model.
-        units: Names of modules, none inside another.
-        regions: Per parameter, by its id, the indices of the innermost modules that use it; None is none.
-        names: Names of the modules, by index.
-
-    Returns:
-        Parts, each a list of units; units whose scale has to stay 1 are left out.
-    """
-    parent = {unit: unit for unit in units}
-
-    def root(unit: str) -> str:
-        while parent[unit] != unit:
-            unit = parent[unit]
-        return unit
-
-    holder: dict[int, str] = {}
-    for unit in units:
-        for parameter in model.get_submodule(unit).parameters():
-            if id(parameter) in holder:
-                parent[root(unit)] = root(holder[id(parameter)])
-            holder[id(parameter)] = unit
-    outside: list[str] = []
-    for key, used in regions.items():
-        if key not in holder:
-            continue
-        for region in used:
-            user = next((unit for unit in units if region is not None and _is_in(names[region], unit)), None)
-            if user is None:
-                outside.append(holder[key])
-            else:
-                parent[root(user)] = root(holder[key])
-    barred = {root(unit) for unit in outside}
-    parts: dict[str, list[str]] = {}
-    for unit in units:
-        if root(unit) not in barred:
-            parts.setdefault(root(unit), []).append(unit)
-    return list(parts.values())
-
-
-def _is_in(name: str, unit: str) -> bool:
-    """Return whether a module is another one or lies in it."""
-    return not unit or name == unit or name.startswith(f"{unit}.")
+    def loss_scaling(self, model: nn.Module, device: torch.device) -> LossScaling:
+        """Return the scaling by groups."""
+        return GroupLossScaling.from_config(self.config, model, device)

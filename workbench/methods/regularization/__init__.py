@@ -11,8 +11,8 @@ DESCRIPTION = Description(
     section="regularization",
     switch="regularization.weight_average",
     enabled_by={"boost.mode": "disable_all", "regularization.weight_average": "ema"},
-    acts="workbench.methods.regularization.acting:RegularizationMethod",
-    builder="workbench.methods.regularization.weight_average:WeightAverage",
+    acts="workbench.methods.regularization.method:RegularizationMethod",
+    builder="workbench.methods.regularization.method:WeightAverage",
     paper='Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics and Benefits", '
     "TMLR 2024, arXiv:2411.18704",
     section_class="workbench.methods.regularization.section:RegularizationSection",

@@ -11,7 +11,7 @@ DESCRIPTION = Description(
     section="runtime",
     switch="runtime.memory_format",
     enabled_by={"boost.mode": "disable_all", "runtime.memory_format": "channels_last"},
-    acts="workbench.methods.runtime.acting:RuntimeMethod",
+    acts="workbench.methods.runtime.method:RuntimeMethod",
     builder="workbench.methods.runtime.compilation:compiled",
     paper='Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph '
     'Compilation", ASPLOS 2024, doi:10.1145/3620665.3640366',

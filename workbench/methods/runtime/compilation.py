@@ -7,6 +7,7 @@ set-up finds its graphs again.
 
 Private names used: ``torch._dynamo.exc`` holds the only classes of torch's compile errors, and ``torch._inductor``'s
 ``list_mode_options``, which ``torch.compile``'s own documentation points to, says what a mode stands for (torch 2.13).
+Ansel et al., "PyTorch 2", ASPLOS 2024, doi:10.1145/3620665.3640366.
 """
 
 from __future__ import annotations
@@ -50,9 +51,6 @@ def compiled(
         channels_last: Whether model and inputs are in this format. Graphs of the backward pass keep it only when asked
             so (pytorch#189239).
         key: What decides about the graphs; equal keys share them.
-
-    Reference:
-        Ansel et al., "PyTorch 2", ASPLOS 2024, doi:10.1145/3620665.3640366.
     """
     global _last  # noqa: PLW0603  # one process has one compiler
     if key != _last:
@@ -60,30 +58,27 @@ def compiled(
         if not _living:
             torch.compiler.reset()
     _last = key
+    if mode == "off" and not cuda_graph:
+        return model
+    if mode == "default" and cuda_graph:
+        mode = "reduce-overhead"
     if mode == "off":
-        made = torch.compile(model, backend="cudagraphs") if cuda_graph else model
-    else:
-        mode = "reduce-overhead" if mode == "default" and cuda_graph else mode
-        if channels_last:
-            from torch._inductor import list_mode_options
+        made = torch.compile(model, backend="cudagraphs")
+    elif channels_last:
+        from torch._inductor import list_mode_options
 
-            made = torch.compile(model, options={**list_mode_options(mode), "force_layout_optimization": True})
-        else:
-            made = torch.compile(model, mode=mode)
+        made = torch.compile(model, options={**list_mode_options(mode), "force_layout_optimization": True})
+    else:
+        made = torch.compile(model, mode=mode)
     if not isinstance(made, nn.Module):
         raise TypeError(f"torch.compile made a {type(made).__name__} of a {type(model).__name__}")
-    if made is not model:
-        _living.add(made)
+    _living.add(made)
     return made
 
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Surround what calls compiled models: too many graphs are an error, and errors of the compiler are sentences.
-
-    Raises:
-        RuntimeError: When a model cannot be compiled, or needs a new graph again and again.
-    """
+    """Surround what calls compiled models: too many graphs are a RuntimeError, errors of the compiler are sentences."""
     import torch.compiler.config as settings
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 

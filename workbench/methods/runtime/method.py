@@ -1,46 +1,37 @@
-"""Memory formats, and settings of the whole process that are put back."""
+"""Memory formats, settings of the whole process that are put back, and the method that puts them to use."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from workbench.config import Plan
 from workbench.core import devices
 from workbench.core.batch import mapped
+from workbench.core.wrapped_model import is_compiled, unwrapped
+from workbench.methods.protocol import Method, Preparation
+from workbench.methods.runtime.compilation import compiled, compiling
+from workbench.methods.runtime.section import Reading, RuntimeSection
 
-__all__ = [
-    "channels_last_",
-    "convolution_beyond_memory",
-    "cudnn_benchmark",
-    "in_channels_last",
-    "matmul_precision",
-    "threads",
-]
+__all__ = ["RuntimeMethod", "channels_last_", "convolution_beyond_memory", "in_channels_last"]
+
+_VECTOR = 16
 
 
 def channels_last_(model: nn.Module) -> bool:
-    """Let a model's 4-D parameters and buffers keep the channels of a pixel together, in place.
-
-    Args:
-        model: Any; what is not 4-D stays as it is, and so do all values.
-
-    Returns:
-        Whether there was anything to change.
-    """
+    """Let 4-D parameters and buffers keep the channels of a pixel together, in place; return whether there are any."""
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs leave the keyword out
     return any(parameter.ndim == 4 for parameter in model.parameters())
 
 
 def in_channels_last(batch: Any) -> Any:
-    """Return a batch whose 4-D floating-point tensors keep the channels of a pixel together.
-
-    Args:
-        batch: A tensor, or tuples, lists, named tuples and mappings of tensors; the rest stays as it is.
-    """
+    """Return a batch (see :mod:`workbench.core.batch`) whose images keep the channels of a pixel together."""
     return mapped(batch, _channels_last)
 
 
@@ -55,50 +46,98 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     The gradient of a 1 x 1 kernel with a stride and fewer input channels than a vector holds (8 of AVX2, 16 of AVX-512,
     which we could not try) overwrites the heap there: ``jit_1x1:avx2`` of oneDNN in torch 2.13, float32, found with
     glibc's ``MALLOC_CHECK_=3`` over 1,700 shapes. Compiled graphs lay convolutions out so by themselves.
-
-    Args:
-        model: On a CPU.
     """
-    convolutions = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
-    return next((name for name, found in convolutions if _writes_beyond(found)), "")
+    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    for name, found in convolutions.items():
+        is_strided_point = set(found.kernel_size) == {1} and max(found.stride) > 1
+        if is_strided_point and found.groups == 1 and 1 < found.in_channels < _VECTOR:
+            return name
+    return ""
 
 
-def _writes_beyond(found: nn.Conv2d) -> bool:
-    is_strided_point = set(found.kernel_size) == {1} and max(found.stride) > 1
-    return is_strided_point and found.groups == 1 and 1 < found.in_channels < _VECTOR
+class RuntimeMethod(Method):
+    """Changes how long training takes, and numbers within rounding only."""
 
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._asked = asked = self.config.part(RuntimeSection)
+        self._mode = "off" if plan.why_not("runtime.compile") else asked.compile
+        self._cuda_graph = asked.cuda_graph and not plan.why_not("runtime.cuda_graph")
+        self._channels_last = asked.memory_format == "channels_last"
 
-_VECTOR = 16
+    def refusal(self, model: nn.Module) -> str:
+        """Refuse to compile what is compiled, and to lay out what would overwrite memory."""
+        compiles = self._mode != "off" or self._cuda_graph
+        if compiles and is_compiled(model):
+            return "the model is compiled already; set `runtime.compile` to off, or give apply() the plain model"
+        on_cpu = _device_of(model).type == "cpu"
+        if on_cpu and (compiles or self._channels_last) and (name := convolution_beyond_memory(unwrapped(model))):
+            return (
+                f"convolution {name!r} (1 x 1 with a stride, few input channels) would write beyond its memory in "
+                "channels_last on a CPU (torch 2.13); set `runtime.memory_format` to contiguous and `runtime.compile` "
+                "to off"
+            )
+        return ""
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Bring the model into the memory format, and say what this device has no use for."""
+        device, asked = _device_of(preparation.model), self._asked
+        vain = {}
+        if self._cuda_graph and not devices.has_graphs(device):
+            vain["cuda_graph"] = f"{device.type} has no CUDA graphs"
+        if asked.cudnn_benchmark and not devices.has_cudnn(device):
+            vain["cudnn_benchmark"] = f"cuDNN does not compute on {device.type}"
+        if asked.matmul_precision != "highest" and not devices.has_fast_products(device):
+            vain["matmul_precision"] = "this device multiplies float32 in one way only"
+        if self._channels_last and not channels_last_(preparation.model):
+            vain["memory_format"] = "no weight of the model is 4-D, as those of convolutions"
+        for name, reason in vain.items():
+            warnings.warn(f"`runtime.{name}` has no effect: {reason}", stacklevel=2)
+
+    def compiled(self, model: nn.Module) -> nn.Module:
+        """Return the model compiled, where that is asked for."""
+        cuda_graph = self._cuda_graph and devices.has_graphs(_device_of(model))
+        if self._mode == "off" and not cuda_graph:
+            return model
+        key = (self.plan.key(), repr(unwrapped(model)))
+        return compiled(model, self._mode, cuda_graph=cuda_graph, channels_last=self._channels_last, key=key)
+
+    def reading(self) -> Reading:
+        """Return how batches are read."""
+        return self._asked.data
+
+    def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
+        """Bring images into the memory format."""
+        return map(in_channels_last, batches) if self._channels_last else batches
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the settings of the process while it trains."""
+        asked, cudnn = self._asked, torch.backends.cudnn
+        with contextlib.ExitStack() as stack:
+            if asked.threads is not None:
+                stack.enter_context(_meanwhile(torch.get_num_threads, devices.use_threads, asked.threads))
+            if asked.matmul_precision != "highest":
+                read, write = torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
+                stack.enter_context(_meanwhile(read, write, asked.matmul_precision))
+            if asked.cudnn_benchmark:
+                write = functools.partial(setattr, cudnn, "benchmark")
+                stack.enter_context(_meanwhile(lambda: cudnn.benchmark, write, True))
+            if self._mode != "off" or self._cuda_graph:
+                stack.enter_context(compiling())
+            yield
 
 
 @contextlib.contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Let CPU operations use so many threads meanwhile."""
-    before = torch.get_num_threads()
-    devices.use_threads(number)
+def _meanwhile(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> Iterator[None]:
+    """Let a setting of the process have a value, and put back what it was."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        devices.use_threads(before)
+        write(before)
 
 
-@contextlib.contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Let float32 matrices be multiplied so meanwhile: ``"highest"``, ``"high"`` or ``"medium"``."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def cudnn_benchmark() -> Iterator[None]:
-    """Let cuDNN try its convolutions for each shape meanwhile."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -11,7 +11,7 @@ DESCRIPTION = Description(
     section="schedule",
     switch="schedule.length",
     enabled_by={"boost.mode": "disable_all", "schedule.length": 0.5},
-    acts="workbench.methods.schedule.acting:ScheduleMethod",
+    acts="workbench.methods.schedule.method:ScheduleMethod",
     builder="workbench.methods.schedule.method:shaped",
     paper='Defazio et al., "Optimal Linear Decay Learning Rate Schedules and Further Refinements", 2023, '
     "arXiv:2310.07831",

@@ -16,9 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-__all__ = ["Shape", "StandIn", "factor_at", "recorded", "shaped", "stretched"]
+from workbench.methods.protocol import Method
+from workbench.methods.schedule.section import ScheduleSection
+
+__all__ = ["ScheduleMethod", "Shape", "StandIn", "factor_at", "recorded", "shaped", "stretched"]
 
 Shape = Literal["cosine", "linear", "warmup_stable_decay", "constant"]
 
@@ -28,17 +31,13 @@ _DECAY_SHARE = 0.4
 Hagele et al., "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations", NeurIPS 2024,
 arXiv:2405.18392: at 20 % it is as good as a cosine, and somewhat better up to about half of the run.
 """
+_PARTICULAR = ("params", "param_names", "initial_lr")
 
 
 def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> float:
-    """Return the factor on the highest rate at an update.
+    """Return the factor on the highest rate at an update, counted from 0; past the end it is that of the last one.
 
-    Args:
-        update: The update, counted from 0; past the end the factor is that of the last one.
-        updates: Updates of the run, at least 1.
-        shape: The course after the rise.
-        warmup: Share of the updates in which the factor rises linearly, in [0, 1).
-        final: Factor of the last update, in [0, 1].
+    It rises linearly for the share ``warmup`` of the updates, then takes the course of the shape down to ``final``.
 
     Example:
         >>> [round(factor_at(i, 5, "linear", warmup=0.2), 3) for i in range(5)]
@@ -57,33 +56,17 @@ def factor_at(update: int, updates: int, shape: Shape, *, warmup: float = 0.1, f
 
 
 def shaped(optimizer: Optimizer, updates: int, shape: Shape, *, warmup: float = 0.1, final: float = 0.0) -> LambdaLR:
-    """Return a scheduler with one of our shapes; see `factor_at`.
-
-    Args:
-        optimizer: Its present rates are the highest.
-        updates: Updates of the run, at least 1.
-        shape: The course after the rise.
-        warmup: Share of the updates spent rising.
-        final: Last rate as a share of the highest.
-    """
+    """Return a scheduler with one of our shapes (`factor_at`); the optimizer's present rates are the highest."""
     return LambdaLR(optimizer, functools.partial(factor_at, updates=updates, shape=shape, warmup=warmup, final=final))
 
 
 def recorded(
     make_scheduler: Callable[[Optimizer, int], Any], optimizer: Optimizer, updates: int
 ) -> list[tuple[float, ...]] | None:
-    """Return a scheduler's rates over a whole run without training.
+    """Return a scheduler's rates, per update and group, over a run without training, as factors on the optimizer's.
 
-    Args:
-        make_scheduler: Function of an optimizer and the number of updates; None where there is no scheduler.
-        optimizer: Its groups and their rates; it stays as it is.
-        updates: Updates of the run, at least 1.
-
-    Returns:
-        The rate of each group at each update, as factors on the optimizer's rates; None where there is no scheduler.
-
-    Raises:
-        ValueError: When the scheduler follows what training gives (ReduceLROnPlateau).
+    None where ``make_scheduler(optimizer, updates)`` returns none; a ValueError when it follows what training gives.
+    The optimizer stays as it is.
     """
     stand_in = StandIn(optimizer)
     highest = [float(group["lr"]) or 1.0 for group in stand_in.param_groups]
@@ -96,21 +79,15 @@ def recorded(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a scheduler that steps past its end, or before the optimizer
         for _ in range(updates):
-            rates.append(
-                tuple(float(group["lr"]) / top for group, top in zip(stand_in.param_groups, highest, strict=True))
-            )
+            present = zip(stand_in.param_groups, highest, strict=True)
+            rates.append(tuple(float(group["lr"]) / top for group, top in present))
             stand_in.step()
             scheduler.step()
     return rates
 
 
 def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, ...]]) -> LambdaLR:
-    """Return a scheduler that runs through a recorded course in another number of updates.
-
-    Args:
-        optimizer: Its present rates are those that the factors belong to.
-        updates: Updates of the run, at least 1.
-        course: Factor of each group at each recorded update.
+    """Return a scheduler that runs through a recorded course (per update the factor of each group) in other updates.
 
     Example:
         >>> parameter = nn.Parameter(torch.zeros(1))
@@ -134,9 +111,6 @@ def stretched(optimizer: Optimizer, updates: int, course: Sequence[tuple[float, 
     return LambdaLR(optimizer, [functools.partial(factor, group=min(group, len(course[0]) - 1)) for group in groups])
 
 
-_PARTICULAR = ("params", "param_names", "initial_lr")
-
-
 class StandIn(Optimizer):
     """An optimizer with another's groups and rates that moves nothing, for a scheduler to act on."""
 
@@ -151,3 +125,18 @@ class StandIn(Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Move nothing."""
+
+
+class ScheduleMethod(Method):
+    """Shortens the run and gives the rate its course, unless that is the task's own."""
+
+    def length(self, n_batches: float) -> float:
+        """Return the share of the batches that the run takes."""
+        return n_batches * self.config.part(ScheduleSection).length
+
+    def scheduler(self, optimizer: Optimizer, updates: int) -> LRScheduler | None:
+        """Return the course; None for the task's own, which is stretched where it is made."""
+        section = self.config.part(ScheduleSection)
+        if section.shape == "task":
+            return None
+        return shaped(optimizer, updates, section.shape, warmup=section.warmup, final=section.final)

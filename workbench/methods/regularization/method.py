@@ -1,40 +1,81 @@
-"""Exponential moving average of the weights, evaluated in their place.
+"""Two regularizers: smoothed labels, and an exponential moving average of the weights, evaluated in their place.
 
-After update t, counted from 0, with decay d::
+Label smoothing spreads part of each label over all classes: the target is ``(1 - s) * label + s / n_classes`` (Szegedy
+et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016, arXiv:1512.00567, section 7). Torch's
+cross entropy has it built in; what is not torch's cross entropy is left alone.
+
+The average after update t, counted from 0, with decay d::
 
     average <- average + (1 - min(d, (1 + t) / (10 + t))) * (weights - average)
 
 The rise of the decay forgets the initial weights as fast as the run is short (as in TensorFlow's
 ``ExponentialMovingAverage``). Parameters and floating-point buffers (BatchNorm's statistics) are averaged; other
-buffers stay the model's own.
-
-Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics and Benefits", TMLR 2024,
-arXiv:2411.18704.
+buffers stay the model's own. Morales-Brotons et al., "Exponential Moving Average of Weights in Deep Learning: Dynamics
+and Benefits", TMLR 2024, arXiv:2411.18704.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
 
-from workbench.methods.protocol import StepHook
+from workbench.config import Plan
+from workbench.methods.protocol import Method, StepHook
+from workbench.methods.regularization.section import RegularizationSection
 from workbench.methods.weight_update import CompleteWindow
 
-__all__ = ["WeightAverage", "decay_at"]
+__all__ = ["RegularizationMethod", "WeightAverage", "decay_at", "smoothed", "why_no_smoothing"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def decay_at(update: int, decay: float) -> float:
-    """Return the share of the average that an update leaves.
+def why_no_smoothing(criterion: Any) -> str:
+    """Return why a criterion's labels cannot be smoothed, to stand after "because"; empty where they can.
 
-    Args:
-        update: The update, counted from 0.
-        decay: Its limit, in [0, 1).
+    Those of ``nn.CrossEntropyLoss`` and ``F.cross_entropy`` can, also under ``functools.partial``.
+
+    Example:
+        >>> why_no_smoothing(nn.CrossEntropyLoss())
+        ''
+        >>> why_no_smoothing(nn.MSELoss())
+        'MSELoss has no label smoothing'
+    """
+    if criterion is None:
+        return "no criterion is known whose labels it could smooth; pass `criterion`"
+    inner = criterion
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inner is F.cross_entropy:
+        return ""
+    if isinstance(inner, nn.CrossEntropyLoss):
+        own = type(inner).forward is not nn.CrossEntropyLoss.forward
+        return f"{type(inner).__name__} has a forward of its own" if own else ""
+    if isinstance(inner, nn.Module) or getattr(F, getattr(inner, "__name__", ""), None) is inner:
+        return f"{getattr(inner, '__name__', type(inner).__name__)} has no label smoothing"
+    return "the loss is a function (model, batch), whose labels are its own; give the criterion alone to smooth them"
+
+
+def smoothed(criterion: Any, smoothing: float) -> Any:
+    """Return a criterion with that share of each label spread; the given one stays, and class weights are shared."""
+    if reason := why_no_smoothing(criterion):
+        raise ValueError(f"labels cannot be smoothed because {reason}")
+    if isinstance(criterion, nn.Module):
+        twin: Any = copy.copy(criterion)  # shallow: weights that are trained, or moved, are so in both
+        twin.label_smoothing = smoothing
+        return twin
+    return functools.partial(criterion, label_smoothing=smoothing)
+
+
+def decay_at(update: int, decay: float) -> float:
+    """Return the share of the average that an update, counted from 0, leaves.
 
     Example:
         >>> [round(decay_at(t, 0.5), 2) for t in (0, 1, 5, 8, 100)]
@@ -116,6 +157,29 @@ class WeightAverage(StepHook):
     def _values(self) -> list[Tensor]:
         buffers = (buffer for buffer in self.module.buffers() if buffer.is_floating_point())
         return [*self.module.parameters(), *buffers]
+
+
+class RegularizationMethod(Method):
+    """Smooths labels, averages weights, or both."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._average: WeightAverage | None = None
+
+    def criterion(self, criterion: Any) -> Any:
+        """Return the criterion with smoothed labels; one that has no smoothing as it is."""
+        smoothing = self.config.part(RegularizationSection).label_smoothing
+        return criterion if smoothing == 0 or why_no_smoothing(criterion) else smoothed(criterion, smoothing)
+
+    def step_hook(self, model: nn.Module, optimizer: Optimizer) -> StepHook | None:
+        """Return what averages the weights."""
+        section = self.config.part(RegularizationSection)
+        self._average = None if section.weight_average == "none" else WeightAverage(model, section.decay)
+        return self._average
+
+    def evaluating(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Evaluate with the average."""
+        return contextlib.nullcontext() if self._average is None else self._average.in_place()
 
 
 def _widened(value: Tensor) -> Tensor:
