@@ -21,7 +21,7 @@ from torch import Tensor
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.files import replacing
-from workbench.methods.dim_reduce.acting import trained_parameters
+from workbench.methods.plan_mark import trained_parameters
 from workbench.training import Boosted
 
 __all__ = ["FOLDER", "SnapshotRecorder", "snapshot_recorder", "snapshot_steps"]
