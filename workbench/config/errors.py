@@ -40,7 +40,7 @@ def sentence_of(error: ValidationError, root: type[BaseModel], prefix: str = "")
         prefix: Section name put before every path when ``root`` is itself a section, or empty.
 
     Returns:
-        For example `` `grad_freeze.freeze_p` must lie in [0, 1), got 1.2 ``.
+        For example `` `loss_scale.factor` must be greater than 1, got 0.5 ``.
     """
     problem = error.errors(include_url=False)[0]
     kind, location, value = problem["type"], problem["loc"], problem["input"]

@@ -29,7 +29,7 @@ class ParameterInfo:
     """One parameter of a configuration.
 
     Args:
-        path: Where it stands, for example ``"grad_freeze.freeze_p"``.
+        path: Where it stands, for example ``"loss_scale.window"``.
         kind: Kind of value.
         default: Default value; None when a rule decides while it is unset.
         low: Lower end of the default SEARCH range (not of the legal range); None when it is not searched by default.

@@ -1,4 +1,4 @@
-"""Section ``snapshots``: when a run keeps its weights, from which DimReduce's subspace is computed."""
+"""Section ``snapshots``: when a run keeps its weights, from which a subspace is computed."""
 
 from __future__ import annotations
 

@@ -27,7 +27,10 @@ class LossScaling:
 
     Attributes:
         agree: Takes the largest value over ranks of a float tensor, in place; None on a single rank.
+        group_names: What groups with a scale of their own are called; empty when there is one scale for all.
     """
+
+    group_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -115,6 +118,11 @@ class LossScaling:
     def group_scales(self) -> Tensor | None:
         """The live scale of each group, shape ``[n]``; None when there is one scale for all."""
         return None
+
+    def group_of(self, parameter: nn.Parameter) -> int:
+        """Return the index of the group whose scale a parameter's gradient carries, -1 where it has no own."""
+        del parameter
+        return -1
 
     def seed(self, loss: Tensor) -> Tensor:
         """Return what the backward pass starts from: the loss, of any shape with one element, times the scale."""

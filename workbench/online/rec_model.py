@@ -242,7 +242,7 @@ class RecModel(Model):
         session = self._session
         if session is None:
             return super()._loss_of(network, batch)
-        if not session.begin_forward():  # DimReduce tries its step lengths on the same batch
+        if not session.begin_forward():  # a method tries its step lengths on the same batch
             return self._judged(network, batch)[0]
         try:
             loss, prediction, label = self._judged(network, batch)

@@ -498,7 +498,7 @@ class _SideChoice:
         try:
             label, config, level = self._side()
             settled = settled_config(config, level)
-            settled.resolve(level)  # DimReduce without a source would only be found out in the middle
+            settled.resolve(level)  # what a method lacks would only be found out in the middle
         except ConfigError as error:
             self.refuse(str(error))
             return None

@@ -64,7 +64,7 @@ class SharedConfig:
             world_size: Number of ranks.
 
         Raises:
-            ConfigError: When the configuration cannot be resolved (DimReduce without a source of its subspace).
+            ConfigError: When the configuration cannot be resolved (a method lacks what it cannot do without).
         """
         config, level = self.both()
         return config.resolve(level, world_size, self._network)

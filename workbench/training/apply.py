@@ -77,7 +77,7 @@ def apply(
     own goes in as ``scheduler``, and ``boosted.step()`` advances it; only where the configuration changes neither
     schedule nor batches it may instead be put on ``boosted.optimizer`` and stepped by hand. A model under
     ``torch.compile`` stays compiled: one graph per freezing group. For several ranks call ``boosted.distribute()``
-    afterwards. An update that tries its steps on the batch (``boost.dim_reduce``) needs a closure in ``step``.
+    afterwards. A method that tries its steps on the batch needs a closure in ``step``.
 
     Args:
         config: Configuration, dictionary, or path of a ``boost_config.json``.
@@ -91,10 +91,10 @@ def apply(
         world_size: Ranks that train together; None asks torch.distributed.
         seed: Seed of the freezing schedule.
         criterion: What judges the model's output, for example ``nn.CrossEntropyLoss()``; the one to train with is
-            ``boosted.criterion``, while this one stays as it is. Only the head of classifiers is normalised.
+            ``boosted.criterion``, while this one stays as it is. Only the head of a known classifier may be normalised.
         example_inputs: A tensor, a sequence of arguments, a mapping of keyword arguments, or a function that calls the
-            model it is given. Methods record from it what the model does; needed where torch.fx cannot trace the model
-            and no image of noise fits it, and for the size of a trained head's scores.
+            model it is given. What the model does is recorded from it; needed where torch.fx cannot trace the model and
+            no image of noise fits it, and for the size of a trained head's scores.
         scheduler: Today's learning-rate schedule: a function of the optimizer and the number of updates that returns a
             scheduler. The run goes through the whole of it, whatever its length.
 

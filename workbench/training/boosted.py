@@ -467,8 +467,8 @@ class Boosted:
         """Continue exactly where ``state_dict`` of the same set-up was taken: the next step has the same bits on a CPU.
 
         Raises:
-            RuntimeError: When BatchNorms had been folded there that this model still has, or the other way round: the
-                weights would load, but the optimizer's state belongs to other parameters.
+            RuntimeError: When statistics had been folded there that this model did not have, or the other way round:
+                the weights would load, but the optimizer's state belongs to other parameters.
         """
         model = unwrapped(self.model)
         saved, gradients = (_without_wrappers(state[part], model) for part in ("model", "gradients"))

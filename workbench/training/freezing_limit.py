@@ -77,7 +77,8 @@ def measure_freezing_limit(
             # One thread that never waits: its processor time is its time on a machine that does nothing else.
             one.clock = time.process_time
         one.block()  # warm-up
-    rows, turns = [], take_turns(sides)
+    turns = take_turns(sides)
+    rows: list[list[float]] = []
     while len(rows) < rounds and not (stop is not None and len(rows) >= 2 and stop()):
         rows.append(next(turns))
     times = np.array(rows)

@@ -33,5 +33,5 @@ class StepOutcome:
     frozen_groups: int  # leading parameter groups frozen during this step
     learning_rate: float | Tensor  # of the first parameter group; a tensor where the optimizer's is one
     group_scales: Tensor | None = None  # that the backward pass used, one per scale group, shape [n]; or no groups
-    #: Numbers of the methods in use that the host knows, by namespaced column (``"thor.refreshed"``).
+    #: Numbers of the methods in use that the host knows, by namespaced column (``"offload.hidden_share"``).
     columns: Mapping[str, float] = field(default_factory=dict)

@@ -27,7 +27,6 @@ from workbench.loss_scale.gradient_statistics import (
     tensor_norms_and_maxima,
 )
 from workbench.loss_scale.host_values import float32
-from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 
@@ -294,8 +293,7 @@ class TraceBuffer:
         split: dict[tuple[int, int], list[Tensor]] = {(group, -1): [] for group in range(len(self._groups))}
         for parameter in parameters:
             if parameter.grad is not None:
-                scale_group = scaling.group_of(parameter) if isinstance(scaling, GroupLossScaling) else -1
-                key = self._group_index[self._index[id(parameter)]], scale_group
+                key = self._group_index[self._index[id(parameter)]], scaling.group_of(parameter)
                 split.setdefault(key, []).append(parameter.grad)
         return split
 
@@ -362,7 +360,6 @@ class TraceBuffer:
             add(EventKind.OVERFLOW, ", ".join(modules), before, text)
         changes = [("", "loss scale", before, after)]
         if record.group_scales:
-            assert isinstance(scaling, GroupLossScaling)
             of_groups = zip(scaling.group_names, record.group_scales, scales_after, strict=True)
             changes = [(name, f"loss scale of {name}", used, now) for name, used, now in of_groups]
         for name, what, used, now in changes:

@@ -33,7 +33,7 @@ from workbench.methods.arguments import checked_optimizer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import rebuild_optimizer
 
-__all__ = ["FreezeOpt", "split_learning_rates"]
+__all__ = ["FreezeOpt", "allow_one_graph_per_group", "split_learning_rates"]
 
 FreezeState = Literal["shared", "per_group"]
 
@@ -55,6 +55,20 @@ def split_learning_rates(rates: Sequence[float], strategy: Sequence[int] | None,
     for rate, index in zip(rates, strategy, strict=False):
         dealt[index].append(rate)
     return dealt
+
+
+def allow_one_graph_per_group(n_groups: int) -> None:
+    """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
+
+    ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
+    Past the limit (8 by default) torch would silently fall back to eager execution.
+    """
+    # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
+    import torch._dynamo.config as dynamo
+
+    # Two graphs per group: training mode and evaluation mode of the same module.
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * n_groups + GRAPHS_BESIDE_TRAINING)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
 
 
 class FreezeOpt(torch.optim.Optimizer):
@@ -125,11 +139,8 @@ class FreezeOpt(torch.optim.Optimizer):
         self._position = 0
         self._updates = [0] * len(entries)
         # Only these are ever toggled; what the user froze stays frozen.
-        self._toggled = [p for group in opt.param_groups for p in group["params"] if p.requires_grad]
-        self._trained = [
-            frozenset(i for i, parameter in enumerate(self._toggled) if parameter in set_of)
-            for set_of in map(set, self._members)
-        ]
+        self._toggled = frozenset(p for group in opt.param_groups for p in group["params"] if p.requires_grad)
+        self._trained = [self._toggled.intersection(members) for members in self._members]
         self._applied = EVERYTHING
         self._optimizers: list[torch.optim.Optimizer] = []
         self._sources: list[list[tuple[int, frozenset[str]]]] = []
@@ -162,11 +173,6 @@ class FreezeOpt(torch.optim.Optimizer):
     def group_index(self) -> int:
         """Group of the coming update."""
         return self._position if self._strategy is None else self._strategy[self._position]
-
-    @property
-    def shares_state(self) -> bool:
-        """Whether one optimizer serves all groups."""
-        return not self._optimizers
 
     @property
     def group_learning_rates(self) -> list[list[float]] | None:
@@ -214,12 +220,12 @@ class FreezeOpt(torch.optim.Optimizer):
         """Freeze for a given group, whatever the strategy says. :meth:`begin_step` is the usual way."""
         if index == self._applied:
             return
-        before, after = self._trained_in(self._applied), self._trained_in(index)
-        for i in before - after:
-            self._toggled[i].requires_grad_(False)
-            self._toggled[i].grad = None  # stale: it belongs to an update that is over
-        for i in after - before:
-            self._toggled[i].requires_grad_(True)
+        before, after = (self._toggled if i == EVERYTHING else self._trained[i] for i in (self._applied, index))
+        for parameter in before - after:
+            parameter.requires_grad_(False)
+            parameter.grad = None  # stale: it belongs to an update that is over
+        for parameter in after - before:
+            parameter.requires_grad_(True)
         self._applied = index
 
     def unfreeze_all(self) -> contextlib.ExitStack:
@@ -259,17 +265,8 @@ class FreezeOpt(torch.optim.Optimizer):
             waiting.extend(before for before, _ in node.next_functions)
 
     def make_room_for_graphs(self) -> None:
-        """Raise ``torch.compile``'s recompile limit so that every group can keep its compiled step; never lower it.
-
-        ``requires_grad`` is part of what a compiled graph depends on: each group is compiled once and then found again.
-        Past the limit (8 by default) torch would silently fall back to eager execution.
-        """
-        # dynamo's limit is reached through its config module only; there is no torch.compiler function for it.
-        import torch._dynamo.config as dynamo
-
-        # Two graphs per group: training mode and evaluation mode of the same module.
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 2 * self.n_groups + GRAPHS_BESIDE_TRAINING)
-        dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 32 * dynamo.recompile_limit)
+        """Let torch.compile keep one graph per group, see :func:`allow_one_graph_per_group`."""
+        allow_one_graph_per_group(self.n_groups)
 
     def advance(self) -> None:
         """Note that the update of this step was attempted (also when it was skipped) and move on in the strategy."""
@@ -292,10 +289,8 @@ class FreezeOpt(torch.optim.Optimizer):
             What the inner optimizer returns: the closure's loss or None.
         """
         index = self.begin_step()
-        trained = self._trained[index]
-        for i, parameter in enumerate(self._toggled):
-            if i not in trained:
-                parameter.grad = None
+        for parameter in self._toggled - self._trained[index]:
+            parameter.grad = None
         loss = self.active_optimizer.step(closure)
         self.advance()
         # Without this a loop that never calls begin_step would run the next backward pass with this step's group.
@@ -392,16 +387,13 @@ class FreezeOpt(torch.optim.Optimizer):
     def __repr__(self) -> str:
         kind = type(self._inner).__name__
         steps = "taking turns" if self._strategy is None else f"step {self._position} of {len(self._strategy)}"
-        mode = "shared" if self.shares_state else "per_group"
+        mode = "per_group" if self._optimizers else "shared"
         return f"FreezeOpt({kind}, {self.n_groups} groups, {steps}, state={mode!r})"
 
     def _relink(self) -> None:
         # The inner optimizer replaces these two objects whenever it loads a state.
         self.param_groups = self._inner.param_groups
         self.state = self._inner.state
-
-    def _trained_in(self, index: int) -> frozenset[int]:
-        return frozenset(range(len(self._toggled))) if index == EVERYTHING else self._trained[index]
 
     def _build_group_optimizers(self, entries: list[list[tuple[list[Tensor], dict[str, Any]]]]) -> None:
         for index, group in enumerate(entries):

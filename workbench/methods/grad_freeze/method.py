@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workbench.config import BoostConfig
 from workbench.methods.arguments import checked_integer, checked_optimizer
-from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState
+from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt, FreezeState, allow_one_graph_per_group
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_nested_groups
 from workbench.methods.protocol import Method, Preparation
 
-__all__ = ["FreezeOpt", "FreezingMethod", "GradientFreeze", "freeze_index_sequence"]
+__all__ = ["FreezeOpt", "FreezingMethod", "GradientFreeze", "allow_one_graph_per_group", "freeze_index_sequence"]
 
 CONTINUOUS, INTERVAL = 0, 1
 LENGTH_MARGIN = 1.01  # the sequence covers 1 % more steps than announced, as upstream
