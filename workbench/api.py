@@ -270,11 +270,7 @@ def is_study(place: str | Path) -> bool:
 
 
 def export(
-    study: str | Path,
-    out: str | Path | None = None,
-    *,
-    require_confirmed: bool = False,
-    storage: str | None = None,
+    study: str | Path, out: str | Path | None = None, *, require_confirmed: bool = False, storage: str | None = None
 ) -> StudyResult:
     """Write a study's configurations and report again from its storage; nothing is trained.
 

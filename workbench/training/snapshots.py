@@ -74,13 +74,7 @@ class SnapshotRecorder:
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        folder: str | Path,
-        *,
-        every_steps: int,
-        count: int,
-        start_step: int = 0,
+        self, parameters: Mapping[str, Tensor], folder: str | Path, *, every_steps: int, count: int, start_step: int = 0
     ) -> None:
         for name, value, least in (("every_steps", every_steps, 1), ("count", count, 1), ("start_step", start_step, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
