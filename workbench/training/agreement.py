@@ -37,24 +37,14 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 def first_losses(
     task: Task, config: BoostConfig, level: str, seed: int, device: torch.device, n: int = 20
 ) -> list[float]:
-    """Return the losses of the first n batches in training mode, at the weights that a run begins with.
-
-    Raises:
-        RuntimeError: When the model cannot be compiled as the configuration asks.
-    """
+    """Return the losses of the first n batches in training mode, at the weights that a run begins with."""
     with _begun(task, config, level, seed, device) as prepared:
         losses = [_loss(prepared, batch).detach() for batch in islice(prepared.batches(seed), n)]
         return [float(loss) for loss in losses]
 
 
 def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> Tensor:
-    """Return the gradient of the first batch's loss at the weights that a run begins with, unscaled.
-
-    Float64 on the host, shape ``[n]``: of all parameters that have one, in the model's order.
-
-    Raises:
-        RuntimeError: When the model cannot be compiled as the configuration asks.
-    """
+    """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float64 ``[n]``."""
     with _begun(task, config, level, seed, device) as prepared:
         _loss(prepared, next(iter(prepared.batches(seed)))).float().backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in unwrapped(prepared.boosted.model).parameters() if p.grad is not None]

@@ -397,8 +397,8 @@ class Boosted:
 
         Args:
             ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.
-                It looks once, when it is made, which parameters there are and which require gradients, so it has to
-                come after ``apply``, which may replace modules, and must see parameters that are frozen at first.
+                It looks once which parameters there are and which require gradients, so it has to come after ``apply``,
+                which may replace modules, and must see parameters that are frozen at first.
             options: For DistributedDataParallel; ``find_unused_parameters`` is True when freezing is in effect.
 
         Returns:

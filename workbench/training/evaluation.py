@@ -55,12 +55,8 @@ def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Itera
 def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:
     """Try a criterion and the metric on one batch each before anything is trained, once per task and process.
 
-    An evaluation may come at the end of hours, and what a model returns does not change on the way. What else may be
-    wrong with a batch is not looked for: the first step will tell. Leaves no trace on the training.
-
-    Raises:
-        TaskError: When the model returns something that loss or metric cannot take.
-        MetricError: When the metric cannot take the batch.
+    An evaluation may come at the end of hours, and what a model returns does not change on the way. A TaskError or
+    MetricError says what loss or metric cannot take; the first step will tell what else may be wrong with a batch.
     """
     if _checked.get(id(task)) is task:
         return

@@ -60,15 +60,8 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
     model.to(dtype)
     if precision.keep_batchnorm_fp32:
         _cast_batch_norms_(model, torch.float32)
-
-    def cast_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return _cast(args, dtype), _cast(kwargs, dtype)
-
-    def cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
-        return _cast(output, torch.float32)
-
-    model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
-    model.register_forward_hook(cast_outputs)
+    model.register_forward_pre_hook(lambda _, *inputs: tuple(_cast(part, dtype) for part in inputs), with_kwargs=True)
+    model.register_forward_hook(lambda _, __, output: _cast(output, torch.float32))
     model._weights_cast_to = dtype  # type: ignore[assignment]  # a marker, not a parameter
 
 

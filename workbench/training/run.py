@@ -242,7 +242,7 @@ class _Run:
             self.prepared.batches(self.request.seed),
             steps=self.steps,
             trace=self.trace,
-            batch_size=self._batch_size,
+            batch_size=lambda batch: self.n_ranks * self.task.batch_size_of(batch),
         )
         self._keep_weights()
         self._start_clock()
@@ -281,9 +281,8 @@ class _Run:
 
     def flush(self) -> None:
         """Drain the trace to the recorder, act on what it shows, and report; every rank at the same step."""
-        together = self.votes is not None
-        self._drain(agree=together)
-        if together:
+        self._drain(agree=self.votes is not None)
+        if self.votes is not None:
             self.diverged, self.message = ranks.broadcast_object((self.diverged, self.message))
         self._write()
         self._report()
@@ -409,10 +408,9 @@ class _Run:
         )
         if at is None or self.diverged:
             return []
-        step = windows[at].step
-        self.diverged = True
-        self.message = str(ScaleCollapseError(step, self.streak, scaling.minimum))
-        return [Event(step, EventKind.SCALE_COLLAPSE, "", windows[at].loss_scale_after, self.message)]
+        step, scale = windows[at].step, windows[at].loss_scale_after
+        self.diverged, self.message = True, str(ScaleCollapseError(step, self.streak, scaling.minimum))
+        return [Event(step, EventKind.SCALE_COLLAPSE, "", scale, self.message)]
 
     def _write(self) -> None:
         if self.recorder is not None:
@@ -445,9 +443,6 @@ class _Run:
         judge = self.monitor.on_evaluation
         return ranks.broadcast_object(self.leads and judge is not None and judge(self.done, value))
 
-    def _batch_size(self, batch: Any) -> int:
-        return self.n_ranks * self.task.batch_size_of(batch)
-
     def _end(self, message: str) -> None:
         self.message = message
         self.trace.emit(Event(self.done - 1, EventKind.STOPPED, message=message))
@@ -456,10 +451,8 @@ class _Run:
         if self.leads and self.monitor.on_progress is not None:
             metric = self.curve[-1][1] if self.curve else math.nan
             loss = self.losses[-1] if self.losses else math.nan
-            running = time.perf_counter() - self._resumed if self._resumed is not None else 0.0
-            self.monitor.on_progress(
-                RunProgress(self.done, self.steps, loss, metric, self.loss_scale, self.seconds + running)
-            )
+            seconds = self.seconds + (0.0 if self._resumed is None else time.perf_counter() - self._resumed)
+            self.monitor.on_progress(RunProgress(self.done, self.steps, loss, metric, self.loss_scale, seconds))
 
     def _start_clock(self, left_out: float = 0.0) -> None:
         self._resumed = time.perf_counter()

@@ -60,14 +60,10 @@ class SnapshotRecorder:
     Example:
         In a loop of one's own::
 
-            boosted = apply(config, model, optimizer)
             recorder = SnapshotRecorder(dict(model.named_parameters()), "snapshots", every_steps=10, count=40)
             recorder.after_step(0)  # the initial weights
             for done, (x, y) in enumerate(loader, start=1):
-                with boosted.autocast():
-                    loss = criterion(boosted.model(x), y)
-                boosted.backward(loss)
-                boosted.step()
+                ...  # forward, backward, step
                 recorder.after_step(done)
 
         and then ``{"boost": {"mode": "manual", "dim_reduce": true}, "dim_reduce": {"weight_load_dir": "snapshots"}}``.

@@ -134,10 +134,7 @@ class TraceBuffer:
     def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
         """Add one step; no host synchronisation.
 
-        Args:
-            outcome: What the step gave back.
-            samples: Samples in the micro-batch.
-            columns: Namespaced numbers the host knows, for example ``{"time.forward": 1.2}`` in milliseconds.
+        ``columns`` are namespaced numbers the host knows, for example ``{"time.forward": 1.2}`` in milliseconds.
         """
         if len(self._rows) == self.capacity:
             raise RuntimeError("the trace buffer is full; call drain() when due() says so")
@@ -182,12 +179,9 @@ class TraceBuffer:
     def drain(self, mean: Mean | None = None) -> tuple[list[StepRecord], list[Event]]:
         """Copy what was recorded to the host, in one transfer, and empty the buffer.
 
-        Args:
-            mean: Turns the losses of these steps into their means over ranks.
-
-        Returns:
-            Step records in order, and the events of these steps: overflows with the leaf modules whose gradients went
-            non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
+        Returns step records in order, and the events of these steps: overflows with the leaf modules whose gradients
+        went non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
+        ``mean`` turns the losses of these steps into their means over ranks.
         """
         n, emitted = len(self._rows), len(self._events)
         known = [host.values for host in self._rows]
