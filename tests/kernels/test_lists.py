@@ -13,8 +13,7 @@ from torch.optim import Adam, AdamW
 
 from workbench.core import kernels
 from workbench.core.kernels.library import kernel_library
-from workbench.optim.adam_offload.host_adam import corrected_rate
-from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam
+from workbench.optim.adam_offload.host_adam import AdamNumbers, RoundedAdam, corrected_rate
 
 pytestmark = pytest.mark.skipif(kernel_library() is None, reason="no C compiler on this machine (Debian: gcc)")
 
@@ -120,8 +119,8 @@ def test_rounded_moments_are_those_of_torchs_operations(monkeypatch: pytest.Monk
         weights, rounding = drawn(sizes, 0), RoundedAdam(seed=7)
         moments = [[torch.zeros(size, dtype=torch.bfloat16) for size in sizes] for _ in range(2)]
         for step in range(1, 5):
-            rate = corrected_rate(1e-3, 0.9, 0.999, step)
-            rounding.step_(weights, drawn(sizes, step), *moments, rate=rate, betas=(0.9, 0.999), eps=1e-8)
+            numbers = AdamNumbers(corrected_rate(1e-3, 0.9, 0.999, step), (0.9, 0.999), 1e-8)
+            rounding.step_(weights, drawn(sizes, step), *moments, numbers)
         results.append((weights, *moments, [rounding.generator.get_state()]))
     for ours, theirs in zip(*results, strict=True):
         for one, other in zip(ours, theirs, strict=True):

@@ -47,7 +47,7 @@ def test_thor_gets_what_the_section_says() -> None:
     assert isinstance(optimizer, Thor)
     group, rules = optimizer.param_groups[0], optimizer.preconditioner.rules
     assert (group["lr"], group["momentum"], group["weight_decay"], group["nesterov"]) == (0.2, 0.8, 0.01, True)
-    assert (rules.convention, rules.frequency, rules.factor_decay, rules.trace_threshold) == ("mindspore", 4, 0.3, 0.02)
+    assert (rules.factors, rules.frequency, rules.factor_decay, rules.trace_threshold) == ("mindspore", 4, 0.3, 0.02)
     assert optimizer.kl_clip == 0.01
     dampings = []
     for _ in range(9):

@@ -14,38 +14,38 @@ import torch
 from torch import Tensor, distributed, nn
 
 from tests.optimizers.test_adam_offload import backward, network, train
-from workbench.optim.adam_offload.host_transfer import HostTransfer, make_buckets
+from workbench.optim.adam_offload.host_transfer import CopyEvent, CopyStream, make_buckets
 from workbench.optim.adam_offload.optimizer import AdamOffload
-from workbench.optim.adam_offload.transfer_lanes import HostLane, Lane, Mark
 
 
-class LateLane:
-    """A lane as slow as one may be: nothing is copied before somebody waits for it.
+class LateStream(CopyStream):
+    """A stream as slow as one may be: nothing is copied before somebody waits for it.
 
     Whoever reads a target too early sees old values, and whoever changes a source too early spoils it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self.queue: list[tuple[list[Tensor], list[Tensor]]] = []
         self.done = 0
         self.sent = 0
 
-    def copy_(self, targets: list[Tensor], sources: list[Tensor]) -> Mark:
+    def copy_(self, targets: list[Tensor], sources: list[Tensor]) -> CopyEvent:
         self.queue.append((targets, sources))
         self.sent += len(sources)
         torch.autograd.graph.increment_version(targets)  # a stream's copy counts when it is dispatched
-        return LateMark(self, len(self.queue))
+        return LateEvent(self, len(self.queue))
 
 
-class LateMark:
-    def __init__(self, lane: LateLane, number: int) -> None:
-        self.lane, self.number = lane, number
+class LateEvent(CopyEvent):
+    def __init__(self, stream: LateStream, number: int) -> None:
+        self.stream, self.number = stream, number
 
     def wait(self) -> None:
         with torch.no_grad():
-            for targets, sources in self.lane.queue[self.lane.done : self.number]:
+            for targets, sources in self.stream.queue[self.stream.done : self.number]:
                 torch._foreach_copy_([target.data for target in targets], sources)
-        self.lane.done = max(self.lane.done, self.number)
+        self.stream.done = max(self.stream.done, self.number)
 
     def order_compute(self) -> None:
         self.wait()
@@ -55,17 +55,17 @@ class LateMark:
 
 
 class LateOffload(AdamOffload):
-    """Sends everything through late lanes, in small buckets."""
+    """Sends everything through late streams, in small buckets."""
 
-    lanes: list[LateLane]
+    streams: list[LateStream]
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self.lanes = []
+        self.streams = []
         super().__init__(*args, **{"transfer": "always", "bucket_bytes": 200, **options})
 
-    def _make_lane(self, device: torch.device) -> Lane:
-        self.lanes = [*getattr(self, "lanes", []), LateLane()]
-        return self.lanes[-1]
+    def _make_stream(self, device: torch.device) -> CopyStream:
+        self.streams = [*getattr(self, "streams", []), LateStream(device)]
+        return self.streams[-1]
 
 
 def offload(*args: Any, **options: Any) -> AdamOffload:
@@ -73,7 +73,7 @@ def offload(*args: Any, **options: Any) -> AdamOffload:
 
 
 Maker = Callable[..., AdamOffload]
-both_lanes = pytest.mark.parametrize("make", [offload, LateOffload], ids=["host_lane", "late_lane"])
+both_streams = pytest.mark.parametrize("make", [offload, LateOffload], ids=["at_once", "late"])
 both_ways = pytest.mark.parametrize("frees", [False, True], ids=["keeps_gradients", "frees_gradients"])
 
 
@@ -90,7 +90,7 @@ def assert_equal(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(ours, theirs)
 
 
-@both_lanes
+@both_streams
 @both_ways
 def test_the_way_over_the_host_changes_no_bit(make: Maker, frees: bool) -> None:
     net, twin = network(), network()
@@ -106,7 +106,7 @@ def test_the_way_over_the_host_changes_no_bit(make: Maker, frees: bool) -> None:
     assert len(travelling._transfer.buckets) > 1
 
 
-@both_lanes
+@both_streams
 @both_ways
 def test_micro_batches_add_up(make: Maker, frees: bool) -> None:
     net, twin = network(), network()
@@ -129,7 +129,7 @@ def test_gradients_leave_during_the_backward_pass_and_only_once() -> None:
     optimizer = LateOffload(net.parameters(), 0.01, offload_gradients=True)
     train(net, optimizer, range(1))
     n_parameters = len(list(net.parameters()))
-    leaving = optimizer.lanes[0]
+    leaving = optimizer.streams[0]
     before = leaving.sent
     backward(net, 1)
     assert leaving.sent == before + n_parameters
@@ -137,7 +137,7 @@ def test_gradients_leave_during_the_backward_pass_and_only_once() -> None:
     assert leaving.sent == before + n_parameters
 
 
-@both_lanes
+@both_streams
 @pytest.mark.parametrize("change", ["unscale", "clip", "replace"])
 def test_gradients_may_change_before_the_step(make: Maker, change: str) -> None:
     net, twin = network(), network()
@@ -160,7 +160,7 @@ def test_gradients_may_change_before_the_step(make: Maker, change: str) -> None:
         assert_equal(net, twin)
 
 
-@both_lanes
+@both_streams
 @both_ways
 def test_an_overflow_leaves_every_bit_and_training_goes_on(make: Maker, frees: bool) -> None:
     net, twin = network(), network()
@@ -214,7 +214,7 @@ def test_a_scale_per_group_is_refused() -> None:
         optimizer.unscale_offloaded_(lambda parameter: torch.ones(()), torch.zeros(()))
 
 
-@both_lanes
+@both_streams
 def test_weights_loaded_in_between_are_read_again(make: Maker) -> None:
     net, twin, other = network(), network(), network()
     nn.init.ones_(other[0].weight)
@@ -300,9 +300,9 @@ def test_over_ranks_nothing_leaves_before_the_step(monkeypatch: pytest.MonkeyPat
     train(net, optimizer, range(1))
     monkeypatch.setattr(distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-    before = optimizer.lanes[0].sent
+    before = optimizer.streams[0].sent
     backward(net, 1)
-    assert optimizer.lanes[0].sent == before
+    assert optimizer.streams[0].sent == before
     assert all(parameter.grad is not None for parameter in net.parameters())
     optimizer.step()
     assert all(parameter.grad is None for parameter in net.parameters())
@@ -338,7 +338,7 @@ def test_the_trace_learns_what_the_host_knows() -> None:
     train(net, optimizer, range(2))
     columns = optimizer.columns()
     assert set(columns) == {"offload.host_ms", "offload.transfer_ms", "offload.hidden_share"}
-    assert columns["offload.transfer_ms"] == 2.0  # one per bucket, says the lane
+    assert columns["offload.transfer_ms"] == 2.0  # one per bucket, says the stream
     assert 0.0 <= columns["offload.hidden_share"] <= 1.0
     in_place = AdamOffload(network().parameters())
     in_place.step()
@@ -379,9 +379,9 @@ def test_what_lies_between_the_elements_of_a_view_stays() -> None:
     assert not memory[:, 1::2].any()
 
 
-def test_the_host_lane_says_how_long_it_took() -> None:
-    transfer = HostTransfer([nn.Parameter(torch.zeros(3))], 100, frees=False)
-    assert isinstance(transfer.buckets[0]._leaving, HostLane)
-    mark = HostLane().copy_([torch.zeros(3)], [torch.ones(3)])
-    mark.wait()
-    assert mark.milliseconds() > 0.0
+def test_copies_on_the_host_say_how_long_they_took() -> None:
+    target = torch.zeros(3)
+    event = CopyStream(torch.device("cpu")).copy_([target], [torch.ones(3)])
+    event.wait()
+    assert target.tolist() == [1.0, 1.0, 1.0]
+    assert event.milliseconds() > 0.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.optimizers.thor_formulas import block_inverse, precondition
+from tests.optimizers.thor_formulas import block_inverse, dense, precondition
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.kronecker_factors import block_ranges, patches, same_padding
 from workbench.optim.thor.optimizer import Thor
@@ -53,7 +53,7 @@ def test_padded_blocks_have_the_inverses_of_the_blocks(sizes: list[int], block_s
         for begin, end in block_ranges(len(factor), block_size):
             damped = factor[begin:end, begin:end] + damping * torch.eye(end - begin, dtype=torch.float64)
             whole[begin:end, begin:end] = torch.linalg.inv(damped)
-        torch.testing.assert_close(blocks.dense(number, blocks.inverses), whole, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(dense(blocks, number, blocks.inverses), whole, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(block_inverse(factor, damping, block_size), whole, rtol=1e-8, atol=1e-10)
         torch.testing.assert_close(traces[number], factor.trace())
     for values in blocks.inverses.values():  # padding stays what it was
@@ -70,15 +70,15 @@ def test_only_the_chosen_factors_change_and_a_failed_one_keeps_its_inverse() -> 
     ones = torch.ones(3, dtype=torch.float64)
     failed = blocks.invert_(ones, ones, torch.tensor([True, True, False]))
     assert failed.tolist() == [False, True, False]
-    torch.testing.assert_close(blocks.dense(0, blocks.inverses), block_inverse(good, 1.0, 4))
+    torch.testing.assert_close(dense(blocks, 0, blocks.inverses), block_inverse(good, 1.0, 4))
     unit = torch.eye(6, dtype=torch.float64)
-    assert torch.equal(blocks.dense(2, blocks.inverses), unit)
-    kept = blocks.dense(1, blocks.inverses)
+    assert torch.equal(dense(blocks, 2, blocks.inverses), unit)
+    kept = dense(blocks, 1, blocks.inverses)
     assert torch.equal(kept[:4, :4], unit[:4, :4])
     torch.testing.assert_close(kept[4:, 4:], block_inverse(bad[4:, 4:], 1.0))
     damping = blocks.rescue_(1, 1.0, 1.0, reference_product=False)
     assert damping == 10.0
-    rescued = blocks.dense(1, blocks.inverses)
+    rescued = dense(blocks, 1, blocks.inverses)
     torch.testing.assert_close(rescued[:4, :4], block_inverse(bad[:4, :4], 10.0))
     torch.testing.assert_close(rescued[4:, 4:], kept[4:, 4:])
 
@@ -89,7 +89,7 @@ def test_a_factor_that_is_not_finite_never_becomes_an_inverse(value: float) -> N
     for _, _, view in blocks.views(0, blocks.factors):
         view.copy_(torch.diag(torch.tensor([1.0, value, 1.0])))
     assert blocks.invert_(torch.ones(1), torch.ones(1), torch.tensor([True])).tolist() == [True]
-    assert torch.equal(blocks.dense(0, blocks.inverses), torch.eye(3))
+    assert torch.equal(dense(blocks, 0, blocks.inverses), torch.eye(3))
 
 
 @settings(deadline=None, max_examples=60)
@@ -196,7 +196,7 @@ def test_rows_that_are_sampled_estimate_the_same_factors() -> None:
         assert max_rows is None or all(0 < tally.g_used <= max_rows for tally in tallies)
         optimizer.step()
         blocks = optimizer.preconditioner.blocks
-        found.append([blocks.dense(number, blocks.factors) for number in range(len(blocks.sizes))])
+        found.append([dense(blocks, number, blocks.factors) for number in range(len(blocks.sizes))])
         optimizer.preconditioner.release()
     for exact, sampled in zip(*found, strict=True):
         # 3000 of 25600 positions: a few hundredths of the largest entry

@@ -16,8 +16,7 @@ from workbench.core import devices
 from workbench.loss_scale.overflow import step_if_finite
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.optim import build_optimizer, change_optimizer_
-from workbench.optim.muon.hidden_matrices import parameter_groups
-from workbench.optim.muon.optimizer import Muon
+from workbench.optim.muon.optimizer import Muon, parameter_groups
 from workbench.optim.muon.orthogonal import orthogonalised, polynomials, reach
 
 

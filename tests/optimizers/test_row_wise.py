@@ -321,10 +321,10 @@ def test_a_gradient_sparse_in_two_dimensions_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("lr", -1.0, "`lr` must be at least 0"),
-        ("lr", float("nan"), "`lr` must be at least 0"),
-        ("eps", 0.0, "`eps` must be above 0"),
-        ("weight_decay", -0.1, "`weight_decay` must be at least 0"),
+        ("lr", -1.0, "`lr` must be finite and at least 0"),
+        ("lr", float("nan"), "`lr` must be finite and at least 0"),
+        ("eps", 0.0, "`eps` must be finite and above 0"),
+        ("weight_decay", -0.1, "`weight_decay` must be finite and at least 0"),
         ("betas", (0.9, 1.0), r"`betas` must lie in \[0, 1\)"),
     ],
 )

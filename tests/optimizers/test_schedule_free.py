@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench.config import BoostConfig, OptimizerConfig
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.optim import build_optimizer
-from workbench.optim.schedule_free.optimizer import ScheduleFreeAdamW
+from workbench.optim.schedule_free import ScheduleFreeAdamW
 from workbench.tasks import Task
 from workbench.training.setup import prepare
 

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from tests.optimizers.test_adam_offload import network, train
-from workbench.optim.adam_offload.host_adam import adam_step_
+from workbench.optim.adam_offload.host_adam import AdamNumbers, RoundedAdam, adam_step_, round_stochastically_
 from workbench.optim.adam_offload.optimizer import AdamOffload
-from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam, round_stochastically_
 
 
 def test_every_draw_is_a_neighbour_and_all_draws_average_to_the_value() -> None:
@@ -34,7 +33,7 @@ def test_a_slow_average_moves_though_each_step_is_below_the_format() -> None:
     second = [torch.ones(n, dtype=torch.bfloat16)]
     rounded = RoundedAdam(seed=5)
     for _ in range(steps):
-        rounded.step_(weights, [torch.full((n,), 1.5**0.5)], moments, second, rate=0.0, betas=(0.9, 0.999), eps=1e-8)
+        rounded.step_(weights, [torch.full((n,), 1.5**0.5)], moments, second, AdamNumbers(0.0, (0.9, 0.999), 1e-8))
     expected = 1.5 - 0.5 * 0.999**steps
     # Elements of a tensor share draws' table, not draws: their errors are nearly independent.
     assert second[0].double().mean().item() == pytest.approx(expected, abs=0.002)
@@ -57,18 +56,7 @@ def test_one_step_from_zero_gives_the_weights_of_float32(nesterov: bool, scale: 
         weights = [w.clone() for w in start]
         first, second = ([torch.zeros(shape, dtype=dtype) for shape in shapes] for _ in range(2))
         step_ = adam_step_ if dtype == torch.float32 else RoundedAdam().step_
-        step_(
-            weights,
-            gradients,
-            first,
-            second,
-            rate=0.1,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            weight_decay=0.1,
-            loss_scale=scale,
-            nesterov=nesterov,
-        )
+        step_(weights, gradients, first, second, AdamNumbers(0.1, (0.9, 0.999), 1e-8, 0.1, scale, nesterov))
         results.append((weights, first, second))
     for a, b in zip(results[0][0], results[1][0], strict=True):
         assert torch.equal(a, b)

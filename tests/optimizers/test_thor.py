@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
-from tests.optimizers.thor_formulas import block_inverse, layer_norm_step, precondition
+from tests.optimizers.thor_formulas import block_inverse, dense, layer_norm_step, precondition
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.core.records import Event, EventKind
 from workbench.loss_scale import decides_on_device, step_if_finite
@@ -161,7 +161,7 @@ def test_a_layer_that_is_called_twice_has_both_calls_in_its_factors() -> None:
     optimizer.step()
     engine = optimizer.preconditioner
     both = torch.cat([x, between.tanh()]).detach()
-    torch.testing.assert_close(engine.blocks.dense(engine.layers[0].a, engine.blocks.factors), both.T @ both / 12)
+    torch.testing.assert_close(dense(engine.blocks, engine.layers[0].a, engine.blocks.factors), both.T @ both / 12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -247,13 +247,13 @@ def test_a_closure_is_evaluated_with_gradients() -> None:
         ({"loss_scale": None}, TypeError, "`loss_scale` must be a number"),
         ({"loss_scale": 0.0}, ValueError, "`loss_scale` must be finite and above 0"),
         ({"loss_scale": float("inf")}, ValueError, "`loss_scale` must be finite"),
-        ({"batch_size": 3.5}, TypeError, "`batch_size` must be an integer"),
+        ({"batch_size": 3.5}, TypeError, "`batch_size` must be a whole number"),
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
         ({"use_nesterov": 1}, TypeError, "`use_nesterov` must be a bool"),
         ({"enable_clip_grad": "yes"}, TypeError, "`enable_clip_grad` must be a bool"),
         ({"decay_filter": 3}, TypeError, "`decay_filter` must be callable"),
-        ({"frequency": 2.0}, TypeError, "`frequency` must be an integer, got float"),
-        ({"frequency": True}, TypeError, "`frequency` must be an integer, got bool"),
+        ({"frequency": 2.0}, TypeError, "`frequency` must be a whole number, got 2.0"),
+        ({"frequency": True}, TypeError, "`frequency` must be a whole number, got True"),
         ({"frequency": 1}, ValueError, "`frequency` must be at least 2, got 1"),
         ({"split_indices": 3}, TypeError, "`split_indices` must be a list or tuple"),
         ({"split_indices": [2, 1]}, ValueError, "`split_indices` must rise"),
@@ -390,7 +390,7 @@ def test_the_trace_rule_leaves_alone_what_hardly_changed() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
     optimizer = Thor(net, 0.0, 0.1, 0.0, frequency=2, trace_threshold=0.1, factor_decay=0.0)
     events = Events()
-    optimizer.hear(events=events)
+    optimizer.set_step_context(events=events)
     x = torch.randn(8, 4, dtype=torch.float64)
     engine = optimizer.preconditioner
     inverses = []
@@ -399,7 +399,7 @@ def test_the_trace_rule_leaves_alone_what_hardly_changed() -> None:
         hidden = net[0](x * factor)
         (net[1](hidden.detach()).sum() / 8 + hidden.sum() / 8).backward()
         optimizer.step()
-        inverses.append(engine.blocks.dense(engine.layers[0].a, engine.blocks.inverses))
+        inverses.append(dense(engine.blocks, engine.layers[0].a, engine.blocks.inverses))
     assert torch.equal(inverses[0], inverses[3])  # 8 % is too little
     assert not torch.equal(inverses[3], inverses[4])
     refreshed = [event for event in events.told if event.kind is EventKind.FACTORS_REFRESHED]
@@ -414,7 +414,7 @@ def test_a_block_that_is_not_positive_definite_is_damped_more_and_told() -> None
     x = torch.full((6, 40), 1e4) + torch.randn(6, 40)
     optimizer = Thor(net, 0.0, 1e-12, 0.0, damping_split="even", damping_floor=0.0, frequency=2)
     events = Events()
-    optimizer.hear(step=7, events=events)
+    optimizer.set_step_context(step=7, events=events)
     net(x).square().mean().backward()
     optimizer.step()
     raised = [event for event in events.told if event.kind is EventKind.DAMPING_RAISED]
@@ -427,7 +427,7 @@ def test_a_block_that_is_not_positive_definite_is_damped_more_and_told() -> None
     assert all(torch.isfinite(inverse).all() for inverse in inverses)
     layer = optimizer.preconditioner.layers[0]
     assert not torch.equal(
-        optimizer.preconditioner.blocks.dense(layer.a, optimizer.preconditioner.blocks.inverses), torch.eye(40)
+        dense(optimizer.preconditioner.blocks, layer.a, optimizer.preconditioner.blocks.inverses), torch.eye(40)
     )
 
 
@@ -474,8 +474,8 @@ def test_masks_decide_as_the_host_does() -> None:
     options = {"trace_threshold": 0.3, "factor_decay": 0.5}
     optimizer, other = as_on_an_accelerator(thor(net, **options)), thor(plain, **options)
     events, wanted = Events(), Events()
-    optimizer.hear(events=events)
-    other.hear(events=wanted)
+    optimizer.set_step_context(events=events)
+    other.set_step_context(events=wanted)
     for step in range(13):
         for model, its in ((net, optimizer), (plain, other)):
             x, y = batch(step, torch.float64)
@@ -735,7 +735,7 @@ def test_centralized_gradients_are_preconditioned() -> None:
     centred = net.weight.grad - net.weight.grad.mean(1, keepdim=True)
     optimizer.step()
     engine = optimizer.preconditioner
-    inverses = [engine.blocks.dense(number, engine.blocks.inverses) for number in (0, 1)]
+    inverses = [dense(engine.blocks, number, engine.blocks.inverses) for number in (0, 1)]
     torch.testing.assert_close(before - net.weight.detach(), precondition(centred, *inverses))
 
 

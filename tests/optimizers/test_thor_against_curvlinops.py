@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.optimizers.thor_formulas import dense
 from workbench.optim.thor.optimizer import Thor
 
 curvlinops: Any = pytest.importorskip("curvlinops", reason="curvlinops-for-pytorch is not installed")
@@ -47,7 +48,7 @@ def test_the_factors_multiply_as_curvlinops_kfac_does() -> None:
     products = kfac @ vectors
     engine = optimizer.preconditioner
     for layer, vector, product in zip(engine.layers, vectors, products, strict=True):
-        a = engine.blocks.dense(layer.a, engine.blocks.factors)
-        g = engine.blocks.dense(layer.g, engine.blocks.factors)
+        a = dense(engine.blocks, layer.a, engine.blocks.factors)
+        g = dense(engine.blocks, layer.g, engine.blocks.factors)
         ours = (g @ vector.flatten(1) @ a).view_as(vector)
         torch.testing.assert_close(ours, product.detach(), rtol=1e-8, atol=1e-12, msg=layer.name)

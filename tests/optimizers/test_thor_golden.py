@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.golden_files import golden_paths, load_npz
-from tests.optimizers.thor_formulas import block_inverse, embedding_step, layer_norm_step, precondition
+from tests.optimizers.thor_formulas import block_inverse, dense, embedding_step, layer_norm_step, precondition
 from workbench.optim.thor.kronecker_factors import patches, same_padding
 from workbench.optim.thor.optimizer import Thor
 
@@ -98,8 +98,8 @@ def _compare_factors(optimizer: Thor, arrays: Mapping[str, np.ndarray], meta: Ma
     for layer in engine.layers:
         name = f"{layer.name}.weight"
         if f"A0/{name}" in arrays:
-            a = engine.blocks.dense(layer.a, engine.blocks.factors)
-            g = engine.blocks.dense(layer.g, engine.blocks.factors)
+            a = dense(engine.blocks, layer.a, engine.blocks.factors)
+            g = dense(engine.blocks, layer.g, engine.blocks.factors)
             assert_close(a, in_blocks(arrays[f"A0/{name}"]), f"A of {name}")
             assert_close(g / ratio, in_blocks(arrays[f"G0/{name}"]), f"G of {name}")
 

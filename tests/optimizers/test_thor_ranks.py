@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from tests.optimizers.thor_formulas import dense
 from tests.ranks import Ranks
 from workbench.core import distributed as ranks
 from workbench.optim.thor.factor_exchange import FactorExchange
@@ -179,7 +180,7 @@ def train_with_an_idle_layer() -> list[bool]:
     (net["sometimes"](hidden) if ranks.rank() == 0 else hidden).square().mean().backward()
     optimizer.step()
     layer = optimizer.preconditioner.layers[1]
-    found = optimizer.preconditioner.blocks.dense(layer.a, optimizer.preconditioner.blocks.factors)
+    found = dense(optimizer.preconditioner.blocks, layer.a, optimizer.preconditioner.blocks.factors)
     mine = hidden.detach().T @ hidden.detach() / 5
     distributed.broadcast(mine, 0)
     return [torch.allclose(found, mine, rtol=1e-5)]

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.kronecker_factors import block_ranges
 
-__all__ = ["block_inverse", "embedding_step", "layer_norm_step", "precondition"]
+__all__ = ["block_inverse", "dense", "embedding_step", "layer_norm_step", "precondition"]
 
 
 def block_inverse(factor: Tensor, damping: float, block_size: int = 128) -> Tensor:
@@ -33,6 +34,14 @@ def block_inverse(factor: Tensor, damping: float, block_size: int = 128) -> Tens
         block.diagonal().add_(damping)
         inverse[begin:end, begin:end] = torch.cholesky_inverse(torch.linalg.cholesky(block))
     return inverse
+
+
+def dense(blocks: FactorBlocks, factor: int, of: dict[int, Tensor]) -> Tensor:
+    """Return a factor, or its inverse, as one block diagonal matrix."""
+    whole = of[next(iter(of))].new_zeros(blocks.sizes[factor], blocks.sizes[factor])
+    for begin, end, view in blocks.views(factor, of):
+        whole[begin:end, begin:end] = view
+    return whole
 
 
 def precondition(gradient: Tensor, a_inverse: Tensor, g_inverse: Tensor) -> Tensor:

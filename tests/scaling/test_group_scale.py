@@ -321,7 +321,7 @@ def test_wrong_groups_are_one_sentence(
         ([2.0, -1.0], {}, ValueError, "`init_loss_scale` must lie in"),
         (2.0, {"reduce_ratio": 1.0}, ValueError, r"`reduce_ratio` must lie in \(0, 1\), got 1.0"),
         (2.0, {"growth_ratio": float("nan")}, ValueError, "`growth_ratio` must be finite and at least 1"),
-        (2.0, {"growth_window": 0}, ValueError, "`growth_window` must be at least 1 step"),
+        (2.0, {"growth_window": 0}, ValueError, "`growth_window` must be at least 1"),
         (2.0, {"minimum": 4.0}, ValueError, r"`minimum` must lie in \(0, initial scale 2\]"),
         (2.0, {"maximum": 1.0}, ValueError, r"`maximum` must lie in \[initial scale 2"),
         (2.0, {"unscale_with": "both"}, ValueError, '`unscale_with` must be "used" or "updated"'),

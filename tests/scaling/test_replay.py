@@ -56,15 +56,14 @@ def check(threshold: NDArray[np.float64], chosen: list[ScalePolicy]) -> None:
         assert result.overflows[index] == len(overflows)
         assert result.final_scale[index] == final
         trace = result.trace(index)
-        assert trace.overflow_steps.tolist() == overflows == result.overflow_steps(index).tolist()
+        assert trace.overflow_steps.tolist() == overflows
         assert trace.per_step().tolist() == used.tolist()
-        assert result.scale_at[index].tolist() == trace.at(at).tolist() == used[at].tolist()
+        assert result.scale_at[index].tolist() == used[at].tolist()
         assert np.all(np.diff(trace.steps) > 0)
         assert np.all(np.diff(trace.scales) != 0)
         if len(threshold):
             assert result.wasted_share[index] == len(overflows) / len(threshold)
             assert result.mean_log2_scale[index] == pytest.approx(np.log2(used).mean(), rel=1e-12, abs=1e-12)
-            assert result.floor_share[index] == pytest.approx(np.mean(used <= policy.minimum), rel=1e-12)
 
 
 @settings(deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from tests.golden_files import golden_paths, load_json
 from tests.scaling.host_reads import forbid_host_reads
 from tests.scaling.plain_rule import plain_next
+from workbench.core.arguments import checked_number
 from workbench.loss_scale import ScalePolicy, ScaleState, next_scale
 from workbench.loss_scale.rule import (
     FLOAT32_MAX,
     checked_bounds,
-    checked_factor,
     checked_growth_ceiling,
     checked_init,
     checked_window,
@@ -231,12 +232,12 @@ def test_a_ratio_of_its_own_for_the_fall_is_multiplied_in_float32(scale: float, 
         (checked_init, math.inf, ValueError),
         (checked_init, "8", TypeError),
         (checked_init, True, TypeError),
-        (checked_factor, 1, ValueError),
-        (checked_factor, 0.5, ValueError),
-        (checked_factor, -2, ValueError),
-        (checked_factor, math.nan, ValueError),
-        (checked_factor, math.inf, ValueError),
-        (checked_factor, None, TypeError),
+        (partial(checked_number, above=1.0), 1, ValueError),
+        (partial(checked_number, above=1.0), 0.5, ValueError),
+        (partial(checked_number, above=1.0), -2, ValueError),
+        (partial(checked_number, above=1.0), math.nan, ValueError),
+        (partial(checked_number, above=1.0), math.inf, ValueError),
+        (partial(checked_number, above=1.0), None, TypeError),
         (checked_window, 0, ValueError),
         (checked_window, 1.5, TypeError),
         (checked_window, True, TypeError),

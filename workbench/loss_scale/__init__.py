@@ -3,8 +3,12 @@
 Pure PyTorch and numpy; knows neither configuration nor training loop.
 """
 
-from workbench.loss_scale.dynamic_scale import DynamicLossScaleManager, DynamicLossScaleUpdateCell
-from workbench.loss_scale.fixed_scale import FixedLossScaleManager, FixedLossScaleUpdateCell
+from workbench.loss_scale.cells import (
+    DynamicLossScaleManager,
+    DynamicLossScaleUpdateCell,
+    FixedLossScaleManager,
+    FixedLossScaleUpdateCell,
+)
 from workbench.loss_scale.overflow import (
     NonFusedOptimizerWarning,
     ScaleCollapseError,
@@ -14,19 +18,9 @@ from workbench.loss_scale.overflow import (
     step_if_finite,
     unscale_and_check_,
 )
-from workbench.loss_scale.replay import (
-    ScalePolicy,
-    ScaleTrace,
-    SimulationResult,
-    simulate,
-)
+from workbench.loss_scale.replay import ScalePolicy, ScaleTrace, SimulationResult, simulate
 from workbench.loss_scale.rule import LossScaleRule, ScaleState, next_scale
-from workbench.loss_scale.underflow import (
-    ExponentTable,
-    UnderflowShare,
-    exponent_table,
-    underflow_share,
-)
+from workbench.loss_scale.underflow import ExponentTable, exponent_table, underflow_share
 
 __all__ = [
     "DynamicLossScaleManager",
@@ -41,7 +35,6 @@ __all__ = [
     "ScaleState",
     "ScaleTrace",
     "SimulationResult",
-    "UnderflowShare",
     "collapsed_at",
     "decides_on_device",
     "exponent_table",

@@ -1,6 +1,6 @@
 """The step of torch's fused Adam on lists that are kept from step to step.
 
-``torch.optim.Adam(fused=True)`` gathers its lists anew in every step, sorts them by device and dtype, and counts up one
+``torch.optim.Adam(fused=True)`` gathers its lists in every step, sorts them by device and dtype, and counts up one
 tensor per parameter. For many small parameters that takes several times as long as the kernel. Here lists are kept, and
 the counts are elements of one tensor, so that one operation moves all of them. Kernel, order of operations and state
 are torch's: same bits, same ``state_dict``, and a call of ``optimizer.step()`` in between finds everything in place.
@@ -22,23 +22,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from workbench.core import kernels
+from workbench.core.step_optimizer import exact_flag, has_step_hooks
 from workbench.loss_scale import host_values
 
-__all__ = ["exact_flag", "step_on_cached_lists"]
+__all__ = ["step_on_cached_lists"]
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 _DEVICE, _DTYPE, _LAYOUT = attrgetter("device"), attrgetter("dtype"), attrgetter("layout")
 
 
 class _Lists:
-    """What one call of the kernel takes, but for gradients and numbers.
+    """What one call of the kernel takes, but for gradients and numbers: parameters of one device and dtype with state.
 
-    Args:
-        parameters: Of one device and dtype, all with state.
-        states: Their entries in the optimizer's state; the counts there are replaced by elements of one tensor.
+    The counts in the optimizer's state are replaced by elements of one tensor.
     """
 
     __slots__ = ("counts", "device", "dtype", "lasting", "members", "parameters", "states")
@@ -68,18 +66,6 @@ class _Lists:
         return lists
 
 
-def exact_flag(found_inf: Tensor) -> Tensor:
-    """Return a flag that is exactly 0 or 1, of shape ``()``, as torch's kernels want it.
-
-    They advance the counts of steps before they look, and take the flag back from them.
-
-    Args:
-        found_inf: One element; anything but 0 means 1.
-    """
-    with torch.no_grad():
-        return (found_inf.reshape(()) != 0).to(torch.float32)
-
-
 class _Cache:
     """The lists of every parameter group, and the state they were taken from."""
 
@@ -102,16 +88,14 @@ _caches: WeakKeyDictionary[Optimizer, _Cache] = WeakKeyDictionary()
 def step_on_cached_lists(optimizer: Optimizer, found_inf: Tensor) -> bool:
     """Take the step that ``optimizer.step()`` would take, if that is one of torch's plain fused Adam.
 
-    Args:
-        optimizer: Any optimizer.
-        found_inf: Flag, float32, one element, on the device of the parameters; unless it is 0, nothing changes.
+    Unless ``found_inf`` (float32, one element, on the parameters' device) is 0, nothing changes.
 
     Returns:
         Whether the step was taken. False, with nothing changed, for other optimizers, for the first step, which makes
-        the state, and for whatever is unusual: hooks, a step that somebody replaced, AMSGrad, rates that are tensors,
+        the state, and for whatever is unusual: hooks, a replaced `step`, AMSGrad, rates that are tensors,
         sparse gradients, groups of several dtypes.
     """
-    if type(optimizer) not in (Adam, AdamW) or _is_watched(optimizer):
+    if type(optimizer) not in (Adam, AdamW) or _is_unusual(optimizer):
         return False
     if found_inf.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
@@ -205,21 +189,14 @@ def _step_by_kernel(group: dict[str, Any], lists: _Lists, for_ours: kernels.Adam
     return True
 
 
-def _is_watched(optimizer: Optimizer) -> bool:
+def _is_unusual(optimizer: Optimizer) -> bool:
     """Return whether anybody else has a hand in the optimizer's step."""
     replaced = optimizer.__dict__.get("step")
     if replaced is not None:
         own = getattr(type(optimizer).step, "__func__", type(optimizer).step)
         if not (hasattr(replaced, "_wrapped_by_lr_sched") and getattr(replaced, "__wrapped__", None) is own):
             return True
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or hasattr(optimizer, "grad_scale")
-        or torch.compiler.is_compiling()
-    )
+    return has_step_hooks(optimizer) or hasattr(optimizer, "grad_scale") or torch.compiler.is_compiling()
 
 
 def _is_plain(group: dict[str, Any]) -> bool:

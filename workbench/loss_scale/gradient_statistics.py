@@ -28,12 +28,9 @@ _LEAST_NORM, _LARGEST_NORM = 1e-15, 1e19  # beyond, squares of elements fall out
 
 
 def tensor_norms_and_maxima(gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return per tensor the L2 norm and the largest absolute value, both float32 of shape ``[n]``.
+    """Return per tensor, of at least one, the L2 norm and the largest absolute value, both float32 of shape ``[n]``.
 
     A tensor with an inf or NaN element has a norm that is not finite.
-
-    Args:
-        gradients: At least one dense floating-point tensor.
     """
     dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
     # In float32: the norm of a float16 tensor with finite elements may exceed float16.
@@ -50,9 +47,6 @@ def norm_and_maximum_of_finite(gradients: Sequence[Tensor]) -> tuple[float, floa
 
     The usual case at a fraction of the time: one pass by our own kernel, or one copy into one piece of memory and two
     passes over that. Gradients of many megabytes are looked at where they lie.
-
-    Args:
-        gradients: At least one tensor.
 
     Returns:
         Norm and maximum, float32; None where the host would have to wait for them, anything is not finite or not plain
@@ -91,14 +85,9 @@ def _norm_and_maximum_by_torch(gradients: Sequence[Tensor]) -> tuple[float, floa
 
 
 def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
-    """Count the binary exponents of all elements of some gradients.
+    """Count the binary exponents of all elements of gradients on one device, int64, in the bins of ``EXPONENT_BINS``.
 
-    Args:
-        gradients: Floating-point tensors of any shapes on one device; may be empty.
-        device: Where the counts lie if there is no gradient; None for the CPU. Otherwise they lie where those do.
-
-    Returns:
-        Counts, int64, shape ``[EXPONENT_BINS]``; the layout is described at ``EXPONENT_BINS``.
+    The counts lie where the gradients do, on ``device`` (None for the CPU) if there are none.
     """
     device = gradients[0].device if gradients else device
     counts = torch.zeros(EXPONENT_BINS, dtype=torch.int64, device=device)
@@ -113,13 +102,10 @@ def exponent_counts(gradients: Sequence[Tensor], device: torch.device | None = N
 
 
 def group_by_module(model: nn.Module, limit: int = 16) -> dict[str, str]:
-    """Assign every parameter to a group named after the module it lies in, in forward registration order.
+    """Return for every parameter a group named after the module it lies in, in forward registration order.
 
     Groups are the shallowest level of the module tree that has at least four members, so that a heat map per group
     stays legible; deeper modules are merged into their ancestor, and past ``limit`` groups neighbours are merged.
-
-    Returns:
-        Parameter name -> group name.
     """
     names = [name for name, _ in model.named_parameters()]
     chosen: list[str] = []

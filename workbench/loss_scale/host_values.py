@@ -1,6 +1,6 @@
 """Whether the host may look at tensors without waiting for a device.
 
-On an accelerator a rule over a few numbers is a handful of kernels that nobody waits for. On a CPU each of these
+On an accelerator a rule over a few numbers is a handful of asynchronous kernels. On a CPU each of these
 operations costs the host more than the whole rule in plain numbers, and reading costs nothing.
 """
 
@@ -15,11 +15,7 @@ __all__ = ["float32", "reads_without_waiting"]
 
 
 def reads_without_waiting(*tensors: Tensor) -> bool:
-    """Return whether all tensors lie in host memory, so that their values are there to be read.
-
-    Args:
-        tensors: Any. Under ``torch.compile`` the answer is False: reading would break the graph.
-    """
+    """Return whether all tensors lie in host memory; under ``torch.compile`` reading would break the graph: False."""
     return all(tensor.is_cpu for tensor in tensors) and not torch.compiler.is_compiling()
 
 

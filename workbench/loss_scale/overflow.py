@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import cast
 from weakref import WeakSet
 
 import torch
@@ -20,8 +19,9 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from workbench.core import kernels
+from workbench.core.step_optimizer import exact_flag, skips_on_device
 from workbench.loss_scale import host_values
-from workbench.loss_scale.cached_adam import exact_flag, step_on_cached_lists
+from workbench.loss_scale.cached_adam import step_on_cached_lists
 
 __all__ = [
     "NonFusedOptimizerWarning",
@@ -43,10 +43,7 @@ class NonFusedOptimizerWarning(UserWarning):
 class ScaleCollapseError(RuntimeError):
     """The loss scale lies on its floor and the gradients still overflow: no scale can help.
 
-    Args:
-        step: Micro-batch index, counted from 0, at which the collapse was certain.
-        overflows: Overflows in a row at the floor.
-        minimum: The floor.
+    The collapse was certain at micro-batch ``step``, counted from 0, after so many ``overflows`` in a row at the floor.
     """
 
     def __init__(self, step: int, overflows: int, minimum: float) -> None:
@@ -64,24 +61,13 @@ class ScaleCollapseError(RuntimeError):
 
 
 def collapsed_at(
-    overflow: Sequence[bool],
-    scale_after: Sequence[float],
-    minimum: float,
-    collapse_after: int,
-    streak_before: int = 0,
+    overflow: Sequence[bool], scale_after: Sequence[float], minimum: float, collapse_after: int, streak_before: int = 0
 ) -> tuple[int | None, int]:
-    """Find where the scale has collapsed: ``collapse_after`` overflows in a row that end at the floor.
+    """Return the index of the first step at which the scale has certainly collapsed, or None, and a streak.
 
-    Args:
-        overflow: Per step whether the gradients were inf or NaN, in order; drained values.
-        scale_after: Per step the scale after its update.
-        minimum: The floor of the scale.
-        collapse_after: Overflows in a row at the floor that count as a collapse, >= 1.
-        streak_before: Such overflows directly before the first step (the second result of the previous call).
-
-    Returns:
-        Index of the first step at which the collapse is certain, or None; and the overflows at the floor in a row
-        at the end. Nothing after the collapse is looked at.
+    It has after ``collapse_after`` (>= 1) overflows in a row that end at the floor. Both sequences have a drained value
+    per step, the scale after its update. The streak are the overflows at the floor in a row at the end, with those of
+    ``streak_before``; nothing after the collapse is looked at.
 
     Example:
         >>> collapsed_at([True, True, True], [2.0, 1.0, 1.0], minimum=1.0, collapse_after=2)
@@ -103,17 +89,9 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     One fused pass per device and dtype reads each gradient once. The test sees the value before the product; for a
     scale >= 1 that is the same as after it. Nothing waits for the device.
 
-    Args:
-        grads: Gradients of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over.
-        inverse_scale: ``1 / scale``, finite, one element.
-        found_inf: Flag, float32, one element. Set to 1.0 if anything is not finite; once 1.0 it stays.
-
-    Returns:
-        ``found_inf``, the very tensor.
-
-    Raises:
-        TypeError: When ``inverse_scale`` is no tensor or ``found_inf`` is not float32.
-        ValueError: When one of them has several elements.
+    Gradients are of any floating or complex dtype, dense or sparse (COO), on any devices; None is passed over.
+    ``inverse_scale`` is finite; ``found_inf``, float32, is set to 1.0 if anything is not finite, stays 1.0 once it is,
+    and is returned. A wrong kind of either is a TypeError, several elements a ValueError.
 
     Example:
         >>> grads = [torch.tensor([256.0]), torch.tensor([float("nan")])]
@@ -126,62 +104,51 @@ def unscale_and_check_(grads: Iterable[Tensor | None], inverse_scale: Tensor, fo
     _check_scalar("found_inf", found_inf)
     if found_inf.dtype != torch.float32:
         raise TypeError(f"`found_inf` must be float32, got {found_inf.dtype}")
-    batches: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    uncoalesced: list[Tensor] = []
-    present = [grad for grad in grads if grad is not None]
-    with torch.no_grad():
-        if _checked_by_kernel([(present, inverse_scale, found_inf)]):
-            return found_inf
-        if _go_into_one_call(present):
-            batches[present[0].device, present[0].dtype] = present
-            present = []
-        for grad in present:
-            values = grad
-            if grad.is_sparse:
-                values = grad._values()  # the public values() refuses duplicate indices, and coalesce() would copy
-                if not grad.is_coalesced():
-                    uncoalesced.append(grad)
-            if values.is_complex():
-                values = torch.view_as_real(values)
-            batches.setdefault((values.device, values.dtype), []).append(values)
-        flag = found_inf.reshape(())
-        for (device, _), values_of_batch in batches.items():
-            on_device = inverse_scale.to(device, torch.float32, non_blocking=True).reshape(())
-            here = flag if flag.device == device else torch.zeros((), device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(values_of_batch, here, on_device)
-            if here is not flag:
-                flag.copy_(torch.maximum(flag, here.to(flag.device, non_blocking=True)))
-        # Duplicate indices are summed by the optimizer, and a float16 sum of finite values may overflow.
-        for grad in uncoalesced:
-            flag.copy_(torch.maximum(flag, has_overflow([grad]).to(flag)))
+    unscale_and_check_each_([([grad for grad in grads if grad is not None], inverse_scale, found_inf)])
     return found_inf
 
 
 def unscale_and_check_each_(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> None:
-    """Do what `unscale_and_check_` does for several lists of gradients, each with a scale and a flag of its own.
-
-    Args:
-        batches: Per list its gradients, ``1 / scale`` and the flag, both float32 of shape ``()`` where gradients are.
-    """
-    if _checked_by_kernel(batches):
-        return
-    everything = [grad for grads, _, _ in batches for grad in grads]
-    device = everything[0].device if everything else None
-    if _go_into_one_call(everything) and all(flag.device == device for _, _, flag in batches):
-        with torch.no_grad():
-            for grads, inverse_scale, found_inf in batches:
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, found_inf, inverse_scale)
-    else:
+    """Do what `unscale_and_check_` does for several lists of gradients, each with a scale and a flag of its own."""
+    with torch.no_grad():
+        if _checked_by_kernel(batches):
+            return
+        alike = _go_into_one_call([grad for grads, _, _ in batches for grad in grads])
         for grads, inverse_scale, found_inf in batches:
-            unscale_and_check_(grads, inverse_scale, found_inf)
+            flag = found_inf.reshape(())
+            if alike and grads and grads[0].device == flag.device:
+                inverse = inverse_scale.to(flag).reshape(())
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)
+            else:
+                _unscale_by_kind_(grads, inverse_scale, flag)
+
+
+def _unscale_by_kind_(grads: list[Tensor], inverse_scale: Tensor, flag: Tensor) -> None:
+    """Unscale gradients of any kind, in one call per device and dtype."""
+    batches: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    uncoalesced: list[Tensor] = []
+    for grad in grads:
+        values = grad
+        if grad.is_sparse:
+            values = grad._values()  # the public values() refuses duplicate indices, and coalesce() would copy
+            if not grad.is_coalesced():
+                uncoalesced.append(grad)
+        if values.is_complex():
+            values = torch.view_as_real(values)
+        batches.setdefault((values.device, values.dtype), []).append(values)
+    for (device, _), of_kind in batches.items():
+        on_device = inverse_scale.to(device, torch.float32, non_blocking=True).reshape(())
+        here = flag if flag.device == device else torch.zeros((), device=device)
+        torch._amp_foreach_non_finite_check_and_unscale_(of_kind, here, on_device)
+        if here is not flag:
+            flag.copy_(torch.maximum(flag, here.to(flag.device, non_blocking=True)))
+    # Duplicate indices are summed by the optimizer, and a float16 sum of finite values may overflow.
+    for grad in uncoalesced:
+        flag.copy_(torch.maximum(flag, has_overflow([grad]).to(flag)))
 
 
 def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -> bool:
-    """Do what `unscale_and_check_each_` does by our own kernel, in one call.
-
-    Returns:
-        Whether it could be done.
-    """
+    """Do what `unscale_and_check_each_` does by our own kernel, in one call; return whether that could be done."""
     numbers = [number for _, inverse_scale, found_inf in batches for number in (inverse_scale, found_inf)]
     if not host_values.reads_without_waiting(*numbers):
         return False
@@ -202,11 +169,8 @@ def _checked_by_kernel(batches: Sequence[tuple[list[Tensor], Tensor, Tensor]]) -
 def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
     """Return whether any gradient is inf or NaN, as a bool tensor of shape ``[]``, without changing or awaiting any.
 
-    Args:
-        grads: Gradients, dense or sparse (COO); None is passed over.
-
-    Returns:
-        The flag, on the first gradient's device; False on the CPU when there are none.
+    Gradients are dense or sparse (COO), None is passed over. The flag lies on the first one's device, on the CPU (and
+    is False) when there are none.
     """
     flag: Tensor | None = None
     with torch.no_grad():
@@ -229,15 +193,9 @@ def has_overflow(grads: Iterable[Tensor | None]) -> Tensor:
 def decides_on_device(optimizer: Optimizer) -> bool:
     """Return whether `step_if_finite` can skip this optimizer's step without waiting for the device.
 
-    Args:
-        optimizer: Any optimizer.
-
-    Returns:
-        True for optimizers with a method ``step_with_found_inf`` and for torch's with ``fused=True`` in every group.
+    That is so for optimizers with a method ``step_with_found_inf`` and for torch's with ``fused=True`` in every group.
     """
-    return hasattr(optimizer, "step_with_found_inf") or (
-        _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer)
-    )
+    return skips_on_device(optimizer) or (_reads_found_inf(optimizer) and not _first_step_needs_host(optimizer))
 
 
 def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
@@ -250,25 +208,20 @@ def step_if_finite(optimizer: Optimizer, found_inf: Tensor) -> None:
     (`workbench.loss_scale.cached_adam`). Any other optimizer makes the host read the flag, and is not called on a
     skipped step.
 
-    Args:
-        optimizer: Optimizer whose gradients are unscaled already.
-        found_inf: Flag of `unscale_and_check_`, one element; anything but 0 means skip.
-
-    Raises:
-        TypeError: When ``found_inf`` is no tensor.
-        ValueError: When it has several elements.
-
-    Warns:
-        NonFusedOptimizerWarning: Once per optimizer, when each of its steps has to wait for the device.
+    Gradients are unscaled already; ``found_inf`` is the flag of `unscale_and_check_`, anything but 0 means skip. Once
+    per optimizer a `NonFusedOptimizerWarning` says that each of its steps has to wait for the device.
     """
     _check_scalar("found_inf", found_inf)
-    own_step = cast("Callable[[Tensor], object] | None", getattr(optimizer, "step_with_found_inf", None))
-    if own_step is not None:
-        own_step(found_inf)
+    if skips_on_device(optimizer):
+        optimizer.step_with_found_inf(found_inf)
     elif _reads_found_inf(optimizer) and not _first_step_needs_host(optimizer):
         if not step_on_cached_lists(optimizer, found_inf):
             _give_momentum_buffers(optimizer)
-            _step_with_attribute(optimizer, exact_flag(found_inf))
+            optimizer.found_inf = exact_flag(found_inf)  # type: ignore[attr-defined]
+            try:
+                optimizer.step()
+            finally:
+                del optimizer.found_inf  # type: ignore[attr-defined]
     else:
         if not _reads_found_inf(optimizer):
             _warn_once(optimizer)
@@ -291,14 +244,6 @@ def _go_into_one_call(grads: list[Tensor]) -> bool:
         and set(map(_DTYPE, grads)) == {dtype}
         and (set(map(_IS_CPU, grads)) == {True} or set(map(_DEVICE, grads)) == {device})
     )
-
-
-def _step_with_attribute(optimizer: Optimizer, found_inf: Tensor) -> None:
-    optimizer.found_inf = found_inf  # type: ignore[attr-defined]
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def _reads_found_inf(optimizer: Optimizer) -> bool:

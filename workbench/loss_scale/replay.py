@@ -1,6 +1,6 @@
 """Replay: what other loss-scale policies would have done with a recorded run, without training.
 
-A run tells for every step the largest scale at which its gradients would still have been finite, the threshold. A
+A run records for every step the largest scale at which its gradients would still have been finite, the threshold. A
 policy overflows at a step exactly if its scale lies above that step's threshold, so hundreds of policies can be judged
 at once. What a replay cannot know is that a skipped update changes the weights, and with them all later thresholds:
 its assumption is "same trajectory".
@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.loss_scale.rule import checked_bounds, checked_factor, checked_init, checked_window, next_scales
+from workbench.core.arguments import checked_number
+from workbench.loss_scale.rule import checked_bounds, checked_init, checked_window, next_scales
 
 __all__ = ["PolicyKind", "ScalePolicy", "ScaleTrace", "SimulationResult", "simulate"]
 
@@ -58,26 +59,17 @@ class ScalePolicy:
                 f'`kind` must be "dynamic" or "fixed", got {self.kind!r}; '
                 'a run without loss scale is the policy kind="fixed" with init=1'
             )
-        # Stored as checked, so that 2 and 2.0 are one policy and numpy numbers become Python's.
         init = checked_init("init", self.init)
-        object.__setattr__(self, "init", init)
-        object.__setattr__(self, "factor", checked_factor("factor", self.factor))
-        object.__setattr__(self, "window", checked_window("window", self.window))
         minimum, maximum = checked_bounds(init, self.minimum, self.maximum)
-        object.__setattr__(self, "minimum", minimum)
-        object.__setattr__(self, "maximum", maximum)
+        factor, window = checked_number("factor", self.factor, above=1.0), checked_window("window", self.window)
+        checked = {"init": init, "factor": factor, "window": window, "minimum": minimum, "maximum": maximum}
+        for name, value in checked.items():  # so that 2 and 2.0 are one policy and numpy numbers become Python's
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTrace:
-    """A scale over time, as the steps where it changes.
-
-    Args:
-        n_steps: Length of the trace.
-        steps: Step from which each scale is in use, shape ``[n_changes]``; the first is 0.
-        scales: The scales, shape ``[n_changes]``.
-        overflow_steps: Steps that overflowed, ascending.
-    """
+    """A scale over time: the steps from which each scale is in use (the first is 0), and those that overflowed."""
 
     n_steps: int
     steps: NDArray[np.int64]
@@ -88,32 +80,13 @@ class ScaleTrace:
         """Return the scale that each step used, shape ``[n_steps]``."""
         return np.repeat(self.scales, np.diff(self.steps, append=self.n_steps))
 
-    def at(self, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the scales that some steps used.
-
-        Args:
-            steps: Steps of the trace, any shape.
-
-        Returns:
-            The scales, in the shape of ``steps``.
-        """
-        used: NDArray[np.float64] = self.scales[np.searchsorted(self.steps, steps, side="right") - 1]
-        return used
-
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """What each policy would have done; arrays have shape ``[n_policies]``.
+    """What each policy would have done; arrays have shape ``[n_policies]``, ``scale_at`` ``[n_policies, n_at]``.
 
-    Args:
-        policies: The policies, in the order of the arrays.
-        n_steps: Steps of the run.
-        overflows: Steps that overflow and are skipped.
-        wasted_share: Their share of all steps, in [0, 1].
-        final_scale: Scale after the last step.
-        mean_log2_scale: Mean of log2 of the scale in use.
-        floor_share: Share of steps that ran at the lower bound, in [0, 1].
-        scale_at: Scales in use at the steps that were asked for, shape ``[n_policies, n_at]``.
+    Overflows are steps that are skipped, ``wasted_share`` is their share of all steps; ``scale_at`` are the scales in
+    use at the steps that were asked for.
     """
 
     policies: tuple[ScalePolicy, ...]
@@ -122,19 +95,11 @@ class SimulationResult:
     wasted_share: NDArray[np.float64]
     final_scale: NDArray[np.float64]
     mean_log2_scale: NDArray[np.float64]
-    floor_share: NDArray[np.float64]
     scale_at: NDArray[np.float64]
     _threshold_scale: NDArray[np.float64] = field(repr=False)
 
     def trace(self, index: int) -> ScaleTrace:
-        """Return how the scale of one policy moved; it is simulated again, results keep no traces.
-
-        Args:
-            index: Position of the policy.
-
-        Returns:
-            Change points and overflow steps.
-        """
+        """Return how the scale of the policy at a position moved; it is simulated again, results keep no traces."""
         policy, threshold = self.policies[index], self._threshold_scale
         steps, scales, overflow_steps = [0], [policy.init], []
         if policy.kind == "fixed":
@@ -153,14 +118,6 @@ class SimulationResult:
             overflow_steps=np.array(overflow_steps, dtype=np.int64),
         )
 
-    def overflow_steps(self, index: int) -> NDArray[np.int64]:
-        """Return the steps at which one policy overflows, ascending.
-
-        Args:
-            index: Position of the policy.
-        """
-        return self.trace(index).overflow_steps
-
 
 def simulate(
     threshold_scale: ArrayLike, policies: Iterable[ScalePolicy], *, at: ArrayLike | None = None
@@ -174,9 +131,6 @@ def simulate(
         threshold_scale: Largest scale that does not overflow per step, shape ``[n_steps]``, in [0, inf].
         policies: Any number of policies.
         at: Steps at which the scale in use is wanted, integers in [0, n_steps), any order; None for none.
-
-    Returns:
-        Counts and shares per policy.
 
     Raises:
         ValueError: When the thresholds are no vector, negative or NaN, or a step lies outside the run.
@@ -199,28 +153,21 @@ def simulate(
 
     # What a scale that never moves would give, to begin with.
     initial = np.array([policy.init for policy in chosen])
-    minimum = np.array([policy.minimum for policy in chosen])
     final_scale, scale_at = initial.copy(), np.repeat(initial[:, np.newaxis], len(wanted), axis=1)
-    overflows = np.zeros(len(chosen), dtype=np.int64)
-    log2_sum, floor_steps = n_steps * np.log2(initial), n_steps * (initial <= minimum)
-    for index, policy in enumerate(chosen):
-        if policy.kind == "fixed":
-            overflows[index] = np.count_nonzero(threshold < policy.init)
+    overflows = np.array([np.count_nonzero(threshold < policy.init) for policy in chosen], dtype=np.int64)
+    log2_sum = n_steps * np.log2(initial)
 
     moving = np.flatnonzero([policy.kind == "dynamic" for policy in chosen])
     if len(moving) and n_steps:
-        floor, looked = minimum[moving], 0
-        hits, log2, at_floor = np.zeros((3, len(moving)))
+        looked = 0
+        hits, log2 = np.zeros((2, len(moving)))
         for stretch in _stretches(threshold, [chosen[index] for index in moving]):
-            length = stretch.stop - stretch.start
             hits += stretch.overflowed
-            log2 += length * np.log2(stretch.scales)
-            at_floor += length * (stretch.scales <= floor)
+            log2 += (stretch.stop - stretch.start) * np.log2(stretch.scales)
             first, looked = looked, bisect_left(ascending, stretch.stop, looked)
             if first < looked:
                 scale_at[np.ix_(moving, order[first:looked])] = stretch.scales[:, np.newaxis]
-        final_scale[moving] = stretch.following
-        overflows[moving], log2_sum[moving], floor_steps[moving] = hits, log2, at_floor
+        final_scale[moving], overflows[moving], log2_sum[moving] = stretch.following, hits, log2
     return SimulationResult(
         policies=chosen,
         n_steps=n_steps,
@@ -228,7 +175,6 @@ def simulate(
         wasted_share=overflows / max(n_steps, 1),
         final_scale=final_scale,
         mean_log2_scale=log2_sum / n_steps if n_steps else np.log2(initial),
-        floor_share=floor_steps / max(n_steps, 1),
         scale_at=scale_at,
         _threshold_scale=threshold,
     )
@@ -244,21 +190,13 @@ def _checked_steps(at: ArrayLike | None, n_steps: int) -> NDArray[np.int64]:
 
 
 class _Stretch(NamedTuple):
-    """Steps on which no scale moves before the end of the last; arrays have shape ``[n_policies]``.
-
-    Args:
-        start: First step.
-        stop: Step behind the last.
-        scales: Scales in use.
-        overflowed: Whether the last step overflowed; no other does.
-        following: Scales after the last step.
-    """
+    """Steps [start, stop) on which no scale moves before the end of the last; arrays have shape ``[n_policies]``."""
 
     start: int
     stop: int
     scales: NDArray[np.float64]
-    overflowed: NDArray[np.bool_]
-    following: NDArray[np.float64]
+    overflowed: NDArray[np.bool_]  # whether the last step did; no other does
+    following: NDArray[np.float64]  # scales after the last step
 
 
 def _stretches(threshold: NDArray[np.float64], policies: Sequence[ScalePolicy]) -> Iterator[_Stretch]:

@@ -12,9 +12,7 @@ overflows; a single scale is the plain case. Everything else calls one of the tw
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,13 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from workbench.core.arguments import checked_count, checked_number
+
 __all__ = [
     "FLOAT32_MAX",
     "GrowthCeiling",
     "LossScaleRule",
     "ScaleState",
     "checked_bounds",
-    "checked_factor",
     "checked_growth_ceiling",
     "checked_init",
     "checked_window",
@@ -50,22 +49,18 @@ class LossScaleRule(Protocol):
     @property
     def factor(self) -> float:
         """Divisor on overflow and multiplier on growth, > 1."""
-        ...
 
     @property
     def window(self) -> int:
         """Consecutive finite steps before the scale grows, >= 1."""
-        ...
 
     @property
     def minimum(self) -> float:
         """Lower bound of the scale, > 0."""
-        ...
 
     @property
     def maximum(self) -> float | None:
         """Upper bound of the scale; None for float32's own."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,26 +87,15 @@ def next_scales(
     maximum: Any = None,
     growth_ceiling: GrowthCeiling = "finite",
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the scales that follow one step.
+    """Return the scales that follow one step, and whether each streak starts over.
 
     ``s' = max(s / factor, minimum)`` on overflow; ``s' = min(s * factor, maximum)`` on the ``window``-th finite step
     in a row; ``s' = s`` otherwise. A scale that may not grow keeps its value and starts a new streak.
 
-    Every argument is a number or an array of shape ``[n]``. Floats are of one type, float32 or float64, and so is the
-    arithmetic.
-
-    Args:
-        scales: Scales that the step used.
-        finite_steps: Finite steps since each scale last overflowed or was due to grow, this one included.
-        overflowed: Whether any gradient of this step was inf or NaN.
-        factor: Divisor on overflow and multiplier on growth, > 1.
-        window: Finite steps in a row before a scale grows, >= 1.
-        minimum: Lower bounds, > 0.
-        maximum: Upper bounds; None for float32's own. A scale above its bound stays where it is.
-        growth_ceiling: What happens where the product leaves float32.
-
-    Returns:
-        The scales of the next step, and whether each streak starts anew, both of shape ``[n]``.
+    Every argument is a number or an array of shape ``[n]``: the scales that the step used, the finite steps since each
+    last overflowed or was due to grow (this one included), whether any gradient was inf or NaN, and the rule, whose
+    ``maximum`` None is float32's own. Floats are of one type, float32 or float64, and so is the arithmetic.
+    ``growth_ceiling`` says what happens where the product leaves float32.
     """
     due = finite_steps >= window
     lowered = np.maximum(scales / factor, minimum)
@@ -137,21 +121,11 @@ def next_scales_on_device(
     growth_ceiling: GrowthCeiling = "finite",
     reduce_ratio: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the scales that follow one step, as `next_scales` does, without waiting for the device.
+    """Return what `next_scales` does, as new tensors, without waiting for the device.
 
-    Args:
-        scales: Scales that the step used, float32, shape ``[]`` or ``[n]``.
-        finite_steps: As for `next_scales`, int64, of the same shape.
-        overflowed: Bool, of the same shape.
-        factor: As for `next_scales`.
-        window: As for `next_scales`.
-        minimum: A number, or float32 of the same shape.
-        maximum: A number, or float32 of the same shape; None for float32's own.
-        growth_ceiling: As for `next_scales`.
-        reduce_ratio: What a scale is multiplied by on overflow, in (0, 1); None divides it by ``factor``.
-
-    Returns:
-        The scales of the next step, and whether each streak starts anew; new tensors of the same shape.
+    Scales are float32, finite steps int64, overflows bool, all of one shape ``[]`` or ``[n]``; bounds are numbers or
+    float32 of that shape. On overflow a scale is multiplied by ``reduce_ratio``, in (0, 1); None divides it by
+    ``factor``.
     """
     due = finite_steps >= window
     lowered = scales / factor if reduce_ratio is None else scales * reduce_ratio
@@ -170,16 +144,7 @@ def _at_least(values: Tensor, bound: float | Tensor) -> Tensor:
 def next_scale(
     state: ScaleState, overflowed: bool, rule: LossScaleRule, *, growth_ceiling: GrowthCeiling = "finite"
 ) -> ScaleState:
-    """Return the scale state that follows one step: `next_scales` for a single scale in float64.
-
-    Args:
-        state: Scale and finite steps so far.
-        overflowed: Whether any gradient of this step was inf or NaN.
-        rule: Factor, window (steps) and bounds; already validated.
-        growth_ceiling: What happens where the product leaves float32.
-
-    Returns:
-        The state the next step starts from.
+    """Return the scale state that follows one step: `next_scales` for a single scale in float64, by a valid rule.
 
     Example:
         >>> from workbench.loss_scale import ScalePolicy
@@ -206,79 +171,26 @@ def next_scale(
 
 
 def checked_init(name: str, value: object) -> float:
-    """Return an initial loss scale as a float.
-
-    Args:
-        name: Parameter name for the message.
-        value: What the user gave.
-
-    Raises:
-        TypeError: When it is no number.
-        ValueError: When it does not lie in [1, largest float32].
-    """
-    number = _real(name, value)
-    if not 1.0 <= number <= FLOAT32_MAX:
+    """Return an initial loss scale, which must lie in [1, largest float32], as a float."""
+    number = checked_number(name, value, least=1.0)
+    if number > FLOAT32_MAX:
         raise ValueError(f"`{name}` must lie in [1, {FLOAT32_MAX:.4g}] (float32), got {value!r}")
     return number
 
 
-def checked_factor(name: str, value: object) -> float:
-    """Return a scale factor as a float.
-
-    The reference accepts a factor between 0 and 1, which grows the scale on overflow; that is refused here.
-
-    Args:
-        name: Parameter name for the message.
-        value: What the user gave.
-
-    Raises:
-        TypeError: When it is no number.
-        ValueError: When it is not finite or not greater than 1.
-    """
-    number = _real(name, value)
-    if not 1.0 < number < math.inf:
-        raise ValueError(
-            f"`{name}` must be finite and greater than 1 (the scale is divided by it on overflow), got {value!r}"
-        )
-    return number
-
-
 def checked_window(name: str, value: object) -> int:
-    """Return a growth window in steps.
-
-    Args:
-        name: Parameter name for the message.
-        value: What the user gave.
-
-    Raises:
-        TypeError: When it is no integer.
-        ValueError: When it is smaller than 1.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"`{name}` must be an integer number of steps, got {value!r}")
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1 step, got {value!r}")
-    return int(value)
+    """Return a growth window in steps, at least 1."""
+    return checked_count(name, value, of="steps")
 
 
 def checked_bounds(init: float, minimum: object, maximum: object) -> tuple[float, float | None]:
-    """Return the bounds of a loss scale as floats, the upper one None for float32's own.
-
-    Args:
-        init: Initial scale, already checked; must lie between the bounds.
-        minimum: Lower bound.
-        maximum: Upper bound or None.
-
-    Raises:
-        TypeError: When a bound is no number.
-        ValueError: When the lower bound is not in (0, init] or the upper one is not in [init, largest float32].
-    """
-    low = _real("minimum", minimum)
-    if not 0.0 < low <= init:
+    """Return the bounds of a loss scale, which must enclose the initial one; the upper one None for float32's own."""
+    low = checked_number("minimum", minimum, above=0.0)
+    if low > init:
         raise ValueError(f"`minimum` must lie in (0, initial scale {init:g}], got {minimum!r}")
     if maximum is None:
         return low, None
-    high = _real("maximum", maximum)
+    high = checked_number("maximum", maximum)
     if not init <= high <= FLOAT32_MAX:
         raise ValueError(
             f"`maximum` must lie in [initial scale {init:g}, {FLOAT32_MAX:.4g}] or be None, got {maximum!r}"
@@ -286,23 +198,9 @@ def checked_bounds(init: float, minimum: object, maximum: object) -> tuple[float
     return low, high
 
 
-def checked_growth_ceiling(value: object) -> GrowthCeiling:
-    """Return the growth ceiling.
-
-    Args:
-        value: What the user gave.
-
-    Raises:
-        ValueError: When it is neither ``"finite"`` nor ``"none"``.
-    """
-    if value == "finite":
-        return "finite"
-    if value == "none":
-        return "none"
-    raise ValueError(f'`growth_ceiling` must be "finite" or "none" (as MindSpore: grow to inf), got {value!r}')
-
-
-def _real(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__} {value!r}")
-    return float(value)
+def checked_growth_ceiling(value: Any) -> GrowthCeiling:
+    """Return the growth ceiling, ``"finite"`` or ``"none"``."""
+    if value not in ("finite", "none"):
+        raise ValueError(f'`growth_ceiling` must be "finite" or "none" (as MindSpore: grow to inf), got {value!r}')
+    ceiling: GrowthCeiling = value
+    return ceiling

@@ -22,8 +22,7 @@ class LossScaling:
         update_cell: Module called as ``cell(scale, overflow)`` after every window; None keeps the scale.
         drop_overflow_update: Whether an overflow skips the update. False applies it as it is.
         device: Device of the scale.
-        collapse_after: Consecutive overflows at the floor after which training is given up; None never.
-        minimum: The floor, for collapse detection.
+        collapse_after: Consecutive overflows at ``minimum``, the floor, after which training is given up; None never.
 
     Attributes:
         agree: Takes the largest value over ranks of a float tensor, in place; None on a single rank.
@@ -50,7 +49,8 @@ class LossScaling:
         self.is_unit = not isinstance(scale, Tensor) and scale == 1.0 and update_cell is None
         self.unscales = not self.is_unit
         self.agree: Callable[[Tensor], None] | None = None
-        self._finite = torch.zeros((), dtype=torch.bool, device=device)
+        #: A constant False on the device.
+        self.no_overflow = torch.zeros((), dtype=torch.bool, device=device)
 
     @classmethod
     def from_config(cls, config: BoostConfig, device: torch.device) -> LossScaling:
@@ -60,31 +60,23 @@ class LossScaling:
         if kind == "none":
             return cls(device=device)
         # The cells begin at 1 or above, as the reference's; the live scale, which they are handed, need not.
-        nominal = max(1.0, float(rule.init))
+        init, nominal = float(rule.init), max(1.0, float(rule.init))
+        cell: nn.Module | None
         if kind == "fixed":
-            return cls(
-                float(rule.init),
-                FixedLossScaleUpdateCell(nominal) if rule.drop_overflow_update else None,
-                drop_overflow_update=rule.drop_overflow_update,
-                device=device,
-                collapse_after=rule.collapse_after,
-                minimum=float(rule.init),
+            drops, minimum = rule.drop_overflow_update, init
+            cell = FixedLossScaleUpdateCell(nominal) if drops else None
+        else:
+            drops, minimum = True, rule.minimum
+            cell = DynamicLossScaleUpdateCell(
+                nominal,
+                rule.factor,
+                rule.window,
+                minimum=minimum,
+                maximum=rule.maximum,
+                growth_ceiling=config.compatibility.loss_scale_ceiling,
             )
-        cell = DynamicLossScaleUpdateCell(
-            nominal,
-            rule.factor,
-            rule.window,
-            minimum=rule.minimum,
-            maximum=rule.maximum,
-            growth_ceiling=config.compatibility.loss_scale_ceiling,
-        )
         return cls(
-            float(rule.init),
-            cell,
-            drop_overflow_update=True,
-            device=device,
-            collapse_after=rule.collapse_after,
-            minimum=rule.minimum,
+            init, cell, drop_overflow_update=drops, device=device, collapse_after=rule.collapse_after, minimum=minimum
         )
 
     @classmethod
@@ -93,6 +85,14 @@ class LossScaling:
         scaling = cls(sens, device=device)
         scaling.unscales = False
         return scaling
+
+    @classmethod
+    def with_cell(
+        cls, cell: nn.Module | None, scale: float, *, drop_overflow_update: bool, device: torch.device | None
+    ) -> LossScaling:
+        """Return a scale with an update module of a user's, whose ``minimum``, if it has one, is the floor."""
+        minimum = float(getattr(cell, "minimum", scale))
+        return cls(float(scale), cell, drop_overflow_update=drop_overflow_update, device=device, minimum=minimum)
 
     @property
     def scale(self) -> Tensor:
@@ -129,20 +129,13 @@ class LossScaling:
         return loss if self.is_unit else loss * self.scale.reshape(loss.shape)
 
     def scale_of(self, parameter: nn.Parameter) -> Tensor:
-        """Return the scale in force where a parameter is used, shape ``()``; until the rule moves it.
-
-        Args:
-            parameter: Any; one scale serves all.
-        """
-        del parameter
+        """Return the scale in force where a parameter is used, shape ``()``; until the rule moves it."""
         return self.scale.reshape(())
 
     def unscale_(self, parameters: Sequence[nn.Parameter], found_inf: Tensor) -> None:
         """Divide gradients by the scale in place, in one pass, and set ``found_inf`` to 1 if one is not finite.
 
-        Args:
-            parameters: Parameters with the gradients of one window.
-            found_inf: Float32, shape ``()``; 1 on entry when the device itself saw an overflow, else 0.
+        It is float32, of shape ``()``, and 1 on entry when the device itself saw an overflow, else 0.
         """
         gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
         # Beyond a scale of 2**126 the reciprocal is denormal. The reference's CPU kernels then count it as 0 for
@@ -155,11 +148,7 @@ class LossScaling:
         self._scale = scale.detach().to(self._scale, copy=True).reshape(self._scale.shape)
 
     def after_window(self, overflow: Tensor) -> None:
-        """Apply the rule after a window.
-
-        Args:
-            overflow: Whether the window's gradients were not finite, bool, shape ``()``.
-        """
+        """Apply the rule after a window; ``overflow`` is bool, of shape ``()``."""
         if self.update_cell is not None:
             self.update_cell(self.scale, overflow)
 
@@ -167,11 +156,6 @@ class LossScaling:
     def adapts(self) -> bool:
         """Whether a rule moves the scale."""
         return self.update_cell is not None and not isinstance(self.update_cell, FixedLossScaleUpdateCell)
-
-    @property
-    def no_overflow(self) -> Tensor:
-        """Return a constant False on the device."""
-        return self._finite
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and the rule's counters."""

@@ -15,32 +15,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.core.records import ExponentCounts
 
-__all__ = [
-    "SMALLEST_NORMAL",
-    "SMALLEST_SUBNORMAL",
-    "ExponentTable",
-    "UnderflowShare",
-    "exponent_table",
-    "underflow_share",
-]
+__all__ = ["ExponentTable", "exponent_table", "underflow_share"]
 
-SMALLEST_SUBNORMAL = 2.0**-24
-"""Smallest positive float16."""
-
-SMALLEST_NORMAL = 2.0**-14
-"""Smallest float16 with full precision."""
+_LOG2_SMALLEST = -24.0  # of the smallest positive float16: at most the nearest survives of what is below
 
 
 @dataclass(frozen=True, slots=True)
 class ExponentTable:
-    """Exponent histograms of many steps over common bins.
+    """Exponent histograms of many steps over common bins, the first of them for exponent ``lowest``.
 
-    Args:
-        lowest: Exponent of the first bin.
-        counts: Elements per step and bin, shape ``[n_steps, n_bins]``, >= 0.
-
-    Raises:
-        ValueError: When ``counts`` is no matrix or has a negative or NaN entry.
+    ``counts`` are elements per step and bin, shape ``[n_steps, n_bins]``; else, or below 0, they are a ValueError.
     """
 
     lowest: int
@@ -53,27 +37,10 @@ class ExponentTable:
         object.__setattr__(self, "counts", counts)
 
 
-@dataclass(frozen=True, slots=True)
-class UnderflowShare:
-    """Shares of the finite, non-zero elements, in [0, 1]; NaN where a step has none.
-
-    Args:
-        lost: Below the smallest float16 (2**-24): at most the nearest one survives of it.
-        subnormal: Below the smallest normal float16 (2**-14), the lost ones included: precision is lost.
-    """
-
-    lost: NDArray[np.float64]
-    subnormal: NDArray[np.float64]
-
-
 def exponent_table(histograms: Sequence[ExponentCounts | Sequence[ExponentCounts]]) -> ExponentTable:
-    """Lay the histograms of many steps over common bins.
+    """Lay the histograms of many steps over common bins; one empty bin when there is nothing in any.
 
-    Args:
-        histograms: One histogram per step, or one sequence of histograms (its groups, which are added up) per step.
-
-    Returns:
-        The table; one empty bin when there is nothing in any histogram.
+    There is one histogram per step, or one sequence of histograms (its groups, which are added up) per step.
     """
     rows = [(entry,) if isinstance(entry, ExponentCounts) else tuple(entry) for entry in histograms]
     filled = [histogram for row in rows for histogram in row if histogram.counts]
@@ -88,26 +55,17 @@ def exponent_table(histograms: Sequence[ExponentCounts | Sequence[ExponentCounts
     return ExponentTable(lowest, counts)
 
 
-def underflow_share(exponent_counts: ExponentTable, scale: ArrayLike) -> UnderflowShare:
-    """Return which share of each step's gradient falls below float16 when it is multiplied by ``scale``.
+def underflow_share(exponent_counts: ExponentTable, scale: ArrayLike) -> NDArray[np.float64]:
+    """Return which share of each step's finite, non-zero gradient falls below float16 when multiplied by ``scale``.
 
     Exact for scales that are powers of two. In between, the elements of the bin that the limit cuts are taken as
-    evenly spread over its octave.
-
-    Args:
-        exponent_counts: Histograms of the unscaled gradients of ``n_steps`` steps.
-        scale: Scale in force, > 0: a number, one per step ``[n_steps]``, or any shape ``[..., n_steps]``, for
-            example ``[n_policies, n_steps]``.
-
-    Returns:
-        Shares, of shape ``[n_steps]`` or that of ``scale``.
-
-    Raises:
-        ValueError: When a scale is not a positive number, or the shapes do not fit.
+    evenly spread over its octave. The scale in force, > 0, is a number, one per step ``[n_steps]``, or of any shape
+    ``[..., n_steps]``, for example ``[n_policies, n_steps]``; shares have that shape, or ``[n_steps]``, and are NaN
+    where a step has no such elements. Other scales are a ValueError.
 
     Example:
         >>> table = ExponentTable(lowest=-30, counts=np.array([[1, 0, 0, 0, 0, 0, 3]]))  # one 2**-30, three 2**-24
-        >>> underflow_share(table, 1.0).lost, underflow_share(table, 64.0).lost
+        >>> underflow_share(table, 1.0), underflow_share(table, 64.0)
         (array([0.25]), array([0.]))
     """
     counts = exponent_counts.counts
@@ -118,17 +76,12 @@ def underflow_share(exponent_counts: ExponentTable, scale: ArrayLike) -> Underfl
     if scales.ndim and scales.shape[-1] not in {1, n_steps}:
         raise ValueError(f"the last axis of `scale` must have one entry per step ({n_steps}), got shape {scales.shape}")
     below = np.concatenate([np.zeros((n_steps, 1)), np.cumsum(counts, axis=1)], axis=1)
-    step = np.arange(n_steps)
-    total = below[:, -1]
-
-    def share_below(limit: float) -> NDArray[np.float64]:
-        # log2 of limit and scale apart: their quotient may leave float64 where the difference does not.
-        position = np.clip(np.log2(limit) - np.log2(scales) - exponent_counts.lowest, 0.0, n_bins)
-        whole = np.floor(position).astype(np.int64)
-        cut = np.minimum(whole + 1, n_bins)
-        elements = below[step, whole] + (position - whole) * (below[step, cut] - below[step, whole])
-        share: NDArray[np.float64] = np.full(elements.shape, np.nan)
-        np.divide(elements, total, out=share, where=total > 0.0)
-        return share
-
-    return UnderflowShare(lost=share_below(SMALLEST_SUBNORMAL), subnormal=share_below(SMALLEST_NORMAL))
+    step, total = np.arange(n_steps), below[:, -1]
+    # log2 of limit and scale apart: their quotient may leave float64 where the difference does not.
+    position = np.clip(_LOG2_SMALLEST - np.log2(scales) - exponent_counts.lowest, 0.0, n_bins)
+    whole = np.floor(position).astype(np.int64)
+    cut = np.minimum(whole + 1, n_bins)
+    elements = below[step, whole] + (position - whole) * (below[step, cut] - below[step, whole])
+    share: NDArray[np.float64] = np.full(elements.shape, np.nan)
+    np.divide(elements, total, out=share, where=total > 0.0)
+    return share

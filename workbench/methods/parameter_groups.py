@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from workbench.core.step_optimizer import StepOptimizer
 from workbench.methods.arguments import checked_integer
 from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 
@@ -95,14 +96,14 @@ def rebuild_optimizer(
     """Build an optimizer of the same class and constructor arguments over other parameter groups.
 
     State of parameters that appear in ``groups`` moves along (or is copied, where several optimizers share parameters),
-    and so do the hooks before and after a step. Options that groups leave out come from the optimizer's defaults. An
-    optimizer with a method ``over_groups(groups)`` builds its successor itself; another whose constructor does not take
-    its own defaults is a TypeError.
+    and so do the hooks before and after a step. Options that groups leave out come from the optimizer's defaults. A
+    `StepOptimizer` may build its successor itself; another whose constructor does not take its own defaults is a
+    TypeError.
     """
     fresh = [dict(group, params=list(group["params"])) for group in groups]
-    over_groups = getattr(optimizer, "over_groups", None)
+    own = optimizer.over_groups(fresh) if isinstance(optimizer, StepOptimizer) else None
     # One that was built from more than parameters knows from what.
-    rebuilt = _constructed_like(optimizer, fresh) if over_groups is None else over_groups(fresh)
+    rebuilt = _constructed_like(optimizer, fresh) if own is None else own
     for group in rebuilt.param_groups:
         for parameter in group["params"]:
             if parameter in optimizer.state:

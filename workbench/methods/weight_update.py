@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import SGD, Optimizer
 
 from workbench.core.records import EventSink
+from workbench.core.step_optimizer import StepOptimizer, skips_on_device
 from workbench.loss_scale import decides_on_device, step_if_finite
 
 __all__ = ["CompleteWindow", "PlainUpdate", "WeightUpdate"]
@@ -70,30 +71,27 @@ class WeightUpdate:
 class PlainUpdate(WeightUpdate):
     """The optimizer's own step, skipped on the device where the optimizer can.
 
-    An optimizer that looks at more than gradients (THOR at what passes through the layers) may have two methods more:
-    ``hear(backward_scale=..., step=..., events=...)`` is called before its step, and ``columns()`` after it returns
-    numbers for the trace.
+    A `StepOptimizer` is given the context of the step before it, and asked for numbers for the trace afterwards.
     """
 
     def __call__(self, window: CompleteWindow) -> Mapping[str, float]:
         """Let the optimizer step."""
         optimizer = window.optimizer
-        hear: Callable[..., None] | None = getattr(optimizer, "hear", None)
-        if hear is not None:
-            hear(backward_scale=window.backward_scale, step=window.step, events=window.events)
+        ours = optimizer if isinstance(optimizer, StepOptimizer) else None
+        if ours is not None:
+            ours.set_step_context(backward_scale=window.backward_scale, step=window.step, events=window.events)
         if window.found_inf is not None:
             step_if_finite(optimizer, window.found_inf)
         elif _profits_from_flag(optimizer):
             step_if_finite(optimizer, torch.zeros_like(window.gradient_scale))
         else:
             optimizer.step()
-        columns: Callable[[], Mapping[str, float]] | None = getattr(optimizer, "columns", None)
-        return {} if columns is None else columns()
+        return {} if ours is None else ours.columns()
 
 
 def _profits_from_flag(optimizer: Optimizer) -> bool:
     """Return whether a step under a flag that is never set is better than the optimizer's own."""
-    if hasattr(optimizer, "step_with_found_inf") or not decides_on_device(optimizer):
+    if skips_on_device(optimizer) or not decides_on_device(optimizer):
         return False
     if not isinstance(optimizer, SGD):
         return True

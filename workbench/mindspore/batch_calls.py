@@ -12,26 +12,14 @@ __all__ = ["called_with", "checked_loss", "data_and_label", "widened"]
 
 
 def called_with(network: nn.Module, batch: Any) -> Any:
-    """Return what a network makes of all items of a batch.
-
-    Args:
-        network: Called with the items of a tuple or list, those of a mapping by name, or the batch itself.
-        batch: What a dataset yields.
-    """
+    """Return what a network makes of the items of a tuple or list, those of a mapping by name, or the batch itself."""
     if isinstance(batch, Mapping):
         return network(**batch)
     return network(*batch) if isinstance(batch, (tuple, list)) else network(batch)
 
 
 def data_and_label(batch: Any) -> tuple[Any, Any]:
-    """Return the two items of a batch that a criterion is to judge.
-
-    Args:
-        batch: A pair.
-
-    Raises:
-        ValueError: When it is none.
-    """
+    """Return the two items of a batch that a criterion is to judge."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     came = f"{len(batch)} items" if isinstance(batch, (tuple, list)) else type(batch).__name__
@@ -42,16 +30,7 @@ def data_and_label(batch: Any) -> tuple[Any, Any]:
 
 
 def checked_loss(loss: Any, returned_by: str) -> Tensor:
-    """Return a loss that a backward pass can start from.
-
-    Args:
-        loss: What was returned.
-        returned_by: The argument that returned it, for the message.
-
-    Raises:
-        TypeError: When it is no tensor.
-        ValueError: When it has not exactly one element.
-    """
+    """Return a loss that a backward pass can start from; ``returned_by`` is the argument that returned it."""
     if not isinstance(loss, Tensor):
         raise TypeError(f"`{returned_by}` must return the loss as a tensor, got {type(loss).__name__}")
     if loss.numel() != 1:
@@ -63,11 +42,7 @@ def checked_loss(loss: Any, returned_by: str) -> Tensor:
 
 
 def widened(value: Any) -> Any:
-    """Return outputs with half precision as float32; tuples, lists and dictionaries keep their kind.
-
-    Args:
-        value: What a network returned under autocast.
-    """
+    """Return outputs with half precision as float32; tuples, lists and dictionaries keep their kind."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -36,97 +36,46 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.core import distributed as ranks
+from workbench.core.arguments import checked_count
 from workbench.training.outcome import StepOutcome
 
 if TYPE_CHECKING:
     from workbench.training.boosted import Boosted
 
-__all__ = [
-    "Callback",
-    "CallbackList",
-    "CallbackParameters",
-    "LossMonitor",
-    "Moment",
-    "RunContext",
-    "TimeMonitor",
-    "loss_of",
-]
-
-#: The moments at which callbacks are called, by the name of the method.
-Moment = Literal[
-    "on_train_begin",
-    "on_train_epoch_begin",
-    "on_train_step_begin",
-    "on_train_step_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "on_eval_begin",
-    "on_eval_epoch_begin",
-    "on_eval_step_begin",
-    "on_eval_step_end",
-    "on_eval_epoch_end",
-    "on_eval_end",
-]
+__all__ = ["Callback", "CallbackList", "CallbackParameters", "LossMonitor", "RunContext", "TimeMonitor", "loss_of"]
 
 
 @dataclass
 class CallbackParameters:
-    """What is going on, as ``run_context.original_args()`` gives it; one object for the whole run, changed as it goes.
+    """What is going on, as ``run_context.original_args()`` gives it; one object for the whole run, which changes."""
 
-    Attributes:
-        mode: ``"train"``, ``"eval"``, or ``"fit"`` for an evaluation in the middle of a training.
-        network: The network the Model was made with.
-        loss_fn: The criterion; None when the network returns the loss.
-        optimizer: The optimizer in use; learning-rate schedulers belong on it. None in a Model without one.
-        train_network: Module that returns the loss of a batch.
-        eval_network: Module that is evaluated.
-        boosted: The boosted pair that takes the steps; None without an optimizer.
-        epoch_num: Epochs to train; None for training without end.
-        batch_num: Batches per epoch; None where the dataset does not say.
-        train_dataset: What is trained on; None in an evaluation.
-        valid_dataset: What is evaluated; None where nothing is.
-        list_callback: All callbacks of this run.
-        cur_epoch_num: Present epoch, from 1; 0 before the first.
-        cur_step_num: Present step (micro-batch) of the run, from 1; 0 before the first.
-        cur_step_in_epoch: Present step of the epoch, from 1.
-        train_dataset_element: The batch of this step, on the device.
-        net_outputs: In training the loss before the update, shape ``()``; a ``BoostStep`` (loss, overflow, loss scale)
-            where a loss scale or boosting is in effect. In an evaluation the outputs for the batch. On the device.
-        outcome: Everything about this training step.
-        online: Figures of online training, by column (``"online.auc"``); empty otherwise.
-        metrics: Results of an evaluation, once it is complete.
-        eval_results: Results of the last evaluation of ``fit`` in this epoch; empty where there was none.
-    """
-
-    mode: Literal["train", "eval", "fit"]
-    network: nn.Module
-    list_callback: CallbackList
-    loss_fn: Any = None
-    optimizer: Optimizer | None = None
-    train_network: nn.Module | None = None
-    eval_network: nn.Module | None = None
-    boosted: Boosted | None = None
-    epoch_num: int | None = None
-    batch_num: int | None = None
-    train_dataset: Any = None
-    valid_dataset: Any = None
-    cur_epoch_num: int = 0
-    cur_step_num: int = 0
-    cur_step_in_epoch: int = 0
-    train_dataset_element: Any = None
+    mode: Literal["train", "eval", "fit"]  # "fit": an evaluation in the middle of a training
+    network: nn.Module  # the one that the Model was made with
+    list_callback: CallbackList  # all callbacks of this run
+    loss_fn: Any = None  # criterion; None when the network returns the loss
+    optimizer: Optimizer | None = None  # the one in use; learning-rate schedulers belong on it
+    train_network: nn.Module | None = None  # returns the loss of a batch
+    eval_network: nn.Module | None = None  # is evaluated
+    boosted: Boosted | None = None  # the boosted pair that takes the steps; None without an optimizer
+    epoch_num: int | None = None  # epochs to train; None for training without end
+    batch_num: int | None = None  # batches per epoch; None where the dataset does not say
+    train_dataset: Any = None  # None in an evaluation
+    valid_dataset: Any = None  # None where nothing is evaluated
+    cur_epoch_num: int = 0  # present epoch, from 1; 0 before the first
+    cur_step_num: int = 0  # present step (micro-batch) of the run, from 1; 0 before the first
+    cur_step_in_epoch: int = 0  # present step of the epoch, from 1
+    train_dataset_element: Any = None  # the batch of this step, on the device
+    # In training the loss before the update, shape (); a BoostStep (loss, overflow, loss scale) where a loss scale or
+    # boosting is in effect. In an evaluation the outputs for the batch. On the device.
     net_outputs: Any = None
-    outcome: StepOutcome | None = None
-    online: Mapping[str, float] = field(default_factory=dict)
-    metrics: Mapping[str, float] | None = None
-    eval_results: Mapping[str, float] = field(default_factory=dict)
+    outcome: StepOutcome | None = None  # everything about this training step
+    online: Mapping[str, float] = field(default_factory=dict)  # figures of online training, by column ("online.auc")
+    metrics: Mapping[str, float] | None = None  # results of an evaluation, once it is complete
+    eval_results: Mapping[str, float] = field(default_factory=dict)  # those of `fit` in this epoch, if it evaluated
 
 
 class RunContext:
-    """What a callback is given: the state of the run, and the means to stop it.
-
-    Args:
-        parameters: State of the run.
-    """
+    """What a callback is given: the state of the run, and the means to stop it."""
 
     def __init__(self, parameters: CallbackParameters) -> None:
         self._parameters = parameters
@@ -149,10 +98,10 @@ class RunContext:
 
 
 class Callback:
-    """Something to be told of a training or an evaluation; override what is of interest.
+    """Is called in the course of a training or an evaluation; override what is of interest.
 
     The older names are called by the newer ones, except in evaluations inside ``fit``, where a ``begin`` and ``end``
-    amid training would be taken for those of the training.
+    would be taken for those of the training.
 
     Example:
         >>> class StopAtStep(Callback):
@@ -168,96 +117,83 @@ class Callback:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Clean up; called after everything else, with the exception that ended the run, if one did.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
+        """Clean up; called after everything else, with the exception that ended the run, if one did."""
 
     def begin(self, run_context: RunContext) -> None:
-        """Be told that training or evaluation begins (older name)."""
+        """Training or evaluation begins (older name)."""
 
     def epoch_begin(self, run_context: RunContext) -> None:
-        """Be told that an epoch begins (older name)."""
+        """An epoch begins (older name)."""
 
     def step_begin(self, run_context: RunContext) -> None:
-        """Be told that a step begins (older name)."""
+        """A step begins (older name)."""
 
     def step_end(self, run_context: RunContext) -> None:
-        """Be told that a step has ended (older name)."""
+        """A step has ended (older name)."""
 
     def epoch_end(self, run_context: RunContext) -> None:
-        """Be told that an epoch has ended (older name)."""
+        """An epoch has ended (older name)."""
 
     def end(self, run_context: RunContext) -> None:
-        """Be told that training or evaluation has ended (older name)."""
+        """Training or evaluation has ended (older name)."""
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Be told that training begins."""
+        """Training begins."""
         self.begin(run_context)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Be told that an epoch begins."""
+        """An epoch begins."""
         self.epoch_begin(run_context)
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Be told that a step begins; its batch is there."""
+        """A step begins; its batch is there."""
         self.step_begin(run_context)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Be told that a step has ended; its outcome is there."""
+        """A step has ended; its outcome is there."""
         self.step_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Be told that an epoch has ended, with the evaluation that ``fit`` may have made after it."""
+        """An epoch has ended, with the evaluation that ``fit`` may have made after it."""
         self.epoch_end(run_context)
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Be told that training has ended."""
+        """Training has ended."""
         self.end(run_context)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
-        """Be told that an evaluation begins."""
+        """An evaluation begins."""
         if _is_eval(run_context):
             self.begin(run_context)
 
     def on_eval_epoch_begin(self, run_context: RunContext) -> None:
-        """Be told that the pass over the evaluation data begins."""
+        """The pass over the evaluation data begins."""
         if _is_eval(run_context):
             self.epoch_begin(run_context)
 
     def on_eval_step_begin(self, run_context: RunContext) -> None:
-        """Be told that a batch is about to be evaluated."""
+        """A batch is about to be evaluated."""
         if _is_eval(run_context):
             self.step_begin(run_context)
 
     def on_eval_step_end(self, run_context: RunContext) -> None:
-        """Be told that a batch was evaluated."""
+        """A batch was evaluated."""
         if _is_eval(run_context):
             self.step_end(run_context)
 
     def on_eval_epoch_end(self, run_context: RunContext) -> None:
-        """Be told that the pass over the evaluation data has ended; the metrics are there."""
+        """The pass over the evaluation data has ended; the metrics are there."""
         if _is_eval(run_context):
             self.epoch_end(run_context)
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        """Be told that the evaluation has ended."""
+        """The evaluation has ended."""
         if _is_eval(run_context):
             self.end(run_context)
 
 
 class CallbackList:
-    """Several callbacks as one, called in their order.
-
-    Args:
-        callbacks: One callback, an iterable of them, or None.
-
-    Raises:
-        TypeError: When one of them is no callback.
-    """
+    """One callback, an iterable of them, or none, as one that calls all in their order."""
 
     def __init__(self, callbacks: Callback | Iterable[Callback] | None = None) -> None:
         given = [callbacks] if callbacks is None or isinstance(callbacks, Callback) else callbacks
@@ -282,28 +218,17 @@ class CallbackList:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave all callbacks, the last one first.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
+        """Leave all callbacks, the last one first."""
         self._entered.__exit__(kind, error, trace)
 
-    def tell(self, moment: Moment, run_context: RunContext) -> None:
-        """Call one method of every callback.
-
-        Args:
-            moment: Name of the method.
-            run_context: What they are given.
-        """
+    def notify(self, moment: str, run_context: RunContext) -> None:
+        """Call the method of this name of every callback."""
         for callback in self.callbacks:
             getattr(callback, moment)(run_context)
 
 
 class LossMonitor(Callback):
-    """Print the loss every so many steps, on the first rank, and end a training whose loss is no number.
+    """Print the loss every so many steps, on the first rank, and raise when it is NaN or infinite.
 
     A printed loss waits for the device; the others do not.
 
@@ -317,7 +242,7 @@ class LossMonitor(Callback):
     """
 
     def __init__(self, per_print_times: int = 1) -> None:
-        self.per_print_times = _at_least_one("per_print_times", per_print_times)
+        self.per_print_times = checked_count("per_print_times", per_print_times)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Print the loss of the step, when it is its turn.
@@ -356,7 +281,7 @@ class TimeMonitor(Callback):
     """
 
     def __init__(self, data_size: int | None = None) -> None:
-        self.data_size = None if data_size is None else _at_least_one("data_size", data_size)
+        self.data_size = None if data_size is None else checked_count("data_size", data_size)
         self._began = 0.0
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -373,11 +298,7 @@ class TimeMonitor(Callback):
 
 
 def loss_of(net_outputs: Any) -> Tensor:
-    """Return the loss in what a training step gave: itself, or the first of several outputs.
-
-    Args:
-        net_outputs: ``original_args().net_outputs`` of a training step.
-    """
+    """Return the loss in the ``net_outputs`` of a training step: itself, or the first of several."""
     while isinstance(net_outputs, (tuple, list)):
         net_outputs = net_outputs[0]
     loss: Tensor = net_outputs
@@ -390,11 +311,3 @@ def _is_eval(run_context: RunContext) -> bool:
 
 def _was_skipped(state: CallbackParameters) -> bool:
     return state.boosted is not None and state.outcome is not None and state.boosted.skips(state.outcome)
-
-
-def _at_least_one(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be a whole number, got {value!r}")
-    if value < 1:
-        raise ValueError(f"`{name}` must be at least 1, got {value}")
-    return value

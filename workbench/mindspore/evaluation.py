@@ -14,22 +14,7 @@ __all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """What is measured on a batch, and with which networks.
-
-    Args:
-        network: Predicts, or returns the loss when there is no criterion.
-        loss_fn: Criterion, called as ``loss_fn(output, label)``; None when the network returns the loss.
-        metrics: Set or list of names and torchmetrics objects, a dictionary from the name of the result to either, or
-            None.
-        eval_network: Evaluated in place of network and criterion; returns ``(loss, prediction, label)``,
-            ``(prediction, label)`` or a loss.
-        eval_indexes: Positions of loss, prediction and label in what it returns.
-
-    Raises:
-        TypeError: When ``metrics`` is of the wrong kind.
-        ValueError: When a metric is unknown, named twice or asks for what nobody computes, or ``eval_indexes`` are no
-            three positions.
-    """
+    """What is measured on a batch, and with which networks; arguments as in ``Model``."""
 
     def __init__(
         self,
@@ -65,18 +50,11 @@ class Evaluator:
         return {name: new_accumulator(metric, self.loss_fn) for name, metric in self.metrics.items()}
 
     def measure(self, batch: Any, measured: Mapping[str, MetricAccumulator]) -> Any:
-        """Run the networks on one batch and add it to the metrics.
-
-        Args:
-            batch: On the device.
-            measured: What `begin` returned.
+        """Run the networks on one batch (on the device) and add it to the metrics that `begin` returned.
 
         Returns:
             What the evaluation network returned, or ``(loss, prediction, label)``; the loss is None where no metric
             asks for it.
-
-        Raises:
-            ValueError: When the batch is no pair though there is a criterion, or the outputs lack what a metric needs.
         """
         loss: Any = None
         prediction: Any = None
@@ -109,24 +87,19 @@ class Evaluator:
     def _chosen(self, outputs: Any) -> tuple[Any, Any, Any]:
         """Return loss, prediction and label among the outputs of the evaluation network."""
         several = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-        if self.indexes is not None:
-            if max(self.indexes) >= len(several):
-                raise ValueError(
-                    f"`eval_indexes` must be positions in the {len(several)} outputs of `eval_network`, got "
-                    f"{list(self.indexes)}"
-                )
-            loss, prediction, label = (several[index] for index in self.indexes)
-            return loss, prediction, label
-        if len(several) == 3:
-            return several[0], several[1], several[2]
-        if len(several) == 2:
-            return None, several[0], several[1]
-        if len(several) == 1:
-            return several[0], None, None
-        raise ValueError(
-            f"`eval_network` returned {len(several)} outputs; say with `eval_indexes` where loss, prediction and label "
-            "are"
-        )
+        n = len(several)
+        if self.indexes is not None and max(self.indexes) >= n:
+            raise ValueError(
+                f"`eval_indexes` must be positions in the {n} outputs of `eval_network`, got {list(self.indexes)}"
+            )
+        if self.indexes is None and n not in (1, 2, 3):
+            raise ValueError(
+                f"`eval_network` returned {n} outputs; say with `eval_indexes` where loss, prediction and label are"
+            )
+        # One output is the loss, two are prediction and label.
+        places: Sequence[int | None] = self.indexes or {1: (0, None, None), 2: (None, 0, 1), 3: (0, 1, 2)}[n]
+        loss, prediction, label = (None if place is None else several[place] for place in places)
+        return loss, prediction, label
 
 
 def _by_name(metrics: Any) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Training cells for gradient freezing: one callable per group, each doing one step for its group.
 
 Translation of MindSpore 2.7.0, ``mindspore/python/mindspore/boost/grad_freeze.py`` (``freeze_cell``): there a cell
-holds a compiled gradient function for the weights of one group; here autograd does that, so ``grad`` is not needed,
-and a cell is told by :class:`~workbench.methods.grad_freeze.freeze_optimizer.FreezeOpt` which parameters rest. Freezing
-together with accumulation works (upstream raises AttributeError). This file joins two methods because the function's
-signature does.
+holds a compiled gradient function for the weights of one group; here autograd does that, so ``grad`` is not needed.
+Freezing together with accumulation works (upstream raises AttributeError).
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,73 +15,44 @@ from torch import Tensor, nn
 
 from workbench.methods.grad_accumulation.method import AccumulationWindow
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
+from workbench.mindspore.train_step_cells import checked_sens
 
 __all__ = ["FreezeTrainCell", "freeze_cell"]
 
 
+@dataclass(eq=False)
 class FreezeTrainCell:
-    """One training step for one group. Made by :func:`freeze_cell`; call it with the network's inputs.
+    """One training step for one group. Made by :func:`freeze_cell`; call it with the network's inputs."""
 
-    Args:
-        network: Returns the scalar loss.
-        optimizer: The freezing optimizer.
-        index: Group this cell trains.
-        sens: Factor of the gradients; a loss scale that nobody divides out makes the step larger.
-        window: Accumulation window, shared by the cells of one training.
-        owner: Single-entry list holding the index of the group whose window is open, shared likewise.
-        degree: Number of ranks to reduce gradients over; None for a single process.
-        mean: Whether to divide the sum over ranks by ``degree``.
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        optimizer: FreezeOpt,
-        index: int,
-        sens: float,
-        window: AccumulationWindow,
-        owner: list[int],
-        degree: int | None,
-        mean: bool,
-    ) -> None:
-        self.network = network
-        self.optimizer = optimizer
-        self.index = index
-        self.sens = sens
-        self._window = window
-        self._owner = owner
-        self._degree = degree
-        self._mean = mean
+    network: nn.Module
+    optimizer: FreezeOpt
+    index: int  # of the group it trains
+    sens: float
+    window: AccumulationWindow  # shared by the cells of one training
+    owner: list[int]  # holds the index of the group whose window is open; shared likewise
+    degree: int | None  # ranks to reduce gradients over; None for a single process
+    mean: bool
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """Run one micro-batch; update the group when its window is complete.
+        """Run one micro-batch, update the group when its window is complete, and return the detached loss before that.
 
         A cell does not move on in the strategy: call ``cells[optimizer.begin_step()](*inputs)`` for each micro-batch
-        and ``optimizer.advance()`` after each update.
-
-        Args:
-            *inputs: Inputs of the network.
-
-        Returns:
-            The loss before the update, detached, not multiplied by ``sens``.
-
-        Raises:
-            RuntimeError: When another group's accumulation window is still open.
+        and ``optimizer.advance()`` after each update. Amid another group's window this is a RuntimeError.
         """
-        if not self._window.at_start and self._owner[0] != self.index:
+        if not self.window.at_start and self.owner[0] != self.index:
             raise RuntimeError(
-                f"the accumulation window of group {self._owner[0]} is not complete "
-                f"({self._window.position} of {self._window.n_steps} micro-batches); keep calling its cell first"
+                f"the accumulation window of group {self.owner[0]} is not complete "
+                f"({self.window.position} of {self.window.n_steps} micro-batches); keep calling its cell first"
             )
-        if self._window.at_start:
-            self._owner[0] = self.index
+        if self.window.at_start:
+            self.owner[0] = self.index
             self.optimizer.enter_group(self.index)
             self.optimizer.zero_grad(set_to_none=True)
         loss: Tensor = self.network(*inputs)
-        torch.autograd.backward(loss * (self.sens * self._window.weight))
-        if self._window.advance():
-            if self._degree is not None:
-                self._reduce(self._degree)
+        torch.autograd.backward(loss * (self.sens * self.window.weight))
+        if self.window.advance():
+            if self.degree is not None:
+                self._reduce(self.degree)
             self.optimizer.optimizer_of(self.index).step()
             self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -96,7 +65,7 @@ class FreezeTrainCell:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             torch.distributed.all_reduce(parameter.grad)
-            if self._mean:
+            if self.mean:
                 parameter.grad /= degree
 
 
@@ -135,22 +104,16 @@ def freeze_cell(
         RuntimeError: When gradients are to be reduced without an initialised process group.
 
     Example:
-        >>> class Loss(nn.Module):
-        ...     def __init__(self) -> None:
-        ...         super().__init__()
-        ...         self.layer = nn.Linear(2, 1)
-        ...
-        ...     def forward(self, x: Tensor) -> Tensor:
-        ...         return self.layer(x).square().mean()
-        >>> network = Loss()
+        >>> from workbench.nn import WithLossCell
+        >>> network = WithLossCell(nn.Linear(2, 1), nn.MSELoss())
         >>> optimizer = FreezeOpt(torch.optim.SGD(network.parameters(), lr=0.1))
         >>> cells = freeze_cell(False, network, optimizer, 1.0, None, False)
-        >>> cells[0](torch.ones(3, 2)).shape
+        >>> cells[0](torch.ones(3, 2), torch.zeros(3, 1)).shape
         torch.Size([])
     """
     if not isinstance(optimizer, FreezeOpt):
         raise TypeError(f"`optimizer` must be a FreezeOpt, got {type(optimizer).__name__}")
-    factor = _read_sens(sens)
+    factor = checked_sens(sens)
     ranks = _read_ranks(degree) if reducer_flag else None
     window = AccumulationWindow(max_accumulation_step if use_grad_accumulation else 1)
     owner = [0]
@@ -159,16 +122,6 @@ def freeze_cell(
         FreezeTrainCell(network, optimizer, index, factor, window, owner, ranks, averages)
         for index in range(optimizer.n_groups)
     )
-
-
-def _read_sens(sens: Any) -> float:
-    if sens is None:
-        return 1.0
-    if isinstance(sens, bool) or not isinstance(sens, int | float):
-        raise TypeError(f"`sens` must be a number, got {sens!r}")
-    if sens == 0 or not math.isfinite(sens):
-        raise ValueError(f"`sens` must be finite and not 0, got {sens}")
-    return float(sens)
 
 
 def _read_ranks(degree: int | None) -> int:

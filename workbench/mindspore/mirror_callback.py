@@ -91,19 +91,12 @@ class MirrorCallback(Callback):
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Send what is left."""
-        stopped = run_context.get_stop_requested()
-        self._end("stopped" if stopped else "finished", "")
+        self._end("stopped" if run_context.get_stop_requested() else "finished", "")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the run that an exception has ended.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
+        """Close the run that an exception has ended."""
         if error is not None:
             self._end("interrupted", f"{type(error).__name__}: {error}")
 
@@ -138,7 +131,7 @@ class MirrorCallback(Callback):
             task=self._task,
             level="" if boosted.plan is None else boosted.plan.level,
         )
-        return found | {"started": _now(), "world_size": ranks.world_size()}
+        return found | {"started": datetime.now(UTC).isoformat(), "world_size": ranks.world_size()}
 
 
 def _samples(batch: Any) -> int:
@@ -146,7 +139,3 @@ def _samples(batch: Any) -> int:
         return batch_size_of(batch)
     except ValueError:  # a batch of words, say
         return 0
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

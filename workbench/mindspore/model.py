@@ -30,18 +30,8 @@ from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.grad_freeze.method import FreezeOpt
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
-from workbench.mindspore.batch_calls import (
-    called_with,
-    checked_loss,
-    data_and_label,
-    widened,
-)
-from workbench.mindspore.callbacks import (
-    Callback,
-    CallbackList,
-    CallbackParameters,
-    RunContext,
-)
+from workbench.mindspore.batch_calls import called_with, checked_loss, data_and_label, widened
+from workbench.mindspore.callbacks import Callback, CallbackList, CallbackParameters, RunContext
 from workbench.mindspore.evaluation import Evaluator
 from workbench.mindspore.model_arguments import (
     check_criterion,
@@ -74,7 +64,7 @@ Callbacks = Callback | Iterable[Callback] | None
 class Model:
     """A network with everything that training, evaluating and predicting need.
 
-    Datasets are any iterables of batches (a list, a ``DataLoader``, a class of your own) and are iterated anew for
+    Datasets are any iterables of batches (a list, a ``DataLoader``, a class of your own) and are iterated again for
     every epoch. Tensors are moved to the network's device. With a criterion a batch is a pair ``(data, label)``;
     without one the network gets all items of a tuple or list, or those of a mapping by name, and returns the loss.
 
@@ -86,8 +76,7 @@ class Model:
         loss_fn: Criterion, called as ``loss_fn(output, label)``; None when the network returns the loss.
         optimizer: Any torch optimizer over the network's parameters. None for a Model that does not train.
         metrics: Names (``"acc"``, ``"auc"``, ``"loss"``, ``"mse"``, ..., see ``workbench.core.metrics``) or
-        torchmetrics
-            objects: a set or list of them, or a dictionary from the name of the result to either.
+            torchmetrics objects: a set or list of them, or a dictionary from the name of the result to either.
         eval_network: Module that is evaluated in place of network and criterion. It gets all items of a batch and
             returns ``(loss, prediction, label)``, ``(prediction, label)`` or a loss.
         eval_indexes: Positions of loss, prediction and label in what ``eval_network`` returns.
@@ -194,7 +183,7 @@ class Model:
 
         Args:
             epoch: Number of the last epoch, at least 1.
-            train_dataset: Batches, iterated anew for each epoch.
+            train_dataset: Batches, iterated again for each epoch.
             callbacks: A callback or several; see ``workbench.mindspore.callbacks``.
             dataset_sink_mode: Has no effect: batches are handed over one by one, and callbacks see every step.
             sink_size: Has no effect.
@@ -238,9 +227,10 @@ class Model:
         """
         due = due_epochs(valid_frequency)
         check_kind("valid_dataset_sink_mode", valid_dataset_sink_mode, bool)
+        evaluate = None
         if valid_dataset is not None:
             self._check_can_evaluate("fit")
-        evaluate = None if valid_dataset is None else functools.partial(self._evaluate_between, valid_dataset, due)
+            evaluate = functools.partial(self._evaluate_between, valid_dataset, due)
         epochs = epoch_numbers(epoch, initial_epoch)
         self._train(epochs, epoch, train_dataset, callbacks, dataset_sink_mode, sink_size, evaluate)
 
@@ -268,10 +258,10 @@ class Model:
         self._set_training_mode(boosted)
         with listeners:
             try:
-                listeners.tell("on_train_begin", context)
+                listeners.notify("on_train_begin", context)
                 for number, batches in self._epochs(boosted, dataset, epochs):
                     state.cur_epoch_num = number
-                    self._train_epoch(boosted, batches, context, listeners, evaluate)
+                    self._train_epoch(boosted, batches, context, evaluate)
                     if context.get_stop_requested():
                         break
             except BaseException as error:
@@ -281,7 +271,7 @@ class Model:
                     raise
             else:
                 boosted.finish()
-            listeners.tell("on_train_end", context)
+            listeners.notify("on_train_end", context)
 
     def _epochs(
         self, boosted: Boosted, dataset: Iterable[Any], epochs: Iterable[int]
@@ -312,26 +302,26 @@ class Model:
         boosted: Boosted,
         dataset: Iterable[Any],
         context: RunContext,
-        listeners: CallbackList,
         evaluate: Callable[[RunContext], None] | None,
     ) -> None:
         state = context.original_args()
+        listeners = state.list_callback
         state.cur_step_in_epoch, state.eval_results = 0, {}
-        listeners.tell("on_train_epoch_begin", context)
-        batches = self._announced(dataset, context, listeners)
+        listeners.notify("on_train_epoch_begin", context)
+        batches = self._announced(dataset, context)
         for outcome in self._steps(boosted, batches, context):
             state.outcome, state.net_outputs = outcome, self._net_outputs(boosted, outcome)
-            listeners.tell("on_train_step_end", context)
+            listeners.notify("on_train_step_end", context)
             if context.get_stop_requested():
                 break
         batches.close()
         self._check_epoch(state)
         if evaluate is not None:
             evaluate(context)
-        listeners.tell("on_train_epoch_end", context)
+        listeners.notify("on_train_epoch_end", context)
 
     def _is_an_ordinary_end(self, error: BaseException) -> bool:
-        """Return whether what ended training is no failure, so that the callbacks are told of its end."""
+        """Return whether what ended training is no failure, so that callbacks are notified of its end."""
         return False
 
     def _check_epoch(self, state: CallbackParameters) -> None:
@@ -346,16 +336,14 @@ class Model:
         """Train on the batches of one epoch."""
         return training_loop(boosted, self._loss_of, batches)
 
-    def _announced(
-        self, dataset: Iterable[Any], context: RunContext, listeners: CallbackList
-    ) -> Generator[Any, None, None]:
+    def _announced(self, dataset: Iterable[Any], context: RunContext) -> Generator[Any, None, None]:
         """Yield batches on the device, each after its step was announced."""
         state = context.original_args()
         for batch in dataset:
             state.cur_step_num += 1
             state.cur_step_in_epoch += 1
             state.train_dataset_element = move_batch(batch, self._device)
-            listeners.tell("on_train_step_begin", context)
+            state.list_callback.notify("on_train_step_begin", context)
             yield state.train_dataset_element
 
     def _loss_of(self, network: nn.Module, batch: Any) -> Tensor:
@@ -405,7 +393,7 @@ class Model:
         listeners = CallbackList(callbacks)
         with listeners:
             state = self._state("eval", listeners, valid_dataset=valid_dataset, epoch_num=1)
-            return self._evaluate(valid_dataset, RunContext(state), listeners)
+            return self._evaluate(valid_dataset, RunContext(state))
 
     def predict(self, *inputs: Any) -> Any:
         """Return the network's outputs for inputs, in float32, computed in evaluation mode and without gradients.
@@ -421,36 +409,35 @@ class Model:
         training = context.original_args()
         if not due(training.cur_epoch_num):
             return
-        listeners = training.list_callback
-        state = self._state("fit", listeners, valid_dataset=dataset, epoch_num=training.epoch_num)
+        state = self._state("fit", training.list_callback, valid_dataset=dataset, epoch_num=training.epoch_num)
         state.cur_epoch_num = training.cur_epoch_num
         evaluation = RunContext(state)
-        training.eval_results = self._evaluate(dataset, evaluation, listeners)
+        training.eval_results = self._evaluate(dataset, evaluation)
         if evaluation.get_stop_requested():
             context.request_stop()
 
-    def _evaluate(self, dataset: Iterable[Any], context: RunContext, listeners: CallbackList) -> dict[str, float]:
+    def _evaluate(self, dataset: Iterable[Any], context: RunContext) -> dict[str, float]:
         state, evaluator = context.original_args(), self._evaluator
+        listeners = state.list_callback
         measured = evaluator.begin()
-        listeners.tell("on_eval_begin", context)
+        listeners.notify("on_eval_begin", context)
         state.cur_epoch_num = max(state.cur_epoch_num, 1)
-        listeners.tell("on_eval_epoch_begin", context)
+        listeners.notify("on_eval_epoch_begin", context)
         with self._evaluating(), evaluation_mode(evaluator.modules, self._device):
             for batch in dataset:
                 state.cur_step_num += 1
                 state.cur_step_in_epoch += 1
-                listeners.tell("on_eval_step_begin", context)
+                listeners.notify("on_eval_step_begin", context)
                 with self._precision.autocast():
                     state.net_outputs = evaluator.measure(move_batch(batch, self._device), measured)
-                listeners.tell("on_eval_step_end", context)
+                listeners.notify("on_eval_step_end", context)
                 if context.get_stop_requested():
                     break
         if state.cur_step_num == 0:
             raise ValueError("`valid_dataset` held no batch; an iterator can be read only once, give a list")
-        results = {name: accumulator.compute() for name, accumulator in measured.items()}
-        state.metrics = results
-        listeners.tell("on_eval_epoch_end", context)
-        listeners.tell("on_eval_end", context)
+        state.metrics = results = {name: accumulator.compute() for name, accumulator in measured.items()}
+        listeners.notify("on_eval_epoch_end", context)
+        listeners.notify("on_eval_end", context)
         return results
 
     def _evaluating(self) -> contextlib.AbstractContextManager[None]:
@@ -469,7 +456,7 @@ class Model:
             return None
         boosted = apply(settings, self._network, optimizer, level=boost_level, criterion=self._loss_fn)
         if manager is not None:
-            scaling = _scaling_from(manager, settings, unwrapped(self._network), self._device)
+            scaling = _scaling_from(manager, unwrapped(self._network), self._device)
             scaling.agree = boosted.loss_scaling.agree
             boosted.loss_scaling = scaling
         if ranks.world_size() > 1 and not isinstance(self._network, DistributedDataParallel):
@@ -505,7 +492,6 @@ class Model:
         valid_dataset: Any = None,
         epoch_num: int | None = None,
     ) -> CallbackParameters:
-        dataset = train_dataset if train_dataset is not None else valid_dataset
         return CallbackParameters(
             mode=mode,
             network=self._network,
@@ -516,7 +502,7 @@ class Model:
             eval_network=self.eval_network,
             boosted=self._boosted,
             epoch_num=epoch_num,
-            batch_num=_length(dataset),
+            batch_num=_length(valid_dataset if train_dataset is None else train_dataset),
             train_dataset=train_dataset,
             valid_dataset=valid_dataset,
         )
@@ -527,18 +513,12 @@ class Model:
         return f"Model({type(self._network).__name__}, {effect})"
 
 
-def _scaling_from(manager: Any, settings: BoostConfig, network: nn.Module, device: torch.device) -> LossScaling:
+def _scaling_from(manager: Any, network: nn.Module, device: torch.device) -> LossScaling:
     if isinstance(manager, GroupLossScaleManager):
         return GroupLossScaling.from_manager(manager, network)
-    scale = float(manager.get_loss_scale())
+    drops = bool(manager.get_drop_overflow_update())
     cell = manager.get_update_cell()
-    return LossScaling(
-        scale,
-        cell,
-        drop_overflow_update=bool(manager.get_drop_overflow_update()),
-        device=device,
-        minimum=float(getattr(cell, "minimum", scale)),
-    )
+    return LossScaling.with_cell(cell, manager.get_loss_scale(), drop_overflow_update=drops, device=device)
 
 
 def _check_equal_lengths(dataset: Any) -> None:

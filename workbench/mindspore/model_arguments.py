@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workbench.config import BoostConfig, requested_switches
+from workbench.core.arguments import checked_count
 from workbench.loss_scale import FixedLossScaleManager
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.training.apply import read_config
@@ -40,16 +40,7 @@ _WORDS: dict[type, str] = {
 
 
 def check_kind(name: str, value: Any, *kinds: type | None) -> None:
-    """Raise TypeError unless a value is of one of the kinds.
-
-    Args:
-        name: The argument.
-        value: What came.
-        kinds: Classes, and None where None is allowed.
-
-    Raises:
-        TypeError: When it is not.
-    """
+    """Raise TypeError unless a value is of one of the kinds: classes, and None where None is allowed."""
     if value is None and None in kinds:
         return
     classes = tuple(kind for kind in kinds if kind is not None)
@@ -59,17 +50,7 @@ def check_kind(name: str, value: Any, *kinds: type | None) -> None:
 
 
 def check_word(name: str, value: Any, known: Sequence[str]) -> None:
-    """Raise unless a value is one of the known words.
-
-    Args:
-        name: The argument.
-        value: What came.
-        known: What may come.
-
-    Raises:
-        TypeError: When it is no text.
-        ValueError: When it is another.
-    """
+    """Raise unless a value is one of the known words."""
     if not isinstance(value, str):
         raise TypeError(f"`{name}` must be a text, got {value!r}")
     if value not in known:
@@ -77,14 +58,7 @@ def check_word(name: str, value: Any, known: Sequence[str]) -> None:
 
 
 def check_criterion(loss_fn: Any) -> None:
-    """Raise TypeError unless ``loss_fn`` is a criterion or None.
-
-    Args:
-        loss_fn: What came.
-
-    Raises:
-        TypeError: When it cannot be called, or is a class.
-    """
+    """Raise TypeError unless ``loss_fn`` is a criterion or None."""
     if inspect.isclass(loss_fn):
         raise TypeError(f"`loss_fn` must be an object, got the class {loss_fn.__name__}; write {loss_fn.__name__}()")
     if loss_fn is not None and not callable(loss_fn):
@@ -92,14 +66,7 @@ def check_criterion(loss_fn: Any) -> None:
 
 
 def check_manager(manager: Any) -> None:
-    """Raise TypeError unless ``loss_scale_manager`` is one, or None.
-
-    Args:
-        manager: What came.
-
-    Raises:
-        TypeError: When it is something else, such as an update cell.
-    """
+    """Raise TypeError unless ``loss_scale_manager`` is one, or None."""
     if manager is None or isinstance(manager, GroupLossScaleManager):
         return
     if inspect.isclass(manager) or not all(callable(getattr(manager, method, None)) for method in _METHODS):
@@ -110,62 +77,27 @@ def check_manager(manager: Any) -> None:
 
 
 def check_dataset(name: str, dataset: Any) -> None:
-    """Raise TypeError unless a dataset can be iterated for batches.
-
-    Args:
-        name: The argument.
-        dataset: What came.
-
-    Raises:
-        TypeError: When it cannot, or would yield something else than batches.
-    """
+    """Raise TypeError unless a dataset can be iterated for batches."""
     if isinstance(dataset, (Tensor, str, bytes, Mapping)) or not isinstance(dataset, Iterable):
         raise TypeError(f"`{name}` must be an iterable of batches, got {_came(dataset)}")
 
 
 def check_sink_size(sink_size: Any) -> None:
-    """Raise ValueError unless ``sink_size`` is -1 or at least 1.
-
-    Args:
-        sink_size: What came.
-
-    Raises:
-        ValueError: When it is anything else.
-    """
+    """Raise ValueError unless ``sink_size`` is -1 or at least 1."""
     if type(sink_size) is not int or not (sink_size == -1 or sink_size >= 1):
         raise ValueError(f"`sink_size` must be -1 or at least 1, got {sink_size!r}")
 
 
 def epoch_numbers(epoch: Any, initial_epoch: Any) -> range:
-    """Return the numbers of the epochs to train.
-
-    Args:
-        epoch: Number of the last epoch, at least 1.
-        initial_epoch: Epochs trained before, below ``epoch``.
-
-    Raises:
-        TypeError: When one is no whole number.
-        ValueError: When one is out of range.
-    """
-    for name, value, least in (("epoch", epoch, 1), ("initial_epoch", initial_epoch, 0)):
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise TypeError(f"`{name}` must be a whole number, got {value!r}")
-        if int(value) < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {value}")
-    if initial_epoch >= epoch:
-        raise ValueError(f"`initial_epoch` must be less than `epoch` ({epoch}), got {initial_epoch}")
-    return range(int(initial_epoch) + 1, int(epoch) + 1)
+    """Return the numbers of the epochs up to ``epoch`` that follow ``initial_epoch`` trained before."""
+    last, before = checked_count("epoch", epoch), checked_count("initial_epoch", initial_epoch, 0)
+    if before >= last:
+        raise ValueError(f"`initial_epoch` must be less than `epoch` ({last}), got {before}")
+    return range(before + 1, last + 1)
 
 
 def due_epochs(frequency: Any) -> Callable[[int], bool]:
-    """Return whether an evaluation is due after an epoch, as a function of its number.
-
-    Args:
-        frequency: Every so many epochs, or the numbers of the epochs.
-
-    Raises:
-        ValueError: When it is neither.
-    """
+    """Return whether an evaluation is due after an epoch, every so many or of these numbers, as a function of it."""
     if isinstance(frequency, (list, tuple)) and all(type(number) is int and number >= 1 for number in frequency):
         return lambda epoch: epoch in frequency
     if type(frequency) is not int or frequency < 1:
@@ -182,27 +114,19 @@ def settings_from(
     keep_batchnorm_fp32: bool | None,
     manager: Any,
 ) -> BoostConfig:
-    """Return the configuration with what the other arguments say in its place.
+    """Return the configuration with what the other arguments of a Model say in its place.
 
-    Args:
-        config: ``boost_config_dict``.
-        amp_level: In place of ``amp.level``, unless ``"O0"``.
-        boost_level: For the question whether scale groups are asked for.
-        keep_batchnorm_fp32: In place of ``amp.keep_batchnorm_fp32``, unless None.
-        manager: ``loss_scale_manager``; in place of the section ``loss_scale``, unless None.
-
-    Raises:
-        ConfigError: When the configuration is not valid.
-        ValueError: When the configuration asks for scale groups and the manager has a single scale.
+    ``amp_level`` decides unless it is ``"O0"``, ``keep_batchnorm_fp32`` and the manager unless they are None.
+    ``boost_level`` decides whether scale groups are asked for.
     """
     settings = read_config(config)
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     if amp_level != "O0":
-        said["amp.level"] = amp_level
+        given["amp.level"] = amp_level
     if keep_batchnorm_fp32 is not None:
-        said["amp.keep_batchnorm_fp32"] = keep_batchnorm_fp32
+        given["amp.keep_batchnorm_fp32"] = keep_batchnorm_fp32
     if manager is not None:
-        said["loss_scale.kind"] = "fixed" if isinstance(manager, FixedLossScaleManager) else "dynamic"
+        given["loss_scale.kind"] = "fixed" if isinstance(manager, FixedLossScaleManager) else "dynamic"
         if requested_switches(settings, boost_level)["loss_scale_group"]:
             if not isinstance(manager, GroupLossScaleManager):
                 raise ValueError(
@@ -210,8 +134,8 @@ def settings_from(
                     f"{_came(manager)}; without a manager the groups are found from the gradients"
                 )
             if settings.boost.mode == "manual":
-                said["boost.loss_scale_group"] = False  # the manager brings its groups: none have to be found
-    return settings.with_values(said)
+                given["boost.loss_scale_group"] = False  # the manager brings its groups: none have to be found
+    return settings.with_values(given)
 
 
 def _came(value: Any) -> str:

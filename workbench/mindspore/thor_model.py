@@ -44,7 +44,7 @@ class ConvertModelUtils:
     ) -> Model:
         """Return a Model that trains a network with THOR, or the given one when the optimizer is another.
 
-        Differences: step-end callbacks are told of every step (there only of the second-order step and of the last one
+        Differences: step-end callbacks see every step (there only of the second-order step and of the last one
         before the next), and a stop that a callback asks for is obeyed at once.
 
         Args:
@@ -52,10 +52,10 @@ class ConvertModelUtils:
             network: What is trained.
             loss_fn: Criterion; None when the network returns the loss.
             optimizer: A ``thor`` over the network's parameters.
-            metrics: As in ``Model``.
-            amp_level: As in ``Model``.
-            loss_scale_manager: As in ``Model``.
-            keep_batchnorm_fp32: As in ``Model``.
+            metrics: As in ``Model``, like the following.
+            amp_level: See there.
+            loss_scale_manager: See there.
+            keep_batchnorm_fp32: See there.
 
         Raises:
             TypeError: When ``model`` is no Model, or another argument is of the wrong kind.

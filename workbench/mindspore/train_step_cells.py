@@ -6,6 +6,7 @@ The network they wrap returns the loss; ``WithLossCell`` makes one from a backbo
 
 from __future__ import annotations
 
+import math
 import numbers
 from typing import Any
 
@@ -21,7 +22,7 @@ from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
 from workbench.methods.plan_mark import boost_plan_of
 from workbench.training.boosted import Boosted
-from workbench.training.outcome import BoostStep, StepOutcome
+from workbench.training.outcome import BoostStep
 
 __all__ = [
     "BoostTrainOneStepCell",
@@ -29,6 +30,7 @@ __all__ = [
     "TrainOneStepCell",
     "TrainOneStepWithLossScaleCell",
     "WithLossCell",
+    "checked_sens",
 ]
 
 
@@ -72,12 +74,7 @@ class _TrainCell(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self.boosted = Boosted(
-            network,
-            optimizer,
-            loss_scaling=scaling,
-            plan=plan,
-        )
+        self.boosted = Boosted(network, optimizer, loss_scaling=scaling, plan=plan)
         if ranks.world_size() > 1 and not any(isinstance(m, DistributedDataParallel) for m in network.modules()):
             self.boosted.distribute()
 
@@ -86,11 +83,12 @@ class _TrainCell(nn.Module):
         """Return the optimizer in use."""
         return self.boosted.optimizer
 
-    def _one_step(self, *inputs: Any) -> StepOutcome:
+    def _one_step(self, *inputs: Any) -> BoostStep:
         with self.boosted.autocast():
             loss = self.network(*inputs)
         self.boosted.backward(loss)
-        return self.boosted.step(lambda: self.network(*inputs))
+        outcome = self.boosted.step(lambda: self.network(*inputs))
+        return BoostStep(outcome.loss, outcome.overflow, outcome.loss_scale_after.reshape(()))
 
 
 class TrainOneStepCell(_TrainCell):
@@ -108,7 +106,7 @@ class TrainOneStepCell(_TrainCell):
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
-        super().__init__(network, optimizer, LossScaling.seeded(_checked_sens(sens), _device(network)))
+        super().__init__(network, optimizer, _seeded_scaling(sens, network))
 
     def forward(self, *inputs: Any) -> Tensor:
         """Train on one batch and return its loss before the update, shape ``()``."""
@@ -132,7 +130,7 @@ class BoostTrainOneStepCell(_TrainCell):
     """
 
     def __init__(self, network: nn.Module, optimizer: Optimizer, sens: float | None = 1.0) -> None:
-        self._init(network, optimizer, LossScaling.seeded(_checked_sens(sens), _device(network)))
+        self._init(network, optimizer, _seeded_scaling(sens, network))
 
     def _init(self, network: nn.Module, optimizer: Optimizer, scaling: LossScaling) -> None:
         plan = boost_plan_of(network)
@@ -140,13 +138,8 @@ class BoostTrainOneStepCell(_TrainCell):
         self.plan = plan
 
     def forward(self, *inputs: Any) -> BoostStep:
-        """Train on one batch.
-
-        Returns:
-            ``(loss, overflow, loss_scale)``, three scalar tensors on the device.
-        """
-        outcome = self._one_step(*inputs)
-        return BoostStep(outcome.loss, outcome.overflow, outcome.loss_scale_after.reshape(()))
+        """Train on one batch and return ``(loss, overflow, loss_scale)``, three scalar tensors on the device."""
+        return self._one_step(*inputs)
 
     def gradient_freeze_process(self, *inputs: Any) -> Tensor:
         """Train on one batch with the freezing group of this step and return the loss, shape ``()``."""
@@ -155,43 +148,39 @@ class BoostTrainOneStepCell(_TrainCell):
     def gradient_accumulation_process(
         self, loss: Tensor, grads: tuple[Tensor, ...], sens: Tensor | float, *inputs: Any
     ) -> Tensor:
-        """Add one micro-batch's gradients to the window and update at its end.
+        """Add one micro-batch's gradients to the window, update at its end, and return the loss.
 
         Args:
-            loss: Loss of the micro-batch, shape ``()``; returned as it is.
+            loss: Loss of the micro-batch, shape ``()``.
             grads: Gradients, one per trained parameter in the optimizer's order, multiplied by ``sens``.
             sens: Factor the gradients carry. It stays in them as in ``TrainOneStepCell``; the module with a loss scale
                 divides by its scale at the window's end, so there it must be that scale.
             inputs: Not used; the reference passes them for its graph.
 
-        Returns:
-            The loss.
-
         Raises:
             ValueError: If there are not as many gradients as trained parameters.
         """
         del sens, inputs
-        self._step_with(loss, grads)
-        return loss
+        return self._step_with(loss, grads)
 
     def adasum_process(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
-        """Update with these gradients as every server would alone, and combine the servers' updates by AdaSum.
+        """Update with these gradients as every server would alone, combine the servers' updates, and return the loss.
 
         Args:
-            loss: Loss of the batch, shape ``()``; returned as it is.
+            loss: Loss of the batch, shape ``()``.
             grads: Gradients of this rank, one per trained parameter in the optimizer's order; averaged inside a server.
-
-        Returns:
-            The loss.
 
         Raises:
             RuntimeError: If AdaSum is not in effect; the message says why.
             ValueError: If there are not as many gradients as trained parameters.
         """
         if not self.check_adasum_enable():
-            raise RuntimeError(f"adasum_process() was called, but {self._why_no_adasum()}")
-        self._step_with(loss, grads)
-        return loss
+            why = "the network was not processed by AutoBoost"
+            if self.plan is not None:
+                reasons = (dropped.reason for dropped in self.plan.dropped if dropped.name == "adasum")
+                why = next(reasons, "adasum is switched off")
+            raise RuntimeError(f"adasum_process() was called, but {why}")
+        return self._step_with(loss, grads)
 
     def check_adasum_enable(self) -> bool:
         """Return whether AdaSum is in effect: several servers, their number a power of two."""
@@ -201,21 +190,36 @@ class BoostTrainOneStepCell(_TrainCell):
         """Return whether training runs in the PCA subspace."""
         return bool(self.plan is not None and self.plan.dim_reduce)
 
-    def _step_with(self, loss: Tensor, grads: tuple[Tensor, ...]) -> None:
+    def _step_with(self, loss: Tensor, grads: tuple[Tensor, ...]) -> Tensor:
         trained = [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
         if len(trained) != len(grads):
             raise ValueError(f"`grads` must hold one gradient per trained parameter ({len(trained)}), got {len(grads)}")
         self.boosted.accept_gradients(loss, trained, grads)
         self.boosted.step()
-
-    def _why_no_adasum(self) -> str:
-        if self.plan is None:
-            return "the network was not processed by AutoBoost"
-        reasons = [dropped.reason for dropped in self.plan.dropped if dropped.name == "adasum"]
-        return reasons[0] if reasons else "adasum is switched off"
+        return loss
 
 
-class TrainOneStepWithLossScaleCell(_TrainCell):
+class _WithLossScale(_TrainCell):
+    """What both modules with a loss scale offer of it."""
+
+    @property
+    def scale_sense(self) -> Tensor:
+        """Return the live loss scale."""
+        return self.boosted.loss_scale
+
+    def set_sense_scale(self, sens: Tensor) -> None:
+        """Overwrite the loss scale by a tensor of shape ``()`` or ``(1,)``.
+
+        Raises:
+            TypeError: If it is not a tensor.
+            ValueError: If it has more than one element.
+        """
+        if not isinstance(sens, Tensor):
+            raise TypeError(f"`sens` must be a tensor of shape () or (1,), got {type(sens).__name__}")
+        self.boosted.loss_scaling.set(_checked_scale(sens))
+
+
+class TrainOneStepWithLossScaleCell(_WithLossScale):
     """One training step with a loss scale; an overflow skips the update.
 
     Args:
@@ -229,42 +233,15 @@ class TrainOneStepWithLossScaleCell(_TrainCell):
         ValueError: If the tensor has another shape.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        optimizer: Optimizer,
-        scale_sense: nn.Module | Tensor,
-    ) -> None:
+    def __init__(self, network: nn.Module, optimizer: Optimizer, scale_sense: nn.Module | Tensor) -> None:
         super().__init__(network, optimizer, _scaling_from(scale_sense, network))
 
     def forward(self, *inputs: Any) -> BoostStep:
-        """Train on one batch.
-
-        Returns:
-            ``(loss, overflow, loss_scale)``; the scale is the value after the update rule ran.
-        """
-        outcome = self._one_step(*inputs)
-        return BoostStep(outcome.loss, outcome.overflow, outcome.loss_scale_after.reshape(()))
-
-    @property
-    def scale_sense(self) -> Tensor:
-        """Return the live loss scale."""
-        return self.boosted.loss_scale
-
-    def set_sense_scale(self, sens: Tensor) -> None:
-        """Overwrite the loss scale.
-
-        Args:
-            sens: Tensor of shape ``()`` or ``(1,)``.
-
-        Raises:
-            TypeError: If it is not a tensor.
-            ValueError: If it has more than one element.
-        """
-        _set_scale(self.boosted.loss_scaling, sens)
+        """Train on one batch; return ``(loss, overflow, loss_scale)``, the scale after the update rule ran."""
+        return self._one_step(*inputs)
 
 
-class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
+class BoostTrainOneStepWithLossScaleCell(_WithLossScale, BoostTrainOneStepCell):
     """One boosted training step with a loss scale.
 
     Args:
@@ -277,33 +254,23 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         ValueError: If the tensor has another shape than ``()`` or ``(1,)``.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        optimizer: Optimizer,
-        scale_sense: nn.Module | Tensor,
-    ) -> None:
+    def __init__(self, network: nn.Module, optimizer: Optimizer, scale_sense: nn.Module | Tensor) -> None:
         self._init(network, optimizer, _scaling_from(scale_sense, network))
 
-    @property
-    def scale_sense(self) -> Tensor:
-        """Return the live loss scale."""
-        return self.boosted.loss_scale
 
-    def set_sense_scale(self, sens: Tensor) -> None:
-        """Overwrite the loss scale; see ``TrainOneStepWithLossScaleCell.set_sense_scale``."""
-        _set_scale(self.boosted.loss_scaling, sens)
-
-
-def _checked_sens(sens: float | None) -> float:
+def checked_sens(sens: float | None) -> float:
+    """Return what the backward pass is seeded with: a finite number other than 0; None means 1."""
     if sens is None:
         return 1.0
     if isinstance(sens, bool) or not isinstance(sens, numbers.Real):
         raise TypeError(f"`sens` must be a number, got {type(sens).__name__}")
-    value = float(sens)
-    if not 0 < abs(value) < float("inf"):  # NaN fails, too
-        raise ValueError(f"`sens` must be a finite number other than 0, got {value:g}")
-    return value
+    if not 0 < abs(float(sens)) < math.inf:  # NaN fails, too
+        raise ValueError(f"`sens` must be a finite number other than 0, got {float(sens):g}")
+    return float(sens)
+
+
+def _seeded_scaling(sens: float | None, network: nn.Module) -> LossScaling:
+    return LossScaling.seeded(checked_sens(sens), _device(network))
 
 
 def _scaling_from(scale_sense: Any, network: nn.Module) -> LossScaling:
@@ -311,29 +278,20 @@ def _scaling_from(scale_sense: Any, network: nn.Module) -> LossScaling:
         return GroupLossScaling.from_manager(scale_sense, network)
     device = _device(network)
     if isinstance(scale_sense, Tensor):
-        _check_shape(scale_sense)
-        return LossScaling(scale_sense, drop_overflow_update=True, device=device)
+        return LossScaling(_checked_scale(scale_sense), drop_overflow_update=True, device=device)
     if isinstance(scale_sense, nn.Module) and hasattr(scale_sense, "get_loss_scale"):
         cell: Any = scale_sense  # the user's own cell may be any module with this method
-        initial = float(cell.get_loss_scale())
-        minimum = float(getattr(scale_sense, "minimum", initial))
-        return LossScaling(initial, scale_sense, drop_overflow_update=True, device=device, minimum=minimum)
+        return LossScaling.with_cell(cell, cell.get_loss_scale(), drop_overflow_update=True, device=device)
     raise TypeError(
         "`scale_sense` must be a loss-scale update cell (for example DynamicLossScaleUpdateCell, or a manager's "
         f"get_update_cell()) or a tensor of shape () or (1,), got {type(scale_sense).__name__}"
     )
 
 
-def _set_scale(scaling: LossScaling, sens: Any) -> None:
-    if not isinstance(sens, Tensor):
-        raise TypeError(f"`sens` must be a tensor of shape () or (1,), got {type(sens).__name__}")
-    _check_shape(sens)
-    scaling.set(sens)
-
-
-def _check_shape(scale: Tensor) -> None:
+def _checked_scale(scale: Tensor) -> Tensor:
     if tuple(scale.shape) not in ((), (1,)):
         raise ValueError(f"a loss scale tensor must have shape () or (1,), got {tuple(scale.shape)}")
+    return scale
 
 
 def _device(network: nn.Module) -> torch.device | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 from workbench.config import CompatibilityConfig, OptimizerConfig
 from workbench.optim.adam_offload.optimizer import AdamOffload
 from workbench.optim.muon.optimizer import Muon
-from workbench.optim.schedule_free.optimizer import ScheduleFreeAdamW
+from workbench.optim.schedule_free import ScheduleFreeAdamW
 from workbench.optim.thor.optimizer import Thor
 
 __all__ = ["DecayingDamping", "build_optimizer", "change_optimizer_"]
@@ -25,12 +24,7 @@ SMALLEST_DAMPING = 1e-8  # its root is still 1000 times the rounding of float32
 
 @dataclass(frozen=True, slots=True)
 class DecayingDamping:
-    """Damping as a function of the step: multiplied by a constant at every refresh.
-
-    Args:
-        initial: At the first refresh, > 0.
-        decay: Factor in (0, 1].
-        frequency: Steps from one refresh to the next.
+    """Damping that starts at ``initial`` (> 0) and is multiplied by ``decay``, in (0, 1], every ``frequency`` steps.
 
     Example:
         >>> damping = DecayingDamping(0.4, 0.5, 10)
@@ -50,26 +44,24 @@ class DecayingDamping:
 def build_optimizer(
     config: OptimizerConfig, network: nn.Module, compatibility: CompatibilityConfig | None = None
 ) -> Optimizer:
-    """Return the named optimizer over a network's parameters.
+    """Return the optimizer that a section names, over a network's parameters; a ValueError if it names none.
 
     Torch's fused implementation is used where a class of torch has one: it is the fastest, and it decides on the device
-    whether an overflowed update is skipped.
-
-    Args:
-        config: Section ``optimizer`` with a name.
-        network: The network.
-        compatibility: Says which factors THOR forms; None for the default ones.
-
-    Raises:
-        ValueError: When the section names no optimizer.
+    whether an overflowed update is skipped. ``compatibility`` says which factors THOR forms.
     """
-    if config.name is None:
-        raise ValueError("`optimizer.name` is not set; use change_optimizer_() to change the task's own optimizer")
-    own: Callable[..., Optimizer] | None = _OWN.get(config.name)
-    if own is not None:
-        return own(config.hyper_parameters(), network, compatibility or CompatibilityConfig())
-    kind: type[Optimizer] = getattr(torch.optim, config.name)
     options = config.hyper_parameters()
+    match config.name:
+        case None:
+            raise ValueError("`optimizer.name` is not set; use change_optimizer_() to change the task's own optimizer")
+        case "thor":
+            return _thor(options, network, compatibility or CompatibilityConfig())
+        case "adam_offload":
+            return _adam_offload(options, network)
+        case "Muon":
+            return Muon(network, **options)
+        case "ScheduleFreeAdamW":
+            return ScheduleFreeAdamW(network.named_parameters(), **options)
+    kind: type[Optimizer] = getattr(torch.optim, config.name)
     if "fused" in inspect.signature(kind).parameters:
         options["fused"] = True
     return kind(list(network.named_parameters()), **options)
@@ -78,12 +70,7 @@ def build_optimizer(
 def change_optimizer_(optimizer: Optimizer, config: OptimizerConfig) -> None:
     """Set the hyper-parameters that a section without a name gives, in every parameter group.
 
-    Args:
-        optimizer: Changed in place.
-        config: Section ``optimizer`` without a name.
-
-    Raises:
-        ValueError: When the optimizer has no such hyper-parameter.
+    An optimizer that has no such hyper-parameter is a ValueError.
     """
     for name, value in config.hyper_parameters().items():
         groups, option = optimizer.param_groups, name
@@ -112,24 +99,10 @@ def _thor(options: dict[str, Any], network: nn.Module, compatibility: Compatibil
     )
 
 
-def _adam_offload(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> AdamOffload:
-    del compatibility
+def _adam_offload(options: dict[str, Any], network: nn.Module) -> AdamOffload:
     renamed = {"lr": "learning_rate", "nesterov": "use_nesterov"}
     arguments = {renamed.get(name, name): value for name, value in options.items() if name != "betas"}
     if "betas" in options:
         arguments["beta1"], arguments["beta2"] = options["betas"]
     # Given as a module, scales and shifts of normalizations are recognised and not decayed.
     return AdamOffload(network, **arguments)
-
-
-def _muon(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Muon:
-    del compatibility
-    return Muon(network, **options)
-
-
-def _schedule_free(options: dict[str, Any], network: nn.Module, compatibility: CompatibilityConfig) -> Optimizer:
-    del compatibility
-    return ScheduleFreeAdamW(network.named_parameters(), **options)
-
-
-_OWN = {"thor": _thor, "adam_offload": _adam_offload, "Muon": _muon, "ScheduleFreeAdamW": _schedule_free}

@@ -11,12 +11,7 @@ __all__ = ["has_fused_kernel"]
 
 
 def has_fused_kernel(parameter: Tensor, operator: str) -> bool:
-    """Return whether a fused kernel updates this parameter, and rightly.
-
-    Args:
-        parameter: The parameter.
-        operator: ``"_fused_sgd_"``, ``"_fused_adamw_"``, ...
-    """
+    """Return whether a fused kernel (``"_fused_sgd_"``, ``"_fused_adamw_"``) updates this parameter, and rightly."""
     if parameter.device.type == "cpu":
         short = (torch.float16, torch.bfloat16)
         # torch 2.13: that of SGD leaves half of every vector of 16-bit weights as it was.

@@ -18,7 +18,7 @@ Parameters with dense gradients beside the table are trained by torch's fused Ad
 parameters groups of their own where they need different rates.
 
 One mark on a parameter is understood, and may be missing: ``fresh_rows``, a bool tensor ``[n_rows]`` that is True where
-a row was given to a new owner. The row's state begins anew with its next gradient, which clears the mark.
+a row was given to a new owner. The row's state starts afresh with its next gradient, which clears the mark.
 
 References:
     Duchi et al., "Adaptive Subgradient Methods for Online Learning and Stochastic Optimization", JMLR 2011, figure 1;
@@ -32,14 +32,14 @@ from __future__ import annotations
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, cast, overload
+from collections.abc import Iterable
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from workbench.optim.skipping import loss_of
+from workbench.core.arguments import checked_number
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 
 __all__ = ["RowWiseAdagrad", "RowWiseAdam", "merge_rows"]
 
@@ -81,13 +81,38 @@ def _merge_without_waiting(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor
     return found.index_select(0, taken), sums.index_select(0, taken)
 
 
-class _RowWiseOptimizer(Optimizer, ABC):
+class _FusedLists(NamedTuple):
+    """What one call of the fused kernel takes: dense parameters of one device and dtype, and their state."""
+
+    parameters: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: list[Tensor]
+
+
+class _RowWiseOptimizer(StepOptimizer, ABC):
     """What both have in common: which gradient is treated how, skipped steps, state that survives."""
+
+    #: Names of the tensors with an entry per row.
+    _row_state: tuple[str, ...] = ()
+
+    @abstractmethod
+    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Return the state of a table all of whose rows are new, by the names of ``_row_state``."""
+
+    @abstractmethod
+    def _update_rows(
+        self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return new weights and new state, in the order of ``_row_state``; may be written over what is given."""
+
+    def _first_values(self, group: dict[str, Any]) -> dict[str, float]:
+        """Return what the state of a row begins with, where that is not 0."""
+        return {}
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         _check_hyper_parameters(defaults)
-        self._found_inf: Tensor | None = None
-        self._dense: dict[int, list[_DenseTensors]] = {}
+        self._dense: dict[int, tuple[list[Tensor], list[_FusedLists]]] = {}  # by number of the group
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -95,31 +120,11 @@ class _RowWiseOptimizer(Optimizer, ABC):
         _check_hyper_parameters(param_group)
         super().add_param_group(param_group)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update what has a gradient.
-
-        Args:
-            closure: Computes the loss and the gradients anew; None to use the gradients as they are.
-
-        Returns:
-            What the closure returned.
-
-        Raises:
-            TypeError: When a parameter's gradient is sparse in another way than by rows, or sparse at one time and
-                dense at another.
-        """
-        loss = loss_of(closure)
-        skip = self._found_inf
+    def _step(self) -> None:
+        skip = self.found_inf
         if skip is not None and _reads_without_waiting(skip):
             if skip.item() != 0:
-                return loss
+                return
             skip = None
         for index, group in enumerate(self.param_groups):
             dense: list[Tensor] = []
@@ -133,19 +138,6 @@ class _RowWiseOptimizer(Optimizer, ABC):
                     dense.append(parameter)
             if dense:
                 self._step_dense(index, dense, group, skip)
-        return loss
-
-    def step_with_found_inf(self, found_inf: Tensor) -> None:
-        """Update, unless ``found_inf`` is not 0: then weights and state keep their bits, and no device is waited for.
-
-        Args:
-            found_inf: Flag of one element, float32.
-        """
-        self._found_inf = found_inf
-        try:
-            self.step()
-        finally:
-            self._found_inf = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken.
@@ -164,7 +156,7 @@ class _RowWiseOptimizer(Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the lists of tensors out of copies: they would be those of the original."""
-        return {**super().__getstate__(), "_dense": {}, "_found_inf": None}
+        return {**super().__getstate__(), "_dense": {}}
 
     def _step_rows(self, table: Tensor, gradient: Tensor, group: dict[str, Any], skip: Tensor | None) -> None:
         state = self.state[table]
@@ -179,46 +171,41 @@ class _RowWiseOptimizer(Optimizer, ABC):
         rows, values = merge_rows(gradient)
         if len(rows) == 0:
             return
-        names = [name for name in self._row_state if name in state]
-        before = [state[name].index_select(0, rows) for name in names]
-        fresh = getattr(table, "fresh_rows", None)
-        begun = _beginners(fresh, rows)
+        before = [state[name].index_select(0, rows) for name in self._row_state]
+        fresh: Tensor | None = getattr(table, "fresh_rows", None)
+        begun = _new_owners(fresh, rows)
         old = before
         if begun is not None:
-            beginning = self._first_values(group)
+            first = self._first_values(group)
             old = [
-                part.masked_fill(begun.view(-1, *[1] * (part.ndim - 1)), beginning.get(name, 0.0))
-                for name, part in zip(names, before, strict=True)
+                part.masked_fill(begun.view(-1, *[1] * (part.ndim - 1)), first.get(name, 0.0))
+                for name, part in zip(self._row_state, before, strict=True)
             ]
-        weights = table.index_select(0, rows)
-        given = weights
+        weights = given = table.index_select(0, rows)
         if skip is not None:  # what was there before may be put back
             given, old = weights.clone(), [part.clone() for part in old]
         new_weights, after = self._update_rows(given, values.to(weights.dtype), old, group)
-        for target, new, former in zip(
-            [table, *(state[name] for name in names)], [new_weights, *after], [weights, *before], strict=True
-        ):
+        targets = [table, *(state[name] for name in self._row_state)]
+        for target, new, former in zip(targets, [new_weights, *after], [weights, *before], strict=True):
             target.index_copy_(0, rows, new if skip is None else torch.where(skip.reshape(()) != 0, former, new))
         if begun is not None:
-            cast("Tensor", fresh).index_copy_(
-                0, rows, torch.zeros_like(begun) if skip is None else begun & (skip.reshape(()) != 0)
-            )
+            still = torch.zeros_like(begun) if skip is None else begun & (skip.reshape(()) != 0)
+            cast("Tensor", fresh).index_copy_(0, rows, still)
 
     def _step_dense(self, index: int, dense: list[Tensor], group: dict[str, Any], skip: Tensor | None) -> None:
-        for cached in self._tensors_of(index, dense):
-            gradients = [cast("Tensor", parameter.grad) for parameter in cached.parameters]
-            torch._foreach_add_(cached.steps, 1.0)
+        for lists in self._lists_of(index, dense):
+            torch._foreach_add_(lists.steps, 1.0)
             found_inf = None
             if skip is not None:
-                found_inf = (skip.to(cached.steps[0].device).reshape(()) != 0).to(torch.float32)
-                torch._foreach_sub_(cached.steps, [found_inf] * len(cached.steps))
+                found_inf = exact_flag(skip.to(lists.steps[0].device))
+                torch._foreach_sub_(lists.steps, [found_inf] * len(lists.steps))
             torch._fused_adamw_(
-                cached.parameters,
-                gradients,
-                cached.first,
-                cached.second,
+                lists.parameters,
+                [cast("Tensor", parameter.grad) for parameter in lists.parameters],
+                lists.first,
+                lists.second,
                 [],
-                cached.steps,
+                lists.steps,
                 amsgrad=False,
                 lr=float(group["lr"]),
                 beta1=group["betas"][0],
@@ -230,49 +217,31 @@ class _RowWiseOptimizer(Optimizer, ABC):
                 found_inf=found_inf,
             )
 
-    def _tensors_of(self, index: int, dense: list[Tensor]) -> list[_DenseTensors]:
-        """Return the lists for the fused kernel, made anew only when other parameters have gradients than before."""
-        cached = self._dense.get(index)
-        if cached is not None:
-            known = [parameter for tensors in cached for parameter in tensors.given]
-            if len(known) == len(dense) and all(map(operator.is_, known, dense)):
-                return cached
+    def _lists_of(self, index: int, dense: list[Tensor]) -> list[_FusedLists]:
+        """Return the lists for the fused kernel, made again only when other parameters have gradients than before."""
+        known, lists = self._dense.get(index, ([], []))
+        if len(known) == len(dense) and all(map(operator.is_, known, dense)):
+            return lists
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for parameter in dense:
             kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
-        made = [_DenseTensors(members, [self._dense_state(member) for member in members]) for members in kinds.values()]
-        if len(made) > 1:  # the comparison above goes by the order of the group
-            made[0].given, rest = dense, made[1:]
-            for tensors in rest:
-                tensors.given = []
-        self._dense[index] = made
-        return made
+        lists = []
+        for members in kinds.values():
+            states = [self._dense_state(member) for member in members]
+            by_name = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            lists.append(_FusedLists(members, *by_name))
+        self._dense[index] = dense, lists
+        return lists
 
     def _dense_state(self, parameter: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            zeros_in(state, parameter, "exp_avg")
+            zeros_in(state, parameter, "exp_avg_sq")
         elif "step" not in state:
             raise TypeError("a gradient must stay sparse or dense, got a dense one where it was sparse before")
         return state
-
-    _row_state: tuple[str, ...] = ()
-
-    @abstractmethod
-    def _new_row_state(self, table: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Return the state of a table all of whose rows are new, by the names of ``_row_state``."""
-
-    def _first_values(self, group: dict[str, Any]) -> dict[str, float]:
-        """Return what the state of a row begins with, where that is not 0."""
-        return {}
-
-    @abstractmethod
-    def _update_rows(
-        self, weights: Tensor, gradients: Tensor, old: list[Tensor], group: dict[str, Any]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return new weights and new state, in the order of ``_row_state``; may be written over what is given."""
 
 
 class RowWiseAdagrad(_RowWiseOptimizer):
@@ -382,25 +351,7 @@ def _one_minus_power(base: float, count: Tensor) -> Tensor:
     return torch.expm1(count * math.log(base)).neg_()
 
 
-class _DenseTensors:
-    """Lists for one call of the fused kernel: parameters of one device and dtype, and their state.
-
-    Args:
-        parameters: Parameters.
-        states: Their entries of the optimizer's state.
-    """
-
-    __slots__ = ("first", "given", "parameters", "second", "steps")
-
-    def __init__(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> None:
-        self.parameters = parameters
-        self.given = parameters
-        self.first = [state["exp_avg"] for state in states]
-        self.second = [state["exp_avg_sq"] for state in states]
-        self.steps = [state["step"] for state in states]
-
-
-def _beginners(fresh: Tensor | None, rows: Tensor) -> Tensor | None:
+def _new_owners(fresh: Tensor | None, rows: Tensor) -> Tensor | None:
     """Return which of the rows have a new owner, bool ``[k]``; None when none has (where asking costs nothing)."""
     if fresh is None:
         return None
@@ -424,10 +375,9 @@ def _state_dtype(table: Tensor) -> torch.dtype:
 
 
 def _check_hyper_parameters(values: dict[str, Any]) -> None:
-    for name in ("lr", "weight_decay", "initial_accumulator"):
-        if name in values and not float(values[name]) >= 0.0:
-            raise ValueError(f"`{name}` must be at least 0, got {values[name]}")
-    if "eps" in values and not values["eps"] > 0.0:
-        raise ValueError(f"`eps` must be above 0, got {values['eps']}")
-    if "betas" in values and not all(0.0 <= beta < 1.0 for beta in values["betas"]):
-        raise ValueError(f"`betas` must lie in [0, 1), got {values['betas']}")
+    for name in {"lr", "weight_decay", "initial_accumulator"} & values.keys():
+        checked_number(name, float(values[name]))
+    if "eps" in values:
+        checked_number("eps", values["eps"], above=0.0)
+    for beta in values.get("betas", ()):
+        checked_number("betas", beta, below=1.0)

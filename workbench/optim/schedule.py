@@ -6,7 +6,6 @@ error there; THOR, whose reference runs on a GPU only, where an index is clamped
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, Literal, cast
@@ -15,33 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Schedule", "checked_number", "read_schedule", "value_at"]
+from workbench.core.arguments import checked_number
+
+__all__ = ["Schedule", "read_schedule", "value_at"]
 
 #: Entry i is used at step i, counted from 0; or a function of that i.
 Schedule = tuple[float, ...] | Callable[[int], Any]
 
 
 def read_schedule(name: str, value: Any) -> float | Schedule:
-    """Return a hyper-parameter as a number or a schedule.
+    """Return a hyper-parameter as a number or a schedule; it goes by ``name`` in messages.
 
-    Args:
-        name: Parameter's name, for messages.
-        value: Number, tensor or array of one or no dimension, iterable of numbers, or callable of the step.
-
-    Raises:
-        TypeError: When it is none of these.
-        ValueError: When a number is negative or not finite, an entry is no number, or a tensor has several axes.
+    It may be a number, a tensor or array of one or no dimension, an iterable of numbers, or a callable of the step.
+    Anything else is a TypeError; numbers that are negative or not finite are a ValueError.
     """
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return checked_number(name, value)
-    if callable(value):
-        return cast("Schedule", value)
     if isinstance(value, Tensor):
         if value.dim() > 1:
             raise ValueError(f"`{name}` must be 1-D with one entry per step, got shape {tuple(value.shape)}")
         value = value.tolist()
-        if not isinstance(value, list):
-            return checked_number(name, value)
+    if isinstance(value, Real):
+        return checked_number(name, value)
+    if callable(value):
+        return cast("Schedule", value)
     if isinstance(value, Iterable):
         return tuple(_entry(name, entry) for entry in value)
     raise TypeError(
@@ -52,18 +46,10 @@ def read_schedule(name: str, value: Any) -> float | Schedule:
 def value_at(
     schedule: float | Schedule, step: int, name: str, *, past_end: Literal["error", "last"] = "error"
 ) -> float:
-    """Return the value for a step.
+    """Return the value for a step, counted from 0.
 
-    Args:
-        schedule: Number, one entry per step, or function of the step.
-        step: Index, counted from 0.
-        name: Parameter's name, for messages.
-        past_end: Whether a step past the last entry is an error or takes that entry.
-
-    Raises:
-        RuntimeError: When there is no entry for the step.
-        TypeError: When the function does not return a number.
-        ValueError: When it returns a negative one or one that is not finite.
+    ``past_end`` says whether a step past the last entry is a RuntimeError or takes that entry. A function that returns
+    no number is a TypeError, one that returns a negative or infinite one a ValueError.
 
     Example:
         >>> value_at((0.1, 0.05), 1, "learning_rate"), value_at(lambda i: 0.5**i, 2, "weight_decay")
@@ -85,26 +71,6 @@ def value_at(
     with torch.no_grad():
         value = schedule(step)
     return checked_number(f"{name}({step})", value.item() if isinstance(value, Tensor | np.ndarray) else value)
-
-
-def checked_number(name: str, value: Any, *, positive: bool = False) -> float:
-    """Return a finite number >= 0 (> 0 when ``positive``) as a float.
-
-    Args:
-        name: Parameter's name, for messages.
-        value: What was given.
-        positive: Whether 0 is refused.
-
-    Raises:
-        TypeError: When it is no real number.
-        ValueError: When it is out of range.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"`{name}` must be a number, got {type(value).__name__}")
-    number = float(value)
-    if not (math.isfinite(number) and (number > 0 if positive else number >= 0)):
-        raise ValueError(f"`{name}` must be finite and {'above' if positive else 'at least'} 0, got {number:g}")
-    return number
 
 
 def _entry(name: str, entry: Any) -> float:

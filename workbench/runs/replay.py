@@ -331,7 +331,7 @@ def _underflow(exponents: ExponentTable, scales: np.ndarray) -> np.ndarray:
     at_once = max(1, _TABLE_CELLS // len(scales))  # a long run has millions of cells
     for begin in range(0, len(exponents.counts), at_once):
         some = slice(begin, begin + at_once)
-        lost = underflow_share(ExponentTable(exponents.lowest, exponents.counts[some]), scales[:, some]).lost
+        lost = underflow_share(ExponentTable(exponents.lowest, exponents.counts[some]), scales[:, some])
         total += np.nansum(lost, axis=1)
         counted += int((~np.isnan(lost[0])).sum())
     return total / counted if counted else np.full(len(scales), math.nan)

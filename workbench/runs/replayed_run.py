@@ -72,7 +72,7 @@ class ReplayedRun:
         result = simulate(self.thresholds.scale, policies, at=self._windows)
         lost = np.full(len(policies), math.nan)
         if len(self._windows):
-            shares = underflow_share(self._exponents, result.scale_at).lost
+            shares = underflow_share(self._exponents, result.scale_at)
             counted = ~np.isnan(shares[0]) if len(shares) else np.zeros(0, dtype=bool)
             if counted.any():
                 lost = shares[:, counted].mean(axis=1)

@@ -34,6 +34,7 @@ from workbench.core import devices
 from workbench.core.batch import move_batch
 from workbench.core.records import EventSink
 from workbench.core.sampler_epoch import tell_epoch
+from workbench.core.step_optimizer import StepOptimizer
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
 from workbench.methods.accumulation_window import AccumulationWindow
@@ -260,9 +261,8 @@ class Boosted:
             if self._has_overflow_flag:
                 self._read_overflow_flag()
             scaling.unscale_(parameters, self._found_inf)
-            unscale_offloaded_: Callable[..., None] | None = getattr(optimizer, "unscale_offloaded_", None)
-            if unscale_offloaded_ is not None:  # gradients may have left the device during the backward pass
-                unscale_offloaded_(scaling.scale_of, self._found_inf)
+            if isinstance(optimizer, StepOptimizer):  # gradients may have left the device during the backward pass
+                optimizer.unscale_offloaded_(scaling.scale_of, self._found_inf)
             if self._agree is not None:  # averaged gradients are equal on all ranks, those of servers apart differ
                 self._agree(self._found_inf)
             overflow = self._found_inf > 0

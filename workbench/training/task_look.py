@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.core import devices
 from workbench.methods.batch.method import concatenated
-from workbench.optim.muon.hidden_matrices import parameter_groups
+from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task
 from workbench.tasks.reading import gains_from_memory
 from workbench.training.loop import training_loop

@@ -420,7 +420,7 @@ def _underflow_share(counts: list[list[int]], pairs: _Pairs, scale: float, group
             continue
         if group_scales:
             scale = group_scales[scale_group] if scale_group >= 0 else 1.0
-        lost += elements * float(underflow_share(table, scale).lost[0])
+        lost += elements * float(underflow_share(table, scale)[0])
         total += elements
     return lost / total if total else math.nan
 

@@ -1,4 +1,9 @@
-"""What a user may give an optimizer as ``params``, in the reference's form and in torch's, checked."""
+"""What a user may give AdamOffload as ``params``, in the reference's form and in torch's, checked.
+
+Scale and shift of a normalization are not decayed. MindSpore knows them by their names, ``gamma`` and ``beta``; in
+torch they are ``weight`` and ``bias`` like any other, so a module's are marked ``is_normalization`` by the type of
+their owner. The mark is an attribute of the parameter and outlives regrouping.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from workbench.optim.adam_offload.normalization_marks import mark_normalizations_
+__all__ = ["is_scale_or_shift", "read_parameters"]
 
-__all__ = ["read_parameters"]
+_NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 # The reference's, torch's, those its schedulers leave behind (a rebuilt optimizer meets them again), and our own.
 _GROUP_KEYS = frozenset(
@@ -22,25 +27,21 @@ _GROUP_KEYS = frozenset(
 )
 
 
+def is_scale_or_shift(parameter: Tensor, name: str = "") -> bool:
+    """Return whether a parameter is scale or shift of a normalization, by its mark or by MindSpore's names."""
+    return getattr(parameter, "is_normalization", False) or "beta" in name or "gamma" in name
+
+
 def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]], list[Tensor] | None]:
-    """Return parameter groups for torch, and the order of parameters if one was given.
+    """Return parameter groups for torch, and the order of parameters if one was given; see `AdamOffload`.
 
-    Args:
-        params: Module, or iterable of parameters, of pairs (name, parameter) or of groups.
-        decays: Whether there is a weight decay, so that names matter.
-
-    Raises:
-        TypeError: When an element is none of these, kinds are mixed, or ``order_params`` is not iterable.
-        ValueError: When there is no parameter at all or in a group, a list holds one twice, or ``order_params`` has
-            company or does not fit.
-        KeyError: When a group has no ``params`` or an unknown key.
-        RuntimeError: When a parameter is given twice in groups.
-
-    Warns:
-        UserWarning: When parameters without names and without groups are to be decayed.
+    Where something decays, parameters without names and without groups are warned about.
     """
     if isinstance(params, nn.Module):
-        mark_normalizations_(params)
+        for module in params.modules():
+            if isinstance(module, _NORMALIZATIONS):
+                for parameter in module.parameters(recurse=False):
+                    parameter.is_normalization = True  # type: ignore[attr-defined]
         params = [(name, parameter) for name, parameter in params.named_parameters() if parameter.requires_grad]
     if isinstance(params, Tensor | str | bytes | Mapping) or (params is not None and not isinstance(params, Iterable)):
         raise TypeError(f"`params` must be an iterable of parameters or of groups, got {type(params).__name__}")
@@ -49,20 +50,20 @@ def read_parameters(params: Any, *, decays: bool) -> tuple[list[dict[str, Any]],
         raise ValueError(f"`params` must hold at least one parameter, got {params!r}")
     if any(isinstance(item, Mapping) for item in given):
         return _read_groups(given)
-    named = [isinstance(item, tuple) for item in given]
+    named = isinstance(given[0], tuple)
     for item in given:
-        tensor = item[1] if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) else item
-        if not isinstance(tensor, Tensor) or (any(named) and not all(named)):
+        is_pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+        if is_pair is not named or not isinstance(item[1] if is_pair else item, Tensor):
             raise TypeError(
                 f"`params` must hold parameters, or pairs (name, parameter), or groups; got {type(item).__name__}"
             )
-    if decays and not any(named):
+    if decays and not named:
         warnings.warn(
             "`weight_decay` applies to every parameter, normalizations included, because parameters came without "
             "names; pass model.named_parameters(), the model itself, or groups",
             stacklevel=4,
         )
-    if not _are_distinct([item[1] if isinstance(item, tuple) else item for item in given]):
+    if not _are_distinct([_tensor_of(item) for item in given]):
         raise ValueError("`params` must hold each parameter once, got one twice")
     return [{"params": given, "decay_by_name": True}], None
 
@@ -89,24 +90,26 @@ def _read_groups(given: list[Any]) -> tuple[list[dict[str, Any]], list[Tensor] |
         if not members:
             raise ValueError(f'`params[{index}]["params"]` must hold at least one parameter, got none')
         groups.append({**item, "params": members})
-    held = [member[1] if isinstance(member, tuple) else member for group in groups for member in group["params"]]
+    held = [_tensor_of(member) for group in groups for member in group["params"]]
     if not held:
         raise ValueError("`params` must hold at least one group with parameters, got none")
     if not _are_distinct(held):
         raise RuntimeError("a parameter was given twice; each must be in one group, once")
-    if order is not None and {id(parameter) for parameter in order} != {id(parameter) for parameter in held}:
+    if order is not None and sorted(map(id, order)) != sorted(map(id, held)):
         raise ValueError(
             f"`order_params` must list the {len(held)} parameters of the groups, each once, got {len(order)} entries"
         )
-    if order is not None and len(order) != len(held):
-        raise ValueError(f"`order_params` must list {len(held)} parameters, each once, got {len(order)} entries")
     return groups, order
 
 
 def _read_order(order: Any) -> list[Tensor]:
     if isinstance(order, Tensor | str | bytes) or not isinstance(order, Iterable):
         raise TypeError(f"`order_params` must be an iterable of parameters, got {type(order).__name__}")
-    return [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in order]
+    return [_tensor_of(item) for item in order]
+
+
+def _tensor_of(item: Any) -> Any:
+    return item[1] if isinstance(item, tuple) and len(item) == 2 else item
 
 
 def _are_distinct(parameters: list[Any]) -> bool:

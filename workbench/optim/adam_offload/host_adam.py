@@ -11,34 +11,88 @@ order of computation that is more efficient), in the form of MindSpore 2.7.0
     w = w - l * m / (sqrt(v) + eps)              # nesterov: beta1 * m + (1 - beta1) * g in place of m
 
 ``torch.optim.Adam`` divides sqrt(v) by sqrt(1 - beta2 ** t) before it adds eps; here eps is not corrected.
+
+Moments may be kept in bfloat16, rounded up or down at random so that they are right on average. A second moment moves
+by a thousandth of its value per step (beta2 = 0.999), a bfloat16 knows steps of 1/128 to 1/256: rounding to the nearest
+would leave it where it is for good. Rounding up with the probability of the part cut off has the right expectation:
+Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015, arXiv:1502.02551, section 3. To the bits of a
+float32 a number of 16 random bits is added and the lower 16 bits are cut off. Random numbers for every element and step
+would cost more than Adam, so a table holds each 16-bit number once, shuffled; each piece of memory reads on from a
+random place in it. The place is uniform and so, exactly, is what an element gets; elements of one piece share a draw,
+successive steps do not.
+
+A *step group* is what one call takes: parameters of one group that have always been updated together, so that one count
+of steps serves all of them. Where every parameter has a gradient at every step, as usual, a parameter group is one step
+group. Where some lack one (frozen layers, branches not taken) it splits there, once; it need never be joined again,
+since its halves have counted differently from then on.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from workbench.core import kernels
+from workbench.optim.adam_offload.host_transfer import Bucket
 
-__all__ = ["adam_step_", "corrected_rate", "kernel_settings"]
+__all__ = [
+    "AdamNumbers",
+    "RoundedAdam",
+    "StepGroup",
+    "adam_step_",
+    "corrected_rate",
+    "form_step_groups",
+    "round_stochastically_",
+    "take_gradients",
+]
+
+OptimizerState = dict[Tensor, dict[str, Any]]  # per parameter `step`, `exp_avg`, `exp_avg_sq`
 
 # The kernel of torch corrects the bias itself, by a count of steps that it is given. beta ** inf = 0, so nothing is
 # corrected at an endless count: the kernel then computes the last line above, in that order, with the l it is given.
 _ENDLESS = torch.tensor(math.inf, device="cpu")
+_VALUES = 2**16  # as many as the bits cut off can have; also the largest piece, so that one table serves it
+_UPPER_BITS = -(2**16)  # mask
 
 
 def corrected_rate(learning_rate: float, beta1: float, beta2: float, step: float) -> float:
-    """Return l, the learning rate with both bias corrections in it.
-
-    Args:
-        learning_rate: Learning rate, >= 0.
-        beta1: Decay rate of the first moment, in (0, 1).
-        beta2: Decay rate of the second moment, in (0, 1).
-        step: t, counted from 1.
-    """
+    """Return l, the learning rate with both bias corrections in it; steps count from 1."""
     return learning_rate * math.sqrt(1.0 - math.pow(beta2, step)) / (1.0 - math.pow(beta1, step))
+
+
+class AdamNumbers(NamedTuple):
+    """The numbers of one step: l, both betas, eps, decay, S, and whether it looks ahead."""
+
+    rate: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float = 0.0
+    loss_scale: float = 1.0
+    nesterov: bool = False
+
+    @property
+    def suit_our_kernel(self) -> bool:
+        """Whether our own kernel can take the step."""
+        return self.loss_scale == 1.0 and not self.nesterov
+
+    def for_our_kernel(self) -> kernels.AdamSettings:
+        """Return the formula, at loss scale 1 and without nesterov, as our own kernels take it."""
+        return kernels.AdamSettings(
+            first_weight=1.0 - self.betas[0],
+            beta2=self.betas[1],
+            second_weight=1.0 - self.betas[1],
+            correction=1.0,
+            eps=self.eps,
+            step=self.rate,
+            decay=self.weight_decay,
+            shrink=1.0,
+            sign=1.0,
+        )
 
 
 def adam_step_(
@@ -46,45 +100,26 @@ def adam_step_(
     gradients: list[Tensor],
     first: list[Tensor],
     second: list[Tensor],
-    *,
-    rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float = 0.0,
-    loss_scale: float = 1.0,
-    nesterov: bool = False,
+    numbers: AdamNumbers,
     before: kernels.Lasting | None = None,
 ) -> kernels.Lasting | None:
     """Update weights and moments in place; gradients are left as they are. Call it under ``torch.no_grad``.
 
-    Args:
-        weights: Dense float32 or float64 tensors on the CPU, all of one dtype.
-        gradients: One per weight, with its shape, strides and dtype (the kernel goes through memory and looks at
-            neither shape nor strides).
-        first: First moments m, likewise.
-        second: Second moments v, likewise.
-        rate: What :func:`corrected_rate` returns.
-        betas: Decay rates of the moments.
-        eps: Added to the denominator, > 0.
-        weight_decay: L2 coefficient, added to the gradient.
-        loss_scale: S, > 0.
-        nesterov: Whether the step looks ahead.
-        before: What the step before has returned; it saves looking at the same tensors again.
-
-    Returns:
-        What the next step may be given; None where no kernel of our own took this one.
+    All are dense tensors on the CPU, float32 or float64, the others with the shape, strides and dtype of their weight:
+    the kernel goes through memory and looks at neither. Given as ``before``, what the last step returned saves looking
+    at the same tensors again; it is None where no kernel of our own took that one.
     """
-    if loss_scale == 1.0 and not nesterov:
+    if numbers.suit_our_kernel:
         lists = kernels.adam_lists(weights, gradients, first, second, before=before)
         if lists is not None:
-            kernels.adam_(lists, kernel_settings(rate, betas, eps, weight_decay))
+            kernels.adam_(lists, numbers.for_our_kernel())
             return lists.lasting
-    if loss_scale != 1.0 or (nesterov and weight_decay != 0.0):
-        if weight_decay != 0.0:
-            gradients = list(torch._foreach_add(gradients, weights, alpha=weight_decay * loss_scale))
-            weight_decay = 0.0
-        if loss_scale != 1.0:
-            gradients = list(torch._foreach_div(gradients, loss_scale))
+    rate, betas, eps, decay, scale, nesterov = numbers
+    if decay != 0.0 and (scale != 1.0 or nesterov):
+        gradients = list(torch._foreach_add(gradients, weights, alpha=decay * scale))
+        decay = 0.0
+    if scale != 1.0:
+        gradients = list(torch._foreach_div(gradients, scale))
     if nesterov:
         # m' towards g by 1 - beta1 once more is what nesterov puts in the place of m', so the kernel may do that.
         torch._foreach_lerp_(first, gradients, 1.0 - betas[0])
@@ -99,7 +134,7 @@ def adam_step_(
         lr=rate,
         beta1=betas[0],
         beta2=betas[1],
-        weight_decay=weight_decay,
+        weight_decay=decay,
         eps=eps,
         amsgrad=False,
         maximize=False,
@@ -107,23 +142,146 @@ def adam_step_(
     return None
 
 
-def kernel_settings(rate: float, betas: tuple[float, float], eps: float, weight_decay: float) -> kernels.AdamSettings:
-    """Return the formula above, at loss scale 1 and without nesterov, as our own kernels take it.
+class RoundedAdam:
+    """Steps of Adam on bfloat16 moments, piece by piece in the cache, with the rounding's own random numbers."""
 
-    Args:
-        rate: What :func:`corrected_rate` returns.
-        betas: Decay rates of the moments.
-        eps: Added to the denominator, > 0.
-        weight_decay: L2 coefficient, added to the gradient.
+    def __init__(self, seed: int = 0) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        shuffled = torch.randperm(_VALUES, generator=torch.Generator().manual_seed(0), device="cpu").to(torch.int32)
+        self._table = torch.cat([shuffled, shuffled])  # read on past the end
+        self._first = torch.empty(_VALUES, device="cpu")
+        self._second = torch.empty(_VALUES, device="cpu")
+
+    def step_(
+        self,
+        weights: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        first: Sequence[Tensor],
+        second: Sequence[Tensor],
+        numbers: AdamNumbers,
+        before: kernels.Lasting | None = None,
+    ) -> kernels.Lasting | None:
+        """Do what `adam_step_` does, for float32 weights and bfloat16 moments."""
+        if numbers.suit_our_kernel:
+            lists = kernels.adam_lists(weights, gradients, first, second, torch.bfloat16, before=before)
+            if lists is not None:
+                pieces = sum(-(-length // _VALUES) for length in lists.weights.lengths)
+                places = torch.randint(_VALUES, (2 * pieces,), generator=self.generator, device="cpu")
+                settings = numbers.for_our_kernel()
+                kernels.adam_rounded_(lists, settings, table=self._table, places=places, piece=_VALUES)
+                return lists.lasting
+        for tensors in zip(weights, gradients, first, second, strict=True):
+            cut = (torch.split(_in_memory_order(tensor), _VALUES) for tensor in tensors)
+            for w_piece, g_piece, m_piece, v_piece in zip(*cut, strict=True):
+                n = w_piece.numel()
+                one, two = self._first[:n], self._second[:n]
+                one.copy_(m_piece)
+                two.copy_(v_piece)
+                adam_step_([w_piece], [g_piece], [one], [two], numbers)
+                for values, target in ((one, m_piece), (two, v_piece)):
+                    place = int(torch.randint(_VALUES, (), generator=self.generator, device="cpu"))
+                    round_stochastically_(values, self._table[place : place + n], target)
+        return None
+
+
+def round_stochastically_(values: Tensor, noise: Tensor, target: Tensor) -> None:
+    """Write contiguous float32 values, which change, to bfloat16, each rounded to one of its neighbours at random.
+
+    ``noise`` is int32, uniform in [0, 65536); all three have one shape.
     """
-    return kernels.AdamSettings(
-        first_weight=1.0 - betas[0],
-        beta2=betas[1],
-        second_weight=1.0 - betas[1],
-        correction=1.0,
-        eps=eps,
-        step=rate,
-        decay=weight_decay,
-        shrink=1.0,
-        sign=1.0,
-    )
+    values.view(torch.int32).add_(noise).bitwise_and_(_UPPER_BITS)
+    target.copy_(values)  # exact now
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+@dataclass(slots=True, eq=False)
+class StepGroup:
+    """Parameters of one dtype, the options they share, and their optimizer state as lists that a kernel takes."""
+
+    group: dict[str, Any]  # options are read from it at every step
+    parameters: list[Tensor]
+    decays: bool  # whether the group's weight decay applies to them
+    bucket: Bucket | None  # in which they travel to the host; None for those that live there
+    steps: Tensor  # taken so far, 0-dimensional, float32; owned by this step group
+    first: list[Tensor]  # moments; empty before the first step
+    second: list[Tensor]
+    lists: kernels.Lasting | None = None  # what the last step went through
+    strides: list[tuple[int, ...]] = field(init=False)
+    is_contiguous: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.strides = [parameter.stride() for parameter in self.parameters]
+        self.is_contiguous = all(parameter.is_contiguous() for parameter in self.parameters)
+
+    def part(self, chosen: Sequence[bool], wanted: bool) -> StepGroup:
+        """Return the parameters chosen, or not, as a step group with a count of its own."""
+        parameters, first, second = (
+            [item for item, flag in zip(items, chosen, strict=True) if flag is wanted] if items else []
+            for items in (self.parameters, self.first, self.second)
+        )
+        return StepGroup(self.group, parameters, self.decays, self.bucket, self.steps.clone(), first, second)
+
+    def share_count(self, state: OptimizerState) -> None:
+        """Let the state of every parameter refer to this step group's count."""
+        for parameter in self.parameters:
+            state[parameter]["step"] = self.steps
+
+
+def form_step_groups(
+    groups: Sequence[dict[str, Any]],
+    state: OptimizerState,
+    decays: Callable[[dict[str, Any], int], bool],
+    bucket_of: Callable[[Tensor], Bucket | None],
+) -> list[StepGroup]:
+    """Divide parameter groups into step groups: those of one group, dtype, bucket, decay and count of steps.
+
+    Those that travel come in the order of their buckets. The state of parameters that have one then refers to the
+    count of their step group. ``decays`` says whether a group's decay applies to the parameter at an index.
+    """
+    formed = []
+    for group in groups:
+        gathered: dict[Any, list[Tensor]] = {}
+        for index, parameter in enumerate(group["params"]):
+            steps = float(state[parameter]["step"]) if parameter in state else None
+            key = parameter.dtype, bucket_of(parameter), decays(group, index), steps
+            gathered.setdefault(key, []).append(parameter)
+        for (_, bucket, decayed, steps), members in gathered.items():
+            held = [] if steps is None else [state[parameter] for parameter in members]
+            first, second = [own["exp_avg"] for own in held], [own["exp_avg_sq"] for own in held]
+            count = torch.tensor(steps or 0.0, dtype=torch.float32, device="cpu")
+            formed.append(StepGroup(group, members, decayed, bucket, count, first, second))
+            if held:
+                formed[-1].share_count(state)
+    return sorted(formed, key=lambda step_group: -1 if step_group.bucket is None else step_group.bucket.number)
+
+
+def take_gradients(
+    step_groups: list[StepGroup], state: OptimizerState, travelling: Container[Tensor] = ()
+) -> list[tuple[StepGroup, list[Tensor]]]:
+    """Return the step groups that have gradients, with them; one of which only some have is split in place.
+
+    Parameters in ``travelling`` have gradients that may have left the device already; none are listed for these.
+    """
+    work: list[tuple[StepGroup, list[Tensor]]] = []
+    for index in range(len(step_groups)):
+        group, gradients = step_groups[index], []
+        if group.bucket is None:
+            gradients = [gradient for parameter in group.parameters if (gradient := parameter.grad) is not None]
+            n_present = len(gradients)
+        else:
+            n_present = sum(parameter in travelling for parameter in group.parameters)
+        if not n_present:
+            continue
+        if n_present < len(group.parameters):
+            there = [p.grad is not None if group.bucket is None else p in travelling for p in group.parameters]
+            group, rest = group.part(there, True), group.part(there, False)
+            step_groups[index] = group
+            step_groups.append(rest)
+            for part in (group, rest):
+                if part.first:
+                    part.share_count(state)
+        work.append((group, gradients))
+    return work

@@ -10,51 +10,45 @@ one step::
                the weights go back while the host works on the next bucket          give_back()
     afterwards computation waits for the weights, the host does not                 finish()
 
-Only gradients that leave for good leave during the backward pass. A copy of one that stays behind may be outdated by
-the time of the step, and nothing would tell: the kernel with which loss scalers unscale gradients does not count as a
-change in their version (torch 2.13), nor do all backends of torch.distributed. For the same reason nothing leaves
-before the step over several ranks: the average is yet to come.
+Only gradients that leave for good leave during the backward pass: a copy of one that stays may be outdated by the time
+of the step without a trace, since the kernel with which loss scalers unscale gradients does not change their version
+(torch 2.13), nor do all backends of torch.distributed. Over several ranks nothing leaves before the step either: the
+average is yet to come.
 
-The host keeps a copy of every weight. It is compared with the device's by version and place in memory, so that weights
+The host keeps a copy of every weight and compares it with the device's by version and place in memory, so that weights
 loaded or broadcast in between are read again; a change through ``.data`` or by another optimizer's fused kernel cannot
-be seen. For 16-bit weights the copy is
-float32 and survives reading again where it still rounds to what the device has: a master weight.
+be seen. For 16-bit weights the copy is a float32 master weight, kept where it still rounds to what the device has.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from workbench.optim.adam_offload.transfer_lanes import (
-    Lane,
-    Mark,
-    host_empty,
-    lane_for,
-)
+from workbench.core import devices
+from workbench.core import distributed as ranks
 
-__all__ = ["Bucket", "HostTransfer", "compute_dtype", "dense_strides", "make_buckets"]
-
-_SHORT = (torch.float16, torch.bfloat16)
+__all__ = ["Bucket", "CopyEvent", "CopyStream", "HostTransfer", "compute_dtype", "dense_strides", "make_buckets"]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the format in which the host computes for weights of a format: float32 for 16 bits, else the same."""
-    return torch.float32 if dtype in _SHORT else dtype
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def dense_strides(parameter: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor if it covers memory without gaps (channels_last included), else of a copy."""
+    return torch.empty_like(parameter, device="meta").stride()
 
 
 def make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Cut parameters into buckets of one device and dtype, last ones first, each of limited size unless it is single.
-
-    Args:
-        parameters: In the order of the forward pass.
-        bucket_bytes: Limit, bytes.
-    """
+    """Cut parameters into buckets of one device and dtype, last ones first, of limited size each unless single."""
     buckets: list[list[Tensor]] = []
     open_: dict[Any, tuple[list[Tensor], int]] = {}
     for parameter in reversed(parameters):
@@ -69,26 +63,78 @@ def make_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[T
     return buckets
 
 
-class Bucket:
-    """The host's side of some parameters.
+class CopyEvent:
+    """The end of a batch of copies, which ``took`` milliseconds or lies between two events of a device's stream."""
 
-    Args:
-        parameters: Of one device and dtype.
-        leaving: Lane to the host.
-        returning: Lane back; another one, as links carry both directions at once.
+    def __init__(self, took: float = 0.0, between: tuple[torch.Event, torch.Event] | None = None) -> None:
+        self._took, self._between = took, between
+
+    def wait(self) -> None:
+        """Let the host wait until the copies have been made."""
+        if self._between is not None:
+            self._between[1].synchronize()
+
+    def order_compute(self) -> None:
+        """Let computation that is dispatched from now on wait for the copies; the host does not."""
+        if self._between is not None:
+            end = self._between[1]
+            torch.accelerator.current_stream(end.device).wait_event(end)
+
+    def milliseconds(self) -> float:
+        """Return how long the copies took; ask after ``wait``."""
+        return self._took if self._between is None else float(self._between[0].elapsed_time(self._between[1]))
+
+
+class CopyStream:
+    """Copies batches of tensors in order, beside the computation of an accelerator; on the CPU at once.
+
+    Tested on a stand-in for an accelerator; not run on a real one so far.
     """
 
-    def __init__(self, parameters: list[Tensor], leaving: Lane, returning: Lane) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+
+    def copy_(self, targets: list[Tensor], sources: list[Tensor]) -> CopyEvent:
+        """Copy, after what has been dispatched to the device so far; equal shapes and dtypes.
+
+        Sources may be released by the caller at once, but not changed before the event was awaited.
+        """
+        stream = self._stream
+        if stream is None:
+            began = time.perf_counter()
+            torch._foreach_copy_(targets, sources)
+            return CopyEvent((time.perf_counter() - began) * 1e3)
+        stream.wait_stream(torch.accelerator.current_stream(self.device))
+        begin, end = (torch.Event(self.device, enable_timing=True) for _ in range(2))
+        with stream:
+            begin.record(stream)
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+            end.record(stream)
+        for source in sources:
+            if source.device == self.device:
+                source.record_stream(stream)  # its memory is not given away before the copy was made
+        return CopyEvent(between=(begin, end))
+
+
+class Bucket:
+    """The host's side of some parameters of one device and dtype.
+
+    Gradients leave on one stream and weights return on another, as links carry both directions at once.
+    """
+
+    def __init__(self, number: int, parameters: list[Tensor], leaving: CopyStream, returning: CopyStream) -> None:
+        self.number = number
         self.parameters = parameters
         self._leaving, self._returning = leaving, returning
-        self._landing = self._views(parameters[0].dtype)
-        computes = compute_dtype(parameters[0].dtype)
-        self.weights = self._views(computes)
-        self._widens = computes != parameters[0].dtype
-        self._outgoing = self._views(parameters[0].dtype) if self._widens else self.weights
+        dtype = parameters[0].dtype
+        self._widens = compute_dtype(dtype) != dtype
+        self._landing = self._views(dtype)
+        self.weights = self._views(compute_dtype(dtype))
+        self._outgoing = self._views(dtype) if self._widens else self.weights
         self._seen: list[tuple[int, int] | None] = [None] * len(parameters)
-        self._mark: Mark | None = None
-        self._returned: Mark | None = None
+        self._left: CopyEvent | None = None
+        self._returned: CopyEvent | None = None
         self._landed: list[int] = []  # or about to
         self._sums: list[Tensor | None] = [None] * len(parameters)
         self.waiting: set[int] | None = None
@@ -103,7 +149,7 @@ class Bucket:
         if frees:
             self._wait()
             self._add_up(self._landed)  # what lies where the next ones land
-        self._mark = self._leaving.copy_([self._landing[i] for i in chosen], gradients)
+        self._left = self._leaving.copy_([self._landing[i] for i in chosen], gradients)
         self._landed = chosen
         if frees:
             for i in chosen:
@@ -125,8 +171,8 @@ class Bucket:
         self._sums[index] = gradient.to(self.weights[index].dtype, copy=True)
 
     def discard(self) -> None:
-        """Forget the gradients; a copy still under way ends before those of the next step, in the same lane, begin."""
-        self._mark = None
+        """Forget the gradients; a copy still under way ends before those of the next step, on that stream, begin."""
+        self._left = None
         self._landed = []
         self._sums = [None] * len(self.parameters)
         self.waiting = None
@@ -139,8 +185,7 @@ class Bucket:
         stale = [i for i, place in enumerate(places) if place != self._seen[i]]
         if not stale:
             return
-        mark = self._leaving.copy_([self._outgoing[i] for i in stale], [self.parameters[i].detach() for i in stale])
-        mark.wait()
+        self._leaving.copy_([self._outgoing[i] for i in stale], [self.parameters[i].detach() for i in stale]).wait()
         for i in stale:
             if self._widens:
                 known, found = self.weights[i], self._outgoing[i]
@@ -155,12 +200,10 @@ class Bucket:
 
     def give_back(self, chosen: list[int]) -> None:
         """Send updated weights to the device; the host goes on."""
+        parameters, outgoing = [self.parameters[i] for i in chosen], [self._outgoing[i] for i in chosen]
         if self._widens:
-            for i in chosen:
-                self._outgoing[i].copy_(self.weights[i])
-        self._returned = self._returning.copy_(
-            [self.parameters[i] for i in chosen], [self._outgoing[i] for i in chosen]
-        )
+            torch._foreach_copy_(outgoing, [self.weights[i] for i in chosen])
+        self._returned = self._returning.copy_(parameters, outgoing)
         for i in chosen:
             self._seen[i] = _place(self.parameters[i])
 
@@ -170,10 +213,10 @@ class Bucket:
             self._returned.order_compute()
 
     def _wait(self) -> None:
-        if self._mark is not None:
-            self._mark.wait()
-            self.transfer_ms += self._mark.milliseconds()
-            self._mark = None
+        if self._left is not None:
+            self._left.wait()
+            self.transfer_ms += self._left.milliseconds()
+            self._left = None
 
     def _add_up(self, landed: list[int]) -> None:
         """Move gradients that have landed into the sums of their window."""
@@ -184,13 +227,13 @@ class Bucket:
         self._landed = [i for i in self._landed if i not in landed]
 
     def _views(self, dtype: torch.dtype) -> list[Tensor]:
-        """Return host tensors laid out as the parameters, in one piece of memory."""
+        """Return host tensors laid out as the parameters, in one piece of memory, pinned where the device pins any."""
         sizes = [parameter.numel() for parameter in self.parameters]
-        flat = host_empty((sum(sizes),), dtype, self.parameters[0].device)
-        pieces = torch.split_with_sizes(flat, sizes)
+        pinned = devices.pins_memory(self.parameters[0].device)
+        flat = torch.empty(sum(sizes), dtype=dtype, device="cpu", pin_memory=pinned)
         return [
             torch.as_strided(piece, p.shape, dense_strides(p), piece.storage_offset())
-            for piece, p in zip(pieces, self.parameters, strict=True)
+            for piece, p in zip(torch.split_with_sizes(flat, sizes), self.parameters, strict=True)
         ]
 
 
@@ -201,7 +244,7 @@ class HostTransfer:
         parameters: Those whose update is computed in other memory than where they live.
         bucket_bytes: Size limit of a bucket, bytes.
         frees: Whether gradients leave for good.
-        make_lane: Makes the lanes; tests pass their own.
+        make_stream: Makes the streams; tests pass their own.
     """
 
     def __init__(
@@ -209,17 +252,17 @@ class HostTransfer:
         parameters: Sequence[Tensor],
         bucket_bytes: int,
         frees: bool,
-        make_lane: Callable[[torch.device], Lane] = lane_for,
+        make_stream: Callable[[torch.device], CopyStream] = CopyStream,
     ) -> None:
         self.frees = frees
-        lanes: dict[torch.device, tuple[Lane, Lane]] = {}
+        streams: dict[torch.device, tuple[CopyStream, CopyStream]] = {}
         self.buckets: list[Bucket] = []
         for members in make_buckets(parameters, bucket_bytes):
             device = members[0].device
-            if device not in lanes:
-                lanes[device] = make_lane(device), make_lane(device)
-            self.buckets.append(Bucket(members, *lanes[device]))
-        self.place = {p: (number, i) for number, b in enumerate(self.buckets) for i, p in enumerate(b.parameters)}
+            if device not in streams:
+                streams[device] = make_stream(device), make_stream(device)
+            self.buckets.append(Bucket(len(self.buckets), members, *streams[device]))
+        self.place = {p: (bucket, i) for bucket in self.buckets for i, p in enumerate(bucket.parameters)}
         self._handles: dict[Tensor, RemovableHandle] = {}
 
     def listen(self) -> None:
@@ -263,7 +306,7 @@ class HostTransfer:
         for bucket in self.buckets:
             bucket.leave(self.frees)
             bucket.waiting = None
-        return {p for p, (number, i) in self.place.items() if self.buckets[number].holds(i)}
+        return {parameter for parameter, (bucket, i) in self.place.items() if bucket.holds(i)}
 
     def discard(self) -> None:
         """Forget gradients that left."""
@@ -274,27 +317,22 @@ class HostTransfer:
         """Return the gradients that left for good, on the host, by parameter; waits for those on their way."""
         if not self.frees:
             return {}
-        arrived = [bucket.arrived() for bucket in self.buckets]
-        return {p: arrived[number][i] for p, (number, i) in self.place.items() if i in arrived[number]}
+        return {bucket.parameters[i]: total for bucket in self.buckets for i, total in bucket.arrived().items()}
 
-    def finish(self) -> None:
-        """Let computation wait for the weights, and forget the gradients that they were made of."""
+    def finish(self) -> float:
+        """Let computation wait for the weights, forget gradients; return how long those travelled, milliseconds."""
         for bucket in self.buckets:
             bucket.finish()
         self.discard()
-
-    def transfer_ms(self) -> float:
-        """Return how long gradients have travelled since the last question, milliseconds."""
-        total = sum(bucket.transfer_ms for bucket in self.buckets)
+        travelled = sum(bucket.transfer_ms for bucket in self.buckets)
         for bucket in self.buckets:
             bucket.transfer_ms = 0.0
-        return total
+        return travelled
 
     def _gradient_is_ready(self, parameter: Tensor) -> None:
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        if ranks.world_size() > 1:
             return
-        number, index = self.place[parameter]
-        bucket = self.buckets[number]
+        bucket, index = self.place[parameter]
         if bucket.waiting is None:
             bucket.waiting = {i for i, member in enumerate(bucket.parameters) if member.requires_grad}
         bucket.waiting.discard(index)
@@ -314,8 +352,3 @@ def _dense(parameter: Tensor) -> Tensor:
 
 def _place(parameter: Tensor) -> tuple[int, int]:
     return parameter.data_ptr(), parameter._version
-
-
-def dense_strides(parameter: Tensor) -> tuple[int, ...]:
-    """Return the strides of a tensor if it covers memory without gaps (channels_last included), else of a copy."""
-    return torch.empty_like(parameter, device="meta").stride()

@@ -10,58 +10,57 @@ Formula, order of operations, parameter groups, dynamic rates and errors are tho
 Where the weights live decides how a step goes:
 
 * float32 and float64 on the CPU: the native fused kernel on cached lists of tensors, in place. A step looks at each
-  ``.grad`` and its strides; everything else is done per cohort (``cohorts.py``).
+  ``.grad`` and its strides; everything else is done per step group (``host_adam.py``).
 * On an accelerator gradients travel to the host and weights back, in buckets (``host_transfer.py``); moments and a copy
   of the weights lie in pinned host memory, no optimizer state on the device. 16-bit weights go the same way, wherever
   they live, and have a float32 master copy on the host; so do weights that are views with gaps, which the
   kernel cannot take. **On CUDA and NPU this is untested**: it has run on the CPU and on what stands in for an
   accelerator in the tests, which knows streams, pinned memory and devices, but is in order and cannot show a race.
 
-By default gradients leave in ``step``, and transfer, host update and return are pipelined from bucket to bucket: the
-step takes as long as the slowest of the three. What happened to ``.grad`` before (accumulation, unscaling, clipping,
-averaging over ranks) needs no special care.
-
-With ``offload_gradients`` they leave for good, from the second step on while the backward pass produces them: ``.grad``
-is None afterwards, the device's memory is free again, micro-batches are added up on the host. A loss scale is then
-divided out on the host (``unscale_offloaded_``, which ``Boosted`` calls). What looks at ``.grad`` between backward and
-step (clipping, gradient statistics, ``torch.amp.GradScaler``) finds nothing. The update itself always waits for
-``step``, since before that nobody knows whether another bucket has overflowed. Over several ranks nothing leaves before
-``step``, which comes after gradients were averaged, by ``Boosted.distribute`` or by DistributedDataParallel.
+By default gradients leave in ``step``, and transfer, host update and return are pipelined from bucket to bucket. What
+happened to ``.grad`` before (accumulation, unscaling, clipping, averaging over ranks) needs no special care. With
+``offload_gradients`` they leave for good during the backward pass, from the second step on: ``.grad`` is None
+afterwards, so that clipping, gradient statistics and ``torch.amp.GradScaler`` find nothing, and a loss scale is divided
+out on the host (``unscale_offloaded_``, which ``Boosted`` calls). The update itself always waits for ``step``, since
+before that it is unknown whether another bucket has overflowed.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 from torch.optim import Optimizer
 
-from workbench.optim.adam_offload.cohorts import (
-    Cohort,
-    form_cohorts,
-    share_count,
+from workbench.core.arguments import checked_count, checked_number, checked_switch
+from workbench.core.step_optimizer import StepOptimizer, has_step_hooks, loss_of
+from workbench.optim.adam_offload.given_parameters import is_scale_or_shift, read_parameters
+from workbench.optim.adam_offload.host_adam import (
+    AdamNumbers,
+    RoundedAdam,
+    StepGroup,
+    adam_step_,
+    corrected_rate,
+    form_step_groups,
     take_gradients,
 )
-from workbench.optim.adam_offload.given_parameters import read_parameters
-from workbench.optim.adam_offload.host_adam import adam_step_, corrected_rate
-from workbench.optim.adam_offload.host_transfer import HostTransfer, compute_dtype, dense_strides
-from workbench.optim.adam_offload.normalization_marks import is_scale_or_shift
-from workbench.optim.adam_offload.stochastic_rounding import RoundedAdam
-from workbench.optim.adam_offload.transfer_lanes import Lane, lane_for
-from workbench.optim.adam_offload.watched_step import hooked_when_watched
-from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
-from workbench.optim.skipping import loss_of
+from workbench.optim.adam_offload.host_transfer import Bucket, CopyStream, HostTransfer, compute_dtype, dense_strides
+from workbench.optim.schedule import Schedule, read_schedule, value_at
 
 __all__ = ["AdamOffload"]
 
+#: Per dynamic option of a group: the key of its schedule, and the name users know it by.
+_SCHEDULES = {"lr": ("lr_schedule", "learning_rate"), "weight_decay": ("weight_decay_schedule", "weight_decay")}
 
-class AdamOffload(Optimizer):
+
+class AdamOffload(StepOptimizer):
     """Adam computed on the host.
 
     Args:
@@ -89,8 +88,8 @@ class AdamOffload(Optimizer):
 
     Raises:
         TypeError: When an argument is of the wrong kind.
-        ValueError: When one is out of range, a list of parameters is empty, ``order_params`` does not list exactly the
-            parameters of the groups, or lists of rates differ in length.
+        ValueError: When one is out of range, there is no parameter, ``order_params`` does not list exactly those of the
+            groups, or lists of rates differ in length.
         KeyError: When a group has an unknown key.
         RuntimeError: When groups hold a parameter twice (a plain list: ValueError).
 
@@ -121,27 +120,25 @@ class AdamOffload(Optimizer):
         rounding_seed: int = 0,
         transfer: Literal["needed", "always"] = "needed",
     ) -> None:
-        _require_open_unit("beta1", beta1)
-        _require_open_unit("beta2", beta2)
-        _require_positive("eps", eps, float)
-        _require_bool("use_locking", use_locking)
-        _require_bool("use_nesterov", use_nesterov)
-        _require_positive("loss_scale", loss_scale, Real)
-        _require_bool("offload_gradients", offload_gradients)
+        arguments = dict(locals())
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            checked_number(name, beta, above=0.0, below=1.0, kind=float)
+        checked_number("eps", eps, above=0.0, kind=float)
+        checked_switch("use_locking", use_locking)
+        checked_switch("use_nesterov", use_nesterov)
+        checked_switch("offload_gradients", offload_gradients)
         if moments_dtype not in (None, torch.bfloat16):
             raise ValueError(f"`moments_dtype` must be None or torch.bfloat16, got {moments_dtype}")
-        if not isinstance(bucket_bytes, int) or bucket_bytes < 1:
-            raise ValueError(f"`bucket_bytes` must be an integer >= 1, got {bucket_bytes!r}")
+        checked_count("bucket_bytes", bucket_bytes)
         if transfer not in ("needed", "always"):
             raise ValueError(f'`transfer` must be "needed" or "always", got {transfer!r}')
         rate = read_schedule("learning_rate", learning_rate)
         decay = _read_weight_decay(weight_decay)
         groups, order = read_parameters(params, decays=decay != 0.0)
         self._global_step = 0
-        self._cohorts: list[Cohort] | None = None
-        self._found_inf: Tensor | None = None
-        self._lock = _lock(use_locking)
+        self._step_groups: list[StepGroup] | None = None
         self._transfer: HostTransfer | None = None
+        self._lock = _lock(use_locking)
         self._pending_gradients: dict[Tensor, Tensor] = {}
         self._columns: dict[str, float] = {}
         self._rounded = None if moments_dtype is None else RoundedAdam(rounding_seed)
@@ -151,19 +148,18 @@ class AdamOffload(Optimizer):
             "eps": eps,
             "weight_decay": decay,
             "use_nesterov": use_nesterov,
-            "loss_scale": float(loss_scale),
+            "loss_scale": checked_number("loss_scale", loss_scale, above=0.0),
         }
-        # Of the optimizer as a whole; torch copies every default into every group, where these mean nothing.
-        self._options: dict[str, Any] = {
-            "use_locking": use_locking,
-            "offload_gradients": offload_gradients,
-            "moments_dtype": moments_dtype,
-            "bucket_bytes": bucket_bytes,
-            "rounding_seed": rounding_seed,
-            "transfer": transfer,
-        }
+        # Those of the optimizer as a whole are no defaults: torch copies every default into every group.
+        self._arguments = {name: arguments[name] for name in arguments if name not in ("self", "params", "__class__")}
+        self._arguments["learning_rate"] = rate  # an iterable can be read only once
         super().__init__(groups, defaults)
-        _require_one_length([rate, *(group["lr_schedule"] for group in self.param_groups)])
+        schedules = [rate, *(group["lr_schedule"] for group in self.param_groups)]
+        lengths = sorted({len(schedule) for schedule in schedules if isinstance(schedule, tuple)})
+        if len(lengths) > 1:
+            raise ValueError(
+                f"`learning_rate` and `lr` lists must have one length in all groups, got lengths {lengths}"
+            )
         self._order = order
 
     @property
@@ -181,82 +177,62 @@ class AdamOffload(Optimizer):
         return self._global_step
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters.
-
-        Args:
-            param_group: ``params`` and options; ``lr`` and ``weight_decay`` may be dynamic.
+        """Add a group of parameters; its ``lr`` and ``weight_decay`` may be dynamic.
 
         Raises:
             TypeError: When a parameter is not of a floating-point type.
             ValueError: When ``moments_dtype`` is set and a parameter is of a type that needs wider moments.
         """
         group = dict(param_group)
-        schedules = {key: group.pop(key, None) for key in ("lr_schedule", "weight_decay_schedule")}
-        rate = read_schedule("lr", group["lr"]) if "lr" in group else self.defaults["lr"]
-        decay = _read_weight_decay(group["weight_decay"]) if "weight_decay" in group else self.defaults["weight_decay"]
-        group["lr"], group["lr_schedule"] = _current(rate, schedules["lr_schedule"], "learning_rate")
-        group["weight_decay"], group["weight_decay_schedule"] = _current(
-            decay, schedules["weight_decay_schedule"], "weight_decay"
-        )
+        for option, read in (("lr", functools.partial(read_schedule, "lr")), ("weight_decay", _read_weight_decay)):
+            key, name = _SCHEDULES[option]
+            value = read(group[option]) if option in group else self.defaults[option]
+            kept = group.get(key)  # a group of another AdamOffload brings its own
+            # As upstream: an empty list fails at the first step only.
+            group[option] = 0.0 if value == () else value_at(value, 0, name)
+            group[key] = value if kept is None and not isinstance(value, float) else kept
         group.setdefault("decay_by_name", False)
         super().add_param_group(group)
         for parameter in self.param_groups[-1]["params"]:
             if not parameter.is_floating_point():
                 raise TypeError(f"`params` must hold floating-point parameters, got {parameter.dtype}")
-            if self._options["moments_dtype"] is not None and compute_dtype(parameter.dtype) != torch.float32:
+            if self._arguments["moments_dtype"] is not None and compute_dtype(parameter.dtype) != torch.float32:
                 raise ValueError(f"`moments_dtype` must be None for parameters of {parameter.dtype}")
         self._drop_caches()
 
-    def over_groups(self, groups: list[dict[str, Any]]) -> AdamOffload:
-        """Return an optimizer with the arguments of this one and its place in dynamic rates, over other groups.
-
-        Args:
-            groups: Parameter groups.
-        """
-        defaults = self.defaults
-        beta1, beta2 = defaults["betas"]
-        other = type(self)(
-            groups,
-            defaults["lr"],
-            beta1,
-            beta2,
-            defaults["eps"],
-            use_nesterov=defaults["use_nesterov"],
-            weight_decay=defaults["weight_decay"],
-            loss_scale=defaults["loss_scale"],
-            **self._options,
-        )
+    def over_groups(self, groups: Sequence[dict[str, Any]]) -> AdamOffload:
+        """Return an optimizer with the arguments of this one and its place in dynamic rates, over other groups."""
+        other = type(self)(groups, **self._arguments)
         other._global_step = self._global_step
         return other
 
-    @hooked_when_watched
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient.
+        """Update every parameter that has a gradient, and return the closure's loss.
 
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When a list of rates has come to its end, or a gradient is sparse.
+        A RuntimeError says that a list of rates has come to its end, or that a gradient is sparse.
         """
+        # torch wraps the step of every optimizer in a range for its profiler and in two chains of hooks. Beside a
+        # kernel that has just driven everything else out of the caches that takes as long as gathering the gradients
+        # of a hundred parameters, so it is left out where nothing is hooked.
+        is_watched = has_step_hooks(self) or profiler._is_profiler_enabled
+        return self._hooked_step(closure) if is_watched else self._plain_step(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch's mark: it does not wrap the method itself
+
+    def _plain_step(self, closure: Callable[[], float] | None) -> float | None:
         loss = loss_of(closure)
         # A flag on the CPU costs nothing to read, and Adam on the host waits for the gradients anyway.
-        if self._found_inf is None or self._found_inf.item() == 0:
+        if self.found_inf is None or self.found_inf.item() == 0:
             with self._lock, torch.no_grad():
                 self._update()
         elif self._transfer is not None:
             self._transfer.discard()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, those that have left included.
+    _hooked_step = Optimizer.profile_hook_step(_plain_step)
 
-        Args:
-            set_to_none: As in torch.
-        """
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, those that have left included; ``set_to_none`` as in torch."""
         super().zero_grad(set_to_none)
         self._pending_gradients = {}
         if self._transfer is not None:
@@ -268,7 +244,7 @@ class AdamOffload(Optimizer):
         The part of unscaling that cannot be done through ``.grad``; nothing to do without ``offload_gradients``.
 
         Args:
-            scale_of: Gives the scale of a parameter's gradient, one element.
+            scale_of: Gives the scale of a parameter's gradient, one element; it must be the same for all.
             found_inf: Flag, float32, one element; set to 1.0 if anything is not finite.
 
         Raises:
@@ -299,18 +275,6 @@ class AdamOffload(Optimizer):
         """
         return self._columns
 
-    def step_with_found_inf(self, found_inf: Tensor) -> None:
-        """Take a step unless gradients overflowed; weights, moments and counts stay as they are then.
-
-        Args:
-            found_inf: Flag, one element; anything but 0 means skip. Step hooks run in either case.
-        """
-        self._found_inf = found_inf
-        try:
-            self.step()
-        finally:
-            self._found_inf = None
-
     def state_dict(self) -> dict[str, Any]:
         """Return what :meth:`load_state_dict` needs to continue exactly.
 
@@ -336,21 +300,18 @@ class AdamOffload(Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a saved state, or from one of ``torch.optim.Adam``. The saved tensors are copied.
-
-        Args:
-            state_dict: What :meth:`state_dict` returned for the same groups.
-        """
-        schedules = [(group["lr_schedule"], group["weight_decay_schedule"]) for group in self.param_groups]
+        """Continue from a saved state of the same groups, or of ``torch.optim.Adam``. The saved tensors are copied."""
+        schedules = [{key: group[key] for key, _ in _SCHEDULES.values()} for group in self.param_groups]
         states = state_dict["state"]
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         # torch would move the moments to where the parameter is, in its dtype; ours stay where they are.
         super().load_state_dict({**state_dict, "state": {}})
+        options = {key: value for key, value in self.defaults.items() if key not in _SCHEDULES}
         for group, kept in zip(self.param_groups, schedules, strict=True):
-            for key, schedule in zip(("lr_schedule", "weight_decay_schedule"), kept, strict=True):
+            for key, schedule in kept.items():
                 if group.get(key) is None:
                     group[key] = schedule if callable(schedule) else None
-            for key, value in self._group_defaults().items():
+            for key, value in {**options, "decay_by_name": False}.items():
                 group.setdefault(key, value)
         self.state.clear()
         held = self._held()
@@ -370,7 +331,7 @@ class AdamOffload(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         kept = super().__getstate__()
         kept.update(
-            {name: self.__dict__[name] for name in ("_global_step", "_order", "_options", "_pending_gradients")}
+            {name: self.__dict__[name] for name in ("_global_step", "_order", "_arguments", "_pending_gradients")}
         )
         if self._transfer is not None:
             kept["_pending_gradients"] = self._pending_gradients | self._transfer.held_gradients()
@@ -388,22 +349,16 @@ class AdamOffload(Optimizer):
             self._rounded.generator.set_state(generator)
         self._transfer = None
         self._columns = {}
-        # Cohorts refer to parameters and state by identity: a copy forms its own.
-        self._cohorts = None
-        self._found_inf = None
-        self._lock = _lock(self._options["use_locking"])
+        self._step_groups = None  # they refer to parameters and state by identity: a copy forms its own
+        self._lock = _lock(self._arguments["use_locking"])
         self._listen_again()
 
     def _listen_again(self) -> None:
         """Inside an accumulation window let gradients leave at once, so that the order in which they add up stays."""
         if self._pending_gradients:
-            self._cohorts = self._form_cohorts()
+            self._step_groups = self._form_step_groups()
             if self._transfer is not None:
                 self._transfer.listen()
-
-    def _group_defaults(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.defaults.items() if key not in ("lr", "weight_decay")}
-        return {**kept, "lr_schedule": None, "weight_decay_schedule": None, "decay_by_name": False}
 
     def _held(self) -> list[Tensor]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -420,7 +375,7 @@ class AdamOffload(Optimizer):
         """Return zeros on the host, laid out as a parameter; pinned where it lives on an accelerator."""
         moment = torch.empty_like(
             parameter,
-            dtype=self._options["moments_dtype"] or compute_dtype(parameter.dtype),
+            dtype=self._arguments["moments_dtype"] or compute_dtype(parameter.dtype),
             device="cpu",
             pin_memory=parameter.device.type != "cpu",
             requires_grad=False,
@@ -433,126 +388,117 @@ class AdamOffload(Optimizer):
             or compute_dtype(parameter.dtype) != parameter.dtype
             # The kernel would also write to what lies in the gaps of a view.
             or dense_strides(parameter) != parameter.stride()
-            or self._options["transfer"] == "always"
+            or self._arguments["transfer"] == "always"
         )
 
-    def _make_lane(self, device: torch.device) -> Lane:
-        return lane_for(device)
+    def _make_stream(self, device: torch.device) -> CopyStream:
+        return CopyStream(device)
 
     def _drop_caches(self) -> None:
         if self._transfer is not None:
             self._pending_gradients |= self._transfer.held_gradients()
             self._transfer.stop_listening()
         self._transfer = None
-        self._cohorts = None
+        self._step_groups = None
 
-    def _form_cohorts(self) -> list[Cohort]:
+    def _form_step_groups(self) -> list[StepGroup]:
         travellers = [parameter for parameter in self._held() if self._travels(parameter)]
-        place: Mapping[Tensor, tuple[int, int]] = {}
         if travellers:
-            frees = self._options["offload_gradients"]
-            transfer = HostTransfer(travellers, self._options["bucket_bytes"], frees, self._make_lane)
-            place = transfer.place
-            for parameter, (number, index) in place.items():
-                if parameter in self.state and compute_dtype(parameter.dtype) != parameter.dtype:
-                    state = self.state[parameter]
-                    if "master" in state:
-                        transfer.buckets[number].give_master(index, state["master"])
-                    state["master"] = transfer.buckets[number].weights[index]
+            arguments = self._arguments
+            self._transfer = HostTransfer(
+                travellers, arguments["bucket_bytes"], arguments["offload_gradients"], self._make_stream
+            )
+            for parameter, (bucket, index) in self._transfer.place.items():
+                if parameter in self.state:
+                    self._keep_master(parameter)
                 if parameter in self._pending_gradients:
-                    transfer.buckets[number].put_sum(index, self._pending_gradients[parameter])
+                    bucket.put_sum(index, self._pending_gradients[parameter])
             self._pending_gradients = {}
-            self._transfer = transfer
-        return form_cohorts(
-            self.param_groups,
-            self.state,
-            _decays,
-            lambda parameter: place[parameter][0] if parameter in place else None,
-        )
+        return form_step_groups(self.param_groups, self.state, _decays, self._bucket_of)
+
+    def _bucket_of(self, parameter: Tensor) -> Bucket | None:
+        """Return the bucket in which a parameter travels."""
+        place = None if self._transfer is None else self._transfer.place.get(parameter)
+        return None if place is None else place[0]
+
+    def _keep_master(self, parameter: Tensor) -> None:
+        """Let the state of 16-bit weights have the host's copy as ``master``, with the value it had so far."""
+        if self._transfer is None or compute_dtype(parameter.dtype) == parameter.dtype:
+            return
+        (bucket, index), state = self._transfer.place[parameter], self.state[parameter]
+        if "master" in state:
+            bucket.give_master(index, state["master"])
+        state["master"] = bucket.weights[index]
 
     def _update(self) -> None:
-        for group in self.param_groups:
-            for name, key in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
-                schedule = group[f"{name}_schedule"]
-                if schedule is not None:
-                    group[name] = value_at(schedule, self._global_step, key)
-        if self._cohorts is None:
-            self._cohorts = self._form_cohorts()
-        begin = time.perf_counter()
+        self._follow_schedules()
+        if self._step_groups is None:
+            self._step_groups = self._form_step_groups()
+        began = time.perf_counter()
         transfer = self._transfer
         travelling = set[Tensor]() if transfer is None else transfer.collect()
-        work = take_gradients(self._cohorts, self.state, travelling)
         arrived: dict[int, dict[int, Tensor]] = {}
         host_seconds = 0.0
-        for cohort, gradients in work:
-            if not cohort.first:
-                self._begin(cohort)
-            if cohort.bucket is None:
-                began = time.perf_counter()
-                self._adam(cohort, cohort.parameters, _laid_out(cohort, gradients))
-                host_seconds += time.perf_counter() - began
+        for step_group, gradients in take_gradients(self._step_groups, self.state, travelling):
+            bucket = step_group.bucket
+            if not step_group.first:
+                self._begin(step_group)
+            if transfer is None or bucket is None:
+                host_seconds += self._adam(step_group, step_group.parameters, _laid_out(step_group, gradients))
                 continue
-            assert transfer is not None
-            bucket = transfer.buckets[cohort.bucket]
-            if cohort.bucket not in arrived:
+            if bucket.number not in arrived:
                 bucket.read_weights()
-                arrived[cohort.bucket] = bucket.arrived()
-            chosen = [transfer.place[parameter][1] for parameter in cohort.parameters]
-            began = time.perf_counter()
-            on_host = [arrived[cohort.bucket][i] for i in chosen]
-            self._adam(cohort, [bucket.weights[i] for i in chosen], on_host)
-            host_seconds += time.perf_counter() - began
+                arrived[bucket.number] = bucket.arrived()
+            chosen = [transfer.place[parameter][1] for parameter in step_group.parameters]
+            on_host = [arrived[bucket.number][i] for i in chosen]
+            host_seconds += self._adam(step_group, [bucket.weights[i] for i in chosen], on_host)
             bucket.give_back(chosen)
         self._columns = {"offload.host_ms": host_seconds * 1e3}
         if transfer is not None:
-            transfer.finish()
-            self._note_transfer(transfer, host_seconds * 1e3, (time.perf_counter() - begin) * 1e3)
+            transfer_ms = transfer.finish()
+            waited_ms, total_ms = (time.perf_counter() - began) * 1e3, transfer_ms + host_seconds * 1e3
+            self._columns["offload.transfer_ms"] = transfer_ms
+            self._columns["offload.hidden_share"] = max(0.0, 1.0 - waited_ms / total_ms) if total_ms > 0.0 else 0.0
             transfer.listen()
         self._global_step += 1
-        for group in self.param_groups:
-            self._show_coming_values(group)
+        # Let groups show what the coming step will use, as with torch's schedulers.
+        self._follow_schedules(past_end="last")
 
-    def _note_transfer(self, transfer: HostTransfer, host_ms: float, waited_ms: float) -> None:
-        transfer_ms = transfer.transfer_ms()
-        total = transfer_ms + host_ms
-        self._columns["offload.transfer_ms"] = transfer_ms
-        self._columns["offload.hidden_share"] = max(0.0, 1.0 - waited_ms / total) if total > 0.0 else 0.0
-
-    def _adam(self, cohort: Cohort, weights: list[Tensor], gradients: list[Tensor]) -> None:
-        cohort.steps += 1
-        group = cohort.group
+    def _adam(self, step_group: StepGroup, weights: list[Tensor], gradients: list[Tensor]) -> float:
+        """Update a step group and return how long that took, seconds."""
+        began = time.perf_counter()
+        step_group.steps += 1
+        group = step_group.group
         beta1, beta2 = group["betas"]
-        take_step_ = adam_step_ if self._rounded is None else self._rounded.step_
-        cohort.lists = take_step_(
-            weights,
-            gradients,
-            cohort.first,
-            cohort.second,
-            rate=corrected_rate(float(group["lr"]), beta1, beta2, cohort.steps.item()),
+        numbers = AdamNumbers(
+            rate=corrected_rate(float(group["lr"]), beta1, beta2, step_group.steps.item()),
             betas=(beta1, beta2),
             eps=group["eps"],
-            weight_decay=group["weight_decay"] if cohort.decays else 0.0,
+            weight_decay=group["weight_decay"] if step_group.decays else 0.0,
             loss_scale=group["loss_scale"],
             nesterov=group["use_nesterov"],
-            before=cohort.lists,
         )
+        take_step_ = adam_step_ if self._rounded is None else self._rounded.step_
+        step_group.lists = take_step_(
+            weights, gradients, step_group.first, step_group.second, numbers, before=step_group.lists
+        )
+        return time.perf_counter() - began
 
-    def _begin(self, cohort: Cohort) -> None:
-        cohort.first = [self._host_moment(parameter) for parameter in cohort.parameters]
-        cohort.second = [self._host_moment(parameter) for parameter in cohort.parameters]
-        for parameter, first, second in zip(cohort.parameters, cohort.first, cohort.second, strict=True):
+    def _begin(self, step_group: StepGroup) -> None:
+        """Make the state of parameters that have none yet."""
+        for parameter in step_group.parameters:
+            first, second = self._host_moment(parameter), self._host_moment(parameter)
+            step_group.first.append(first)
+            step_group.second.append(second)
             self.state[parameter].update(exp_avg=first, exp_avg_sq=second)
-            if self._transfer is not None and compute_dtype(parameter.dtype) != parameter.dtype:
-                number, index = self._transfer.place[parameter]
-                self.state[parameter]["master"] = self._transfer.buckets[number].weights[index]
-        share_count(cohort, self.state)
+            self._keep_master(parameter)
+        step_group.share_count(self.state)
 
-    def _show_coming_values(self, group: dict[str, Any]) -> None:
-        """Let the group show what the coming step will use, as with torch's schedulers; the last one past an end."""
-        for name, key in (("lr", "learning_rate"), ("weight_decay", "weight_decay")):
-            schedule = group[f"{name}_schedule"]
-            if schedule is not None and not (isinstance(schedule, tuple) and self._global_step >= len(schedule)):
-                group[name] = value_at(schedule, self._global_step, key)
+    def _follow_schedules(self, past_end: Literal["error", "last"] = "error") -> None:
+        for group in self.param_groups:
+            for option, (key, name) in _SCHEDULES.items():
+                if group[key] is not None and (group[key] or past_end == "error"):
+                    group[option] = value_at(group[key], self._global_step, name, past_end=past_end)
 
 
 def _decays(group: dict[str, Any], index: int) -> bool:
@@ -562,30 +508,24 @@ def _decays(group: dict[str, Any], index: int) -> bool:
     return not is_scale_or_shift(group["params"][index], "" if names is None else names[index])
 
 
-def _laid_out(cohort: Cohort, gradients: list[Tensor]) -> list[Tensor]:
+def _laid_out(step_group: StepGroup, gradients: list[Tensor]) -> list[Tensor]:
     """Return gradients laid out as their parameters.
 
-    The kernel goes through memory as if they were. Those that autograd put into ``.grad`` are; those that somebody
-    assigned need not be, and the result would be silently wrong (torch's fused Adam has this trap).
+    The kernel goes through memory as if they were. Those of autograd are; those that were assigned to ``.grad`` need
+    not be, and the result would be silently wrong (torch's fused Adam has this trap).
     """
     try:
-        if cohort.is_contiguous and all(map(Tensor.is_contiguous, gradients)):  # the quicker question, mostly enough
+        # The quicker question comes first and is mostly enough.
+        if step_group.is_contiguous and all(map(Tensor.is_contiguous, gradients)):
             return gradients
-        if list(map(Tensor.stride, gradients)) == cohort.strides:
+        if list(map(Tensor.stride, gradients)) == step_group.strides:
             return gradients
     except RuntimeError as error:  # a sparse tensor has no strides
         raise RuntimeError("AdamOffload needs dense gradients; build the embedding with sparse=False") from error
     return [
         torch.empty_like(parameter).copy_(gradient)
-        for parameter, gradient in zip(cohort.parameters, gradients, strict=True)
+        for parameter, gradient in zip(step_group.parameters, gradients, strict=True)
     ]
-
-
-def _current(value: float | Schedule, schedule: Schedule | None, name: str) -> tuple[float, Schedule | None]:
-    """Return what a group holds for a value that may be dynamic; a schedule that it already has stays."""
-    # As upstream: an empty list fails at the first step only.
-    first = 0.0 if value == () else value_at(value, 0, name)
-    return first, value if schedule is None and not isinstance(value, float) else schedule
 
 
 def _read_weight_decay(decay: Any) -> float | Schedule:
@@ -594,29 +534,3 @@ def _read_weight_decay(decay: Any) -> float | Schedule:
 
 def _lock(wanted: bool) -> AbstractContextManager[Any]:
     return threading.Lock() if wanted else nullcontext()
-
-
-def _require_one_length(schedules: Iterable[object]) -> None:
-    lengths = sorted({len(schedule) for schedule in schedules if isinstance(schedule, tuple)})
-    if len(lengths) > 1:
-        raise ValueError(f"`learning_rate` and `lr` lists must have one length in all groups, got lengths {lengths}")
-
-
-def _require_open_unit(name: str, value: Any) -> None:
-    if not isinstance(value, float):
-        raise TypeError(f"`{name}` must be a float, got {type(value).__name__}")
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"`{name}` must lie in (0, 1), got {value}")
-
-
-def _require_positive(name: str, value: Any, kind: type) -> None:
-    fits = isinstance(value, kind) and not isinstance(value, bool)
-    if not fits:
-        raise TypeError(f"`{name}` must be a {'number' if kind is Real else 'float'}, got {type(value).__name__}")
-    if not 0.0 < float(value) < float("inf"):
-        raise ValueError(f"`{name}` must be finite and > 0, got {value}")
-
-
-def _require_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be a bool, got {value!r}")

@@ -1,4 +1,4 @@
-"""Tables of embeddings for ids without end: hashed into rows, or given rows that go back when nobody asks for them.
+"""Tables of embeddings for ids without end: hashed into rows, or given rows that are taken back when out of use.
 
 ``HashEmbedding`` computes the row from the id and remembers nothing. ``EvictingEmbedding`` knows whose each row is.
 Both have gradients for the rows that a batch touched only; `workbench.optim.row_wise` updates no others.

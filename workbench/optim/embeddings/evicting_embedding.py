@@ -7,9 +7,9 @@ Training and Inference", RecSys 2022, arXiv:2210.08803, section 4.2). So looking
 number of tensor operations for a whole batch. With one bucket (``ways = n_rows``) the row evicted is the stalest of
 all; with 16 ways it is the stalest of 16, and a bucket overflows only when 16 ids of the same batch want it.
 
-In training, an id without a row claims the free or else the stalest row of its bucket. The row's weights begin anew,
-with numbers that are a function of seed and id, and ``weight.fresh_rows`` tells the optimizer to begin the row's state
-anew (`workbench.optim.row_wise`). Where every row of the bucket is younger than ``min_age``, the id shares one of
+In training, an id without a row claims the free or else the stalest row of its bucket. The row's weights start
+from numbers that are a function of seed and id, and ``weight.fresh_rows`` tells the optimizer to start the row's state
+afresh (`workbench.optim.row_wise`). Where every row of the bucket is younger than ``min_age``, the id shares one of
 them for this batch: a collision, counted. Outside training nothing is claimed, and an id without a row gets the
 numbers that its row would begin with.
 """
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.arguments import checked_count, checked_number
 from workbench.optim.embeddings.mixing import mix64, uniform_from
 
 __all__ = ["EvictingEmbedding", "TableOccupancy"]
@@ -34,12 +35,8 @@ _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF
 class TableOccupancy:
     """How full a table is and what it has given away.
 
-    Args:
-        n_rows: Rows of the table.
-        rows_in_use: Rows that have an owner.
-        claims: Rows given to an id, since the beginning.
-        evictions: How many of the claims took the row from another id.
-        collisions: Ids (counted once per batch) that had to share a row.
+    ``claims`` are rows given to an id since the beginning, ``evictions`` how many of them took the row from another id,
+    ``collisions`` the ids (counted once per batch) that had to share a row.
     """
 
     n_rows: int
@@ -100,12 +97,10 @@ class EvictingEmbedding(nn.Module):
         super().__init__()
         ways = min(16, n_rows) if ways is None else ways
         for name, size in {"n_rows": n_rows, "dim": dim, "ways": ways, "min_age": min_age}.items():
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {size}")
+            checked_count(name, size)
         if n_rows % ways:
             raise ValueError(f"`n_rows` must be a multiple of `ways` ({ways}), got {n_rows}")
-        if not init_scale >= 0.0:
-            raise ValueError(f"`init_scale` must be at least 0, got {init_scale}")
+        checked_number("init_scale", init_scale)
         self.n_rows, self.dim, self.ways, self.min_age = n_rows, dim, ways, min_age
         self.init_scale, self.seed = init_scale, seed
         self.n_buckets = n_rows // ways
@@ -141,11 +136,7 @@ class EvictingEmbedding(nn.Module):
         return found.view(*ids.shape, self.dim)
 
     def first_weights(self, ids: Tensor) -> Tensor:
-        """Return what the rows of these ids begin with, shape ``[n, dim]``: a function of seed and id.
-
-        Args:
-            ids: int64, shape ``[n]``.
-        """
+        """Return what the rows of these ids begin with, shape ``[n, dim]``: a function of seed and id."""
         columns = torch.arange(self.dim, device=ids.device)
         scrambled = mix64(mix64(ids, self.seed + 1).unsqueeze(1) + columns, self.seed + 2)
         return ((uniform_from(scrambled) * 2.0 - 1.0) * self.init_scale).to(self.weight.dtype)
@@ -161,11 +152,7 @@ class EvictingEmbedding(nn.Module):
         return TableOccupancy(self.n_rows, claims - evictions, claims, evictions, collisions)
 
     def rows_of(self, ids: Tensor) -> Tensor:
-        """Return the row of each id, int64, shape ``[n]``; -1 for an id without one. Changes nothing.
-
-        Args:
-            ids: int64, shape ``[n]``.
-        """
+        """Return the row of each id, int64, shape ``[n]``; -1 for an id without one. Changes nothing."""
         rows, known = self._find(ids, self._bucket_of(ids))
         return torch.where(known, rows, -1)
 
@@ -199,7 +186,7 @@ class EvictingEmbedding(nn.Module):
         taken = rank.clamp(max=self.ways - 1).unsqueeze(1)
         age_of_row, slot = by_age.gather(1, taken).squeeze(1), slots.gather(1, taken).squeeze(1)
         granted = (rank < self.ways) & (age_of_row <= self.clock - self.min_age)
-        granted |= (rank < self.ways) & (age_of_row == 0)  # free rows are nobody's, however early it is
+        granted |= (rank < self.ways) & (age_of_row == 0)  # a free row needs no minimum age
         shared = (mix64(newcomers, self.seed + 3) & _POSITIVE) % self.ways
         rows = bucket * self.ways + torch.where(granted, slot, shared)
         given, owners = rows[granted], newcomers[granted]

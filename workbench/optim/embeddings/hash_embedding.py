@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.core.arguments import checked_count, checked_number
 from workbench.optim.embeddings.mixing import mix64
 
 __all__ = ["HashEmbedding"]
@@ -65,27 +66,21 @@ class HashEmbedding(nn.Module):
         n_importance_rows = n_rows if n_importance_rows is None else n_importance_rows
         sizes = {"n_rows": n_rows, "dim": dim, "n_hashes": n_hashes, "n_importance_rows": n_importance_rows}
         for name, size in sizes.items():
-            if size < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {size}")
-        if not init_scale >= 0.0:
-            raise ValueError(f"`init_scale` must be at least 0, got {init_scale}")
+            checked_count(name, size)
+        checked_number("init_scale", init_scale)
         self.n_rows, self.dim, self.n_hashes, self.init_scale, self.seed = n_rows, dim, n_hashes, init_scale, seed
         self.weight = nn.Parameter(torch.empty(n_rows, dim))
         self.importance = nn.Parameter(torch.empty(n_importance_rows, n_hashes)) if n_hashes > 1 else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Begin anew, with torch's global generator."""
+        """Draw the first weights, with torch's global generator."""
         nn.init.uniform_(self.weight, -self.init_scale, self.init_scale)
         if self.importance is not None:
             nn.init.constant_(self.importance, self.n_hashes**-0.5)
 
     def rows_of(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids, int64, shape ``[...]``; with several hash functions ``[..., n_hashes]``.
-
-        Args:
-            ids: int64, shape ``[...]``.
-        """
+        """Return the rows of int64 ids of shape ``[...]``; with several hash functions ``[..., n_hashes]``."""
         if self.n_hashes == 1:
             return _row(ids, self.seed, self.n_rows)
         return torch.stack([_row(ids, self._seed_of(j), self.n_rows) for j in range(self.n_hashes)], dim=-1)

@@ -25,11 +25,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix64_number(number: int, seed: int = 0) -> int:
-    """Return the scrambled number, 0 to 2 ** 64 - 1.
-
-    Args:
-        number: Any integer; taken modulo 2 ** 64.
-        seed: Chooses the scrambling; any integer.
+    """Return the scrambled number, 0 to 2 ** 64 - 1, of any integer modulo 2 ** 64; any seed chooses a scrambling.
 
     Example:
         >>> hex(mix64_number(0))  # the first output of splitmix64.c from state 0
@@ -42,12 +38,7 @@ def mix64_number(number: int, seed: int = 0) -> int:
 
 
 def mix64_array(numbers: npt.NDArray[Any], seed: int = 0) -> npt.NDArray[np.uint64]:
-    """Return scrambled numbers as a new uint64 array of the same shape.
-
-    Args:
-        numbers: int64 or uint64, any shape; negative ones count as their two's complement.
-        seed: As in :func:`mix64_number`.
-    """
+    """Return scrambled numbers, int64 (two's complement) or uint64, as a new uint64 array of the same shape."""
     z = np.array(numbers, copy=True).view(np.uint64) if numbers.dtype.itemsize == 8 else numbers.astype(np.uint64)
     z += np.uint64(_offset(seed))
     shifted = z >> np.uint64(30)
@@ -62,15 +53,7 @@ def mix64_array(numbers: npt.NDArray[Any], seed: int = 0) -> npt.NDArray[np.uint
 
 
 def mix64(ids: Tensor, seed: int = 0) -> Tensor:
-    """Return scrambled ids as int64 (the bits of the unsigned result).
-
-    Args:
-        ids: int64, any shape and device.
-        seed: As in :func:`mix64_number`.
-
-    Raises:
-        TypeError: When the ids are not int64.
-    """
+    """Return scrambled ids as int64 (the bits of the unsigned result); ids that are not int64 are a TypeError."""
     if ids.dtype != torch.int64:
         raise TypeError(f"`ids` must be int64, got {ids.dtype}")
     if ids.device.type == "cpu":  # numpy starts an operation in a third of torch's time, and batches are small
@@ -82,11 +65,7 @@ def mix64(ids: Tensor, seed: int = 0) -> Tensor:
 
 
 def uniform_from(scrambled: Tensor) -> Tensor:
-    """Return numbers in [0, 1) from scrambled ones: the upper 24 bits, exact in float32.
-
-    Args:
-        scrambled: What :func:`mix64` returned, any shape.
-    """
+    """Return numbers in [0, 1) from what `mix64` returned: the upper 24 bits, exact in float32."""
     return _shifted(scrambled, 40).to(torch.float32) * 2.0**-24
 
 

@@ -11,44 +11,51 @@ Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024, 
 factor of the rate is his. Moonlight's ``0.2 sqrt(max(rows, columns))`` (arXiv:2502.16982), which makes updates as large
 as AdamW's, was tried: at its best rate ``digits-autoencoder`` ended at 0.51 instead of 0.47, the transformer of
 ``topics-gpt`` at 3.53 instead of 3.51 bits per byte.
+
+Tables of embeddings look like matrices but are lists of rows, and the layer that makes the outputs gains nothing
+(Jordan 2024), so both are left to AdamW, with biases, scales, and kernels that are vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.optim.adamw import adamw
 
+from workbench.core.arguments import checked_count, checked_number
 from workbench.core.devices import has_fast_bfloat16
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.fused_kernels import has_fused_kernel
-from workbench.optim.muon.hidden_matrices import is_matrix, parameter_groups
 from workbench.optim.muon.orthogonal import orthogonalised
-from workbench.optim.schedule import checked_number
-from workbench.optim.skipping import SkippingOptimizer, loss_of
 
-__all__ = ["Muon"]
+__all__ = ["Muon", "is_matrix", "parameter_groups"]
+
+_NORMALIZATIONS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, _NormBase)
 
 _WORTH_BFLOAT16 = 256
 """Rows from which a CPU's products gain more in bfloat16 than converting costs."""
 
 
-class Muon(SkippingOptimizer):
+class Muon(StepOptimizer):
     """Muon for hidden matrices, AdamW for all other parameters, as one optimizer.
 
     Parameter groups are of two kinds, distinguished by their option ``matrices``: those of hidden matrices have ``lr``,
     ``momentum``, ``nesterov``, ``ns_steps``; the others ``lr`` (which begins at ``aux_lr``), ``betas`` and ``eps``; all
     have ``weight_decay``. A learning-rate scheduler scales the ``lr`` of both kinds. Kernels of convolutions are
     matrices ``[out, in * height * width]``. Matrices of one shape are made orthogonal together, in float32, or bfloat16
-    where the device multiplies it faster.
+    where the device multiplies it faster. Unlike torch's own it takes convolutions and the rest of the network,
+    batches equal shapes, and needs fewer iterations.
 
     Args:
-        params: The network, whose hidden matrices are found (`hidden_matrices.parameter_groups`); or parameters, named
-            parameters or parameter groups. A group without ``matrices`` is split by shape, which tells no embedding and
-            no output layer from a hidden matrix.
+        params: The network, whose hidden matrices are found (`parameter_groups`); or parameters, named parameters or
+            parameter groups. A group without ``matrices`` is split by shape, which cannot distinguish an embedding or
+            an output layer from a hidden matrix.
         lr: Rate of hidden matrices: the size of the steps, as gradients' sizes do not count. >= 0.
         aux_lr: AdamW's rate, >= 0.
         momentum: Share of the past in the momentum, in [0, 1).
@@ -59,7 +66,7 @@ class Muon(SkippingOptimizer):
         eps: Added to AdamW's denominator, > 0.
 
     Raises:
-        TypeError: When a number is none.
+        TypeError: When an argument is not a number.
         ValueError: When a number is out of range, a group asks for matrices and holds something else, or there is
             nothing to train.
 
@@ -69,10 +76,6 @@ class Muon(SkippingOptimizer):
         >>> optimizer = Muon(net, lr=0.02, aux_lr=0.01)
         >>> [(group["matrices"], group["lr"], len(group["params"])) for group in optimizer.param_groups]
         [(True, 0.02, 2), (False, 0.01, 4)]
-
-    Reference:
-        The module's text. Unlike torch's own ``Muon`` it takes convolutions and the rest of the network, batches equal
-        shapes, and needs fewer iterations.
     """
 
     #: `torch.amp.GradScaler` hands `found_inf` and `grad_scale` over instead of waiting for the device.
@@ -90,34 +93,20 @@ class Muon(SkippingOptimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ) -> None:
-        if isinstance(ns_steps, bool) or not isinstance(ns_steps, int):
-            raise TypeError(f"`ns_steps` must be a whole number, got {ns_steps!r}")
-        if ns_steps < 1:
-            raise ValueError(f"`ns_steps` must be at least 1, got {ns_steps}")
-        for name, share in (("momentum", momentum), ("betas", betas[0]), ("betas", betas[1])):
-            if not checked_number(name, share) < 1:
-                raise ValueError(f"`{name}` must lie in [0, 1), got {share:g}")
         self._aux_rate = checked_number("aux_lr", aux_lr)
         options = {
             "lr": checked_number("lr", lr),
-            "momentum": momentum,
+            "momentum": checked_number("momentum", momentum, below=1.0),
             "weight_decay": checked_number("weight_decay", weight_decay),
             "nesterov": bool(nesterov),
-            "ns_steps": ns_steps,
-            "betas": tuple(betas),
-            "eps": checked_number("eps", eps, positive=True),
+            "ns_steps": checked_count("ns_steps", ns_steps),
+            "betas": tuple(checked_number("betas", beta, below=1.0) for beta in betas),
+            "eps": checked_number("eps", eps, above=0.0),
         }
         super().__init__(parameter_groups(params) if isinstance(params, nn.Module) else _by_kind(params), options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; without ``matrices`` it must hold parameters of one kind.
-
-        Args:
-            param_group: As for every torch optimizer.
-
-        Raises:
-            ValueError: When the group holds both kinds, or asks for matrices and holds something else.
-        """
+        """Add a group; without ``matrices`` it must hold parameters of one kind, or this is a ValueError."""
         parts = _by_kind([param_group])
         if len(parts) != 1:
             raise ValueError("a group must hold either matrices or other parameters, got both; add them as two groups")
@@ -130,22 +119,9 @@ class Muon(SkippingOptimizer):
             self.param_groups.pop()
             raise ValueError("a group with `matrices` holds a parameter with less than two rows or columns")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When a gradient is sparse.
-        """
-        loss = loss_of(closure)
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        carried: Tensor | None = getattr(self, "grad_scale", None)  # GradScaler's, still in the gradients
+    def _step(self) -> None:
+        found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
+        carried = self.carried_scale
         for group in self.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             gradients = [parameter.grad for parameter in trained]
@@ -159,13 +135,12 @@ class Muon(SkippingOptimizer):
                 self._move_matrices(group, trained, gradients, found_inf)
             else:
                 self._move_others(group, trained, gradients, found_inf)
-        return loss
 
     def _move_matrices(
         self, group: dict[str, Any], trained: list[Tensor], gradients: list[Tensor], found_inf: Tensor | None
     ) -> None:
         rate, momentum = float(group["lr"]), group["momentum"]
-        buffers = [self._kept(parameter, "momentum_buffer") for parameter in trained]
+        buffers = [zeros_in(self.state[parameter], parameter, "momentum_buffer") for parameter in trained]
         keeps: float | Tensor = 1.0 - rate * group["weight_decay"]
         if found_inf is not None:  # a momentum that meets itself stays as it is, to the bit
             skips = found_inf != 0
@@ -188,8 +163,8 @@ class Muon(SkippingOptimizer):
         fused = all(has_fused_kernel(parameter, "_fused_adamw_") for parameter in trained)
         if not fused and found_inf is not None and found_inf.item() != 0:
             return  # where there is no kernel that reads the flag the host has to
-        first = [self._kept(parameter, "exp_avg") for parameter in trained]
-        second = [self._kept(parameter, "exp_avg_sq") for parameter in trained]
+        first = [zeros_in(self.state[parameter], parameter, "exp_avg") for parameter in trained]
+        second = [zeros_in(self.state[parameter], parameter, "exp_avg_sq") for parameter in trained]
         adamw(
             trained,
             gradients,
@@ -208,13 +183,6 @@ class Muon(SkippingOptimizer):
             eps=group["eps"],
             maximize=False,
         )
-
-    def _kept(self, parameter: Tensor, name: str) -> Tensor:
-        state = self.state[parameter]
-        if name not in state:
-            state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        tensor: Tensor = state[name]
-        return tensor
 
     def _steps_of(self, parameter: Tensor, *, fused: bool) -> Tensor:
         state = self.state[parameter]
@@ -299,3 +267,39 @@ def _number_format(matrices: Tensor) -> torch.dtype:
         return torch.float64
     is_worth_it = not matrices.is_cpu or min(matrices.shape[1:]) >= _WORTH_BFLOAT16
     return torch.bfloat16 if is_worth_it and has_fast_bfloat16(matrices.device) else torch.float32
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Return whether a parameter, its trailing axes taken together, has at least two rows and columns.
+
+    A kernel ``[out, in, height, width]`` counts as ``[out, in * height * width]``.
+    """
+    return parameter.dim() >= 2 and parameter.shape[0] > 1 and parameter[0].numel() > 1
+
+
+def parameter_groups(network: nn.Module) -> list[dict[str, Any]]:
+    """Split a network's parameters into hidden matrices and the rest.
+
+    Hidden matrices are weights of linear, convolutional, recurrent and attention layers, and of modules of the user's
+    own whose parameter is called "weight..."; not those of normalizations, of modules whose class is named after
+    embeddings, of convolutions in groups, of the last linear or convolutional layer in the order of registration, and
+    nothing that is tied to one of these. Parameters that do not require gradients are taken along: they may later.
+
+    Returns:
+        At most two groups of named parameters with the option ``matrices``, true in the first; empty ones are left out.
+    """
+    layers = [module for module in network.modules() if isinstance(module, nn.Linear | _ConvNd)]
+    outputs = set(layers[-1:])
+    hidden: set[nn.Parameter] = set()
+    others: set[nn.Parameter] = set()
+    for module in network.modules():
+        is_embedding = "embedding" in type(module).__name__.lower()
+        fits = not (is_embedding or module in outputs or isinstance(module, _NORMALIZATIONS))
+        for name, parameter in module.named_parameters(recurse=False):
+            is_hidden = fits and "weight" in name and is_matrix(parameter) and getattr(module, "groups", 1) == 1
+            (hidden if is_hidden else others).add(parameter)
+    named = list(network.named_parameters())
+    matrices = [(name, one) for name, one in named if one in hidden and one not in others]
+    rest = [(name, one) for name, one in named if one in others]
+    split = ({"params": matrices, "matrices": True}, {"params": rest, "matrices": False})
+    return [group for group in split if group["params"]]

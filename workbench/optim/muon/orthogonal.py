@@ -44,21 +44,13 @@ Polynomial = tuple[float, float, float]
 
 @functools.cache
 def polynomials(steps: int) -> tuple[Polynomial, ...]:
-    """Return the coefficients (a, b, c) of each step's polynomial.
-
-    Args:
-        steps: Number of steps, >= 1.
-    """
+    """Return the coefficients (a, b, c) of each step's polynomial."""
     return _chain(reach(steps), steps)[0]
 
 
 @functools.cache
 def reach(steps: int) -> float:
-    """Return the smallest singular value, relative to the bound on the largest, that ends within 0.2 of 1.
-
-    Args:
-        steps: Number of steps, >= 1.
-    """
+    """Return the smallest singular value, relative to the bound on the largest, that ends within 0.2 of 1."""
     low, high = -40.0, -0.1  # logarithms
     while high - low > 1e-9:
         middle = (low + high) / 2

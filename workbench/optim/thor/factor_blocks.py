@@ -36,12 +36,6 @@ class Block(NamedTuple):
 class FactorBlocks:
     """Sums, running factors and inverses of the diagonal blocks of several symmetric factors.
 
-    Args:
-        sizes: Rows of each factor.
-        block_size: Rows of a block.
-        device: Where they live.
-        dtype: Number format, float32 or float64.
-
     Attributes:
         factors: Per bin, shape ``[blocks, s, s]``: what is being summed up, and after a refresh the factor itself.
         inverses: Per bin, same shape: the inverses in force; the unit matrix before the first refresh.
@@ -83,25 +77,13 @@ class FactorBlocks:
         """Return (begin, end, view without padding) of a factor's blocks in ``factors`` or ``inverses``."""
         return [(b.begin, b.end, of[b.bin][b.row, : b.end - b.begin, : b.end - b.begin]) for b in self.blocks[factor]]
 
-    def dense(self, factor: int, of: dict[int, Tensor]) -> Tensor:
-        """Return a factor as one block diagonal matrix, for a person or a test."""
-        whole = of[next(iter(of))].new_zeros(self.sizes[factor], self.sizes[factor])
-        for begin, end, view in self.views(factor, of):
-            whole[begin:end, begin:end] = view
-        return whole
-
     def packed(self, of: dict[int, Tensor]) -> Tensor:
         """Return all blocks without padding as one vector, which fits whatever the bins of the device are."""
         every = [view.reshape(-1) for f in range(len(self.sizes)) for _, _, view in self.views(f, of)]
         return torch.cat(every) if every else torch.zeros(0, device=next(iter(of.values())).device if of else None)
 
     def unpack_(self, of: dict[int, Tensor], values: Tensor) -> None:
-        """Take in what ``packed`` returned, for the same factors and the same size of blocks.
-
-        Args:
-            of: ``factors``, ``inverses`` or ``running``.
-            values: The vector.
-        """
+        """Take in what ``packed`` returned, for the same factors and the same size of blocks."""
         begin = 0
         for factor in range(len(self.sizes)):
             for _, _, view in self.views(factor, of):
@@ -109,34 +91,27 @@ class FactorBlocks:
                 begin += view.numel()
 
     def clear(self, factor: int) -> None:
-        """Begin a new sum."""
+        """Start a new sum."""
         for block in self.blocks[factor]:
             self.factors[block.bin][block.row].zero_()
 
     def add(self, factor: int, rows: Tensor) -> None:
-        """Add ``rows @ rows.T`` to a factor's sum, block by block.
-
-        Args:
-            factor: Its number.
-            rows: Shape ``[size of the factor, samples]``, in the blocks' number format.
-        """
+        """Add ``rows @ rows.T`` to a factor's sum, block by block; shape ``[size of the factor, samples]``."""
         for begin, end, view in self.views(factor, self.factors):
             part = rows[begin:end]
             view.addmm_(part, part.T)
 
-    def scale_(self, by: Tensor, which: Tensor | None) -> None:
+    def scale_(self, by: Tensor, which: Tensor) -> None:
         """Multiply sums by one number per factor, shape ``[factors]``; those outside the mask ``which`` stay."""
-        if which is not None:
-            by = torch.where(which, by, torch.ones_like(by))
+        by = torch.where(which, by, torch.ones_like(by))
         for bin_, values in self.factors.items():
             values.mul_(by[self.owners[bin_]][:, None, None])
 
     def average_(self, weight: Tensor, which: Tensor) -> None:
         """Mix the factors into running averages, and put these in their place.
 
-        Args:
-            weight: Share of the past, per factor, shape ``[factors]``; 0 where there is none yet.
-            which: Factors that take part, bool, shape ``[factors]``.
+        ``weight`` is the share of the past, 0 where there is none yet, and ``which`` the factors that take part; both
+        have the shape ``[factors]``.
         """
         if self.running is None:
             self.running = {bin_: torch.zeros_like(values) for bin_, values in self.factors.items()}
@@ -163,12 +138,9 @@ class FactorBlocks:
     ) -> Tensor:
         """Replace the inverses of some factors; a block that cannot be inverted keeps the one it has.
 
-        Args:
-            damping: Added to the diagonal, per factor, shape ``[factors]``.
-            multiplier: What the inverses are multiplied by, per factor, shape ``[factors]``; None for 1.
-            which: The factors, bool, shape ``[factors]``.
-            reference_product: Factors of which L^-1 L^-1 is kept in place of the inverse L^-T L^-1, as the reference
-                does for embeddings, bool, shape ``[factors]``.
+        All arguments have the shape ``[factors]``: what is added to the diagonal, what inverses are multiplied by,
+        which factors are meant, and those of which L^-1 L^-1 is kept in place of the inverse L^-T L^-1, as the
+        reference does for embeddings.
 
         Returns:
             Which factors have a block that failed, bool, shape ``[factors]``.
@@ -183,30 +155,22 @@ class FactorBlocks:
                     continue
                 if len(rows) < len(owner):
                     owner, padding, values = owner[rows], padding[rows], values[rows]
-                kept, good = _inverse(values, damping[owner], padding, _at(reference_product, owner), self.host_decides)
-                if multiplier is not None:
-                    kept.mul_(multiplier[owner][:, None, None])
-                if len(rows) < len(chosen) or not bool(good.all()):
-                    inverses[rows[good]] = kept[good]
-                else:
-                    inverses.copy_(kept)
-                failed.index_add_(0, owner, (~good).to(failed))
-            else:
-                kept, good = _inverse(values, damping[owner], padding, _at(reference_product, owner), self.host_decides)
-                if multiplier is not None:
-                    kept.mul_(multiplier[owner][:, None, None])
+            squared = None if reference_product is None else reference_product[owner]
+            kept, good = _inverse(values, damping[owner], padding, squared, self.host_decides)
+            if multiplier is not None:
+                kept.mul_(multiplier[owner][:, None, None])
+            if not self.host_decides:
                 torch.where((chosen & good)[:, None, None], kept, inverses, out=inverses)
-                failed.index_add_(0, owner, (chosen & ~good).to(failed))
+                good = good | ~chosen
+            elif len(rows) < len(chosen) or not bool(good.all()):
+                inverses[rows[good]] = kept[good]
+            else:
+                inverses.copy_(kept)
+            failed.index_add_(0, owner, (~good).to(failed))
         return failed > 0
 
     def rescue_(self, factor: int, damping: float, multiplier: float, *, reference_product: bool) -> float:
         """Invert a factor of which a block failed, each block with as much damping as it needs; asks the device.
-
-        Args:
-            factor: Its number.
-            damping: What was too little.
-            multiplier: What the inverses are multiplied by.
-            reference_product: See ``invert_``.
 
         Returns:
             The most damping that a block got; infinity when no amount helped one, which keeps the inverse it has.
@@ -255,10 +219,6 @@ def _inverse(
         inverse = torch.where(squared[:, None, None], half @ half, inverse)
     # info is blind to an infinite diagonal, whose root is a root; a sum sees everything.
     return inverse, (info == 0) & torch.isfinite(inverse.sum((-2, -1)))
-
-
-def _at(values: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if values is None else values[rows]
 
 
 def _bin_of(width: int, block_size: int, device: torch.device) -> int:

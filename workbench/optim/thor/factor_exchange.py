@@ -20,14 +20,9 @@ __all__ = ["FactorExchange", "owners_of_layers"]
 
 
 def owners_of_layers(costs: Sequence[float], n_ranks: int) -> list[int]:
-    """Deal layers out to ranks so that none has much more to compute than another.
+    """Deal layers out to ranks so that none has much more to compute than another; return the rank of each layer.
 
-    Args:
-        costs: What each layer costs, any unit.
-        n_ranks: Number of ranks, >= 1.
-
-    Returns:
-        Rank of each layer: the dearest layer first, each to the rank that has least so far.
+    The most expensive layer comes first, each goes to the rank that has least so far.
 
     Example:
         >>> owners_of_layers([1.0, 5.0, 3.0, 1.0], 2)
@@ -45,10 +40,7 @@ def owners_of_layers(costs: Sequence[float], n_ranks: int) -> list[int]:
 class FactorExchange:
     """What ranks do together at a refresh; on a single rank nothing.
 
-    Args:
-        layers: All layers.
-        blocks: Their blocks.
-        split_indices: Last layer of each fused group; None for one group.
+    ``split_indices`` are the last layers of each group whose factors travel together; None for one group.
     """
 
     def __init__(
@@ -63,12 +55,10 @@ class FactorExchange:
         ]
 
     def average_(self, due: Sequence[int], alive: Tensor, skip: Tensor) -> None:
-        """Average the factors of some layers over the ranks that have one, in place.
+        """Average the factors of some layers, the same on every rank, over the ranks that have one, in place.
 
-        Args:
-            due: The layers, the same on every rank.
-            alive: 1 for layers that have a factor here, shape ``[layers]``; set where any rank has one.
-            skip: 1 when this rank's gradients overflowed; set when any rank's did.
+        ``alive`` is 1 for layers that have a factor here, shape ``[layers]``, and is set where any rank has one;
+        ``skip`` is 1 when this rank's gradients overflowed, and is set when any rank's did.
         """
         if ranks.world_size() == 1:
             return
@@ -83,7 +73,7 @@ class FactorExchange:
                 continue
             parts: list[Tensor] = []
             for i in members:
-                # What another rank's overflow left here is no number that may travel; it is skipped anyway.
+                # Where another rank overflowed this may hold inf or NaN; the refresh is skipped anyway.
                 parts += [part.div_(n_alive[i]) for part in self._tensors_of(i, self.blocks.factors)]
             _together(parts, distributed.all_reduce)
 

@@ -10,9 +10,6 @@ Reference:
     arXiv:1503.05671, sections 3 and 6.3 (factored damping); Grosse and Martens, "A Kronecker-factored approximate
     Fisher matrix for convolution layers", ICML 2016, arXiv:1602.01407; Chen et al., "THOR, Trace-based Hardware-driven
     Layer-Oriented Natural Gradient Descent Computation", AAAI 2021 (blocks, stale inverses, trace rule).
-
-Everything here is a function of plain tensors or sizes; ``factor_blocks.py`` inverts the damped blocks of all layers at
-once, and ``preconditioner.py`` multiplies gradients by them.
 """
 
 from __future__ import annotations
@@ -21,26 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = [
-    "block_ranges",
-    "patches",
-    "root_inverse",
-    "same_padding",
-]
-
+__all__ = ["block_ranges", "patches", "root_inverse", "same_padding", "sampling_offset"]
 
 SHORT_RUN = 16  # floats; below, a copy row by row is mostly overhead
 
 
 def block_ranges(size: int, block_size: int) -> list[tuple[int, int]]:
-    """Cut ``range(size)`` into blocks; the last one may be smaller.
-
-    Args:
-        size: Rows of a factor, >= 1.
-        block_size: Rows of a block, >= 1.
-
-    Returns:
-        Pairs (begin, end).
+    """Cut ``range(size)`` into pairs (begin, end); the last block may be smaller.
 
     Example:
         >>> block_ranges(300, 128)
@@ -58,11 +42,6 @@ def root_inverse(root: Tensor) -> Tensor:
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Return how much SAME padding puts before and after an axis; the odd one goes to the end.
-
-    Args:
-        size: Length of the axis.
-        kernel: Length of the kernel.
-        stride: Stride along it.
 
     Example:
         >>> same_padding(6, 3, 1), same_padding(6, 3, 2)
@@ -84,14 +63,9 @@ def patches(
 ) -> Tensor:
     """Return what a convolution's kernel sees at each position (im2col), as a view of the padded images.
 
-    Args:
-        images: Shape ``[n, channels, height, width]``.
-        kernel: Height and width.
-        stride: Vertical and horizontal.
-        dilation: Vertical and horizontal.
-        padding: Left, right, top, bottom.
-        mode: How to pad, in the words of ``torch.nn.functional.pad``.
-        every: Keep only every so many positions, along both axes, beginning with the middle one of the first lot.
+    Images have the shape ``[n, channels, height, width]``; pairs are (vertical, horizontal), ``padding`` is (left,
+    right, top, bottom), ``mode`` is a word of ``torch.nn.functional.pad``. Only every so many positions are kept, along
+    both axes, beginning with the middle one of the first lot.
 
     Returns:
         View, shape ``[channels, kernel height, kernel width, n, positions down, positions across]``. Copying it is the

@@ -11,13 +11,12 @@ Named and shaped after ``mindspore.nn.thor`` (MindSpore 2.7, GPU variant). In ps
     v = momentum * v + g
     w = w - lr * v                          # Nesterov: w - lr * (g + momentum * v)
 
-The files beside this one: ``kronecker_factors.py`` has the arithmetic, ``thor_layers.py`` says which layers have
-factors and how they are counted, ``preconditioner.py`` when they are refreshed and how they are applied.
+Beside this file: ``kronecker_factors.py`` has the formulas, ``factor_blocks.py`` the matrices, ``thor_layers.py`` what
+is collected of which layers, ``preconditioner.py`` when factors are refreshed and how they are applied.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,41 +26,32 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
+from workbench.core.arguments import checked_number, checked_switch
 from workbench.core.records import EventSink
+from workbench.core.step_optimizer import StepOptimizer, exact_flag, zeros_in
 from workbench.optim.fused_kernels import has_fused_kernel
-from workbench.optim.schedule import Schedule, checked_number, read_schedule, value_at
-from workbench.optim.skipping import SkippingOptimizer, loss_of
+from workbench.optim.schedule import Schedule, read_schedule, value_at
 from workbench.optim.thor.preconditioner import DampingSplit, FactorRules, Preconditioner
 from workbench.optim.thor.thor_layers import Convention, FirstOrder
 
 __all__ = ["NamedParameter", "Thor", "thor"]
 
-# Of 13 settings tried on digits-autoencoder, digits-lenet and digits-resnet these trained well on all three.
-KL_CLIP = 0.001
-FACTOR_DECAY = 0.8
-# Without a floor, damping that decays by 0.95 per refresh left the target of digits-autoencoder again within 2000 steps
-# (errors of 2 to 3000 after 0.45); with 0.3 on two of four seeds, with 1 on none.
-DAMPING_FLOOR = 1.0
+KL_CLIP = 0.001  # of 13 settings tried on digits-autoencoder, -lenet and -resnet this trained well on all three
 
 
 @dataclass(frozen=True, slots=True)
 class NamedParameter:
-    """What a decay filter is asked about.
-
-    Args:
-        name: Dotted name in the network.
-        parameter: The parameter.
-    """
+    """What a decay filter is asked about: the dotted name in the network, and the parameter."""
 
     name: str
     parameter: Tensor
 
 
-class Thor(SkippingOptimizer):
+class Thor(StepOptimizer):
     """Second-order optimizer for whole networks: THOR.
 
     The first step and then every ``frequency``-th one look at the inputs and output gradients of the layers as they
-    pass by (hooks, no second pass) and invert the factors anew; the steps between reuse the inverses. Steps count also
+    pass by (hooks, no second pass) and invert the factors; the steps between reuse the inverses. Steps count also
     when an overflow skips them; a refresh that an overflow spoilt is made up for in the next step.
 
     Linear, Conv2d and Embedding weights are preconditioned by Kronecker factors, LayerNorm parameters by a diagonal;
@@ -69,7 +59,7 @@ class Thor(SkippingOptimizer):
 
     Learning-rate schedulers, parameter groups (options ``lr``, ``momentum``, ``weight_decay``, ``nesterov``,
     ``damping``), checkpoints and ``torch.amp.GradScaler`` work as with torch's own optimizers. With a GradScaler let
-    ``scaler.step`` unscale, or tell the factors after ``unscale_`` by ``hear(backward_scale=...)``; the steps of this
+    ``scaler.step`` unscale, or call ``set_step_context(backward_scale=...)`` after ``unscale_``; the steps of this
     package do so by themselves. Output gradients are squared in float32, loss scale and all: where that is beyond about
     2^60 no factor is finite, and layers keep the inverses they have.
 
@@ -163,43 +153,49 @@ class Thor(SkippingOptimizer):
         max_rows: int | None = 4096,
         network: nn.Module | None = None,
     ) -> None:
+        arguments = dict(locals())  # another one over other groups is built from these
+        for other in ("self", "net", "network", "__class__"):
+            del arguments[other]
+        self._arguments = arguments
         whole = net if isinstance(net, nn.Module) else network
         if not isinstance(whole, nn.Module):
             raise TypeError(f"`net` must be a torch.nn.Module (or give `network`), got {type(net).__name__}")
         self.network = whole
-        self._rate, self._damping = _read("learning_rate", learning_rate), _read("damping", damping)
-        if self._damping_at(0) <= 0:
-            raise ValueError(f"`damping` must be above 0, got {self._damping_at(0):g}")
-        self.loss_scale = checked_number("loss_scale", loss_scale, positive=True)
+        # By option of a group: what users call it, and a number or schedule.
+        self._schedules = {
+            "lr": ("learning_rate", _read("learning_rate", learning_rate)),
+            "damping": ("damping", _read("damping", damping)),
+        }
+        if self._value_at("damping", 0) <= 0:
+            raise ValueError(f"`damping` must be above 0, got {self._value_at('damping', 0):g}")
+        self.loss_scale = checked_number("loss_scale", loss_scale, above=0.0)
         if not callable(decay_filter):
             raise TypeError(f"`decay_filter` must be callable, got {type(decay_filter).__name__}")
-        self.enable_clip_grad = _checked_switch("enable_clip_grad", enable_clip_grad)
-        rules = _checked_rules(
+        self.enable_clip_grad = checked_switch("enable_clip_grad", enable_clip_grad)
+        rules = FactorRules(
             factors, frequency, block_size, batch_size, split_indices, damping_split, damping_floor, factor_decay,
             trace_threshold, max_rows,
         )  # fmt: skip
-        self.kl_clip = _checked_bound(kl_clip, KL_CLIP if factors == "default" else None)
-        self._arguments = {
-            name: value
-            for name, value in locals().items()
-            if name in _ARGUMENTS  # what another one over other groups is built from
-        }
+        own_clip = KL_CLIP if factors == "default" else math.inf
+        bound = own_clip if kl_clip is None else kl_clip
+        self.kl_clip = None if bound == math.inf else checked_number("kl_clip", bound, above=0.0)
         self._decay_filter = decay_filter
         named = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
         self._names = {id(p): name for name, p in named}
         self._decaying: dict[int, bool] = {}
         options = {
-            "lr": self._rate_at(0),
+            "lr": self._value_at("lr", 0),
             "momentum": checked_number("momentum", momentum),
             "weight_decay": checked_number("weight_decay", weight_decay),
-            "nesterov": _checked_switch("use_nesterov", use_nesterov),
-            "damping": self._damping_at(0),
+            "nesterov": checked_switch("use_nesterov", use_nesterov),
+            "damping": self._value_at("damping", 0),
         }
         # torch fills in what a group does not say; what it does say is its own, and no schedule of ours moves it.
         given = named if isinstance(net, nn.Module) else list(net)
         if not given:
             raise ValueError("`net` must have a parameter to train, got none that requires gradients")
-        own = [_own_options(entry) for entry in given if isinstance(entry, Mapping)] or [set()]
+        # A group that comes from another Thor says itself what was its own; the rest was filled in.
+        own = [set(entry.get("own_options", entry)) for entry in given if isinstance(entry, Mapping)] or [set()]
         super().__init__(given, options)
         for group, said in zip(self.param_groups, own, strict=True):
             group.setdefault("own_options", sorted(said & {"lr", "damping", "weight_decay"}))
@@ -209,7 +205,8 @@ class Thor(SkippingOptimizer):
         self._backward_scale: Callable[[nn.Parameter], Tensor] | None = None
         self._unscaled = False
         self._events: EventSink | None = None
-        self._told_step: int | None = None
+        self._step_number: int | None = None
+        self._columns: dict[str, float] = {}
 
     # What it consists of
 
@@ -234,26 +231,24 @@ class Thor(SkippingOptimizer):
         return self.preconditioner.refreshed
 
     def refresh_next(self) -> None:
-        """Have every layer refresh in the coming step, too; said before its forward pass."""
+        """Have every layer refresh in the coming step, too; call it before the forward pass."""
         self.preconditioner.arm()
 
-    # What a training step tells and asks
+    # What a training step gives and asks
 
-    def hear(
+    def set_step_context(
         self,
         *,
         backward_scale: Callable[[nn.Parameter], Tensor] | Tensor | float | None = None,
         step: int | None = None,
         events: EventSink | None = None,
     ) -> None:
-        """Listen to what only the training step knows; said before every step it concerns.
+        """Take what only the training step knows; without a backward scale ``loss_scale`` is divided out.
 
         Args:
-            backward_scale: Loss scale that the backward pass carried though the gradients no longer do: a number, a
-                tensor of one element, or a function of the parameter. None when gradients are as the backward pass
-                left them; ``loss_scale`` is divided out then.
-            step: Number that events go by; None for this optimizer's own count.
-            events: Where refreshes and raised damping are told; None for nowhere.
+            backward_scale: As for every `StepOptimizer`.
+            step: Number of the step for events; None for this optimizer's own count.
+            events: Where refreshes and raised damping are reported; None for nowhere.
         """
         self._unscaled = backward_scale is not None
         if backward_scale is None or callable(backward_scale):
@@ -261,50 +256,38 @@ class Thor(SkippingOptimizer):
         else:
             scale = torch.as_tensor(backward_scale, dtype=torch.float32)
             self._backward_scale = lambda parameter: scale.reshape(())
-        self._told_step, self._events = step, events
+        self._step_number, self._events = step, events
+
+    hear = set_step_context  # the name that programs know it by
 
     def columns(self) -> dict[str, float]:
         """Return what the host knows of the last step: whether it refreshed factors, and the damping."""
-        step = max(self.preconditioner.steps - 1, 0)
-        varies = not isinstance(self._damping, float)
-        damping = self._damping_at(step) if varies else float(self.param_groups[0]["damping"])
-        return {"thor.refreshed": float(self.preconditioner.refreshed), "thor.damping": damping}
+        return self._columns
 
     # The step
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When a gradient is sparse.
-        """
-        loss = loss_of(closure)
-        found_inf = cast("Tensor | None", getattr(self, "found_inf", None))
-        carried = cast("Tensor | None", getattr(self, "grad_scale", None))  # GradScaler's, still in the gradients
+    def _step(self) -> None:
+        found_inf = None if self.found_inf is None else exact_flag(self.found_inf)
+        carried = self.carried_scale
         constant = 1.0 if self._unscaled else self.loss_scale
         engine = self.preconditioner
-        due = engine.due
-        if due:
+        if engine.due:
             engine.refresh(
                 self._damping_of_layers(),
                 self._inverse_scale(constant, carried),
                 found_inf,
-                step=engine.steps if self._told_step is None else self._told_step,
+                step=engine.steps if self._step_number is None else self._step_number,
                 events=self._events,
             )
         else:
             engine.refreshed = False
         self._update(constant, carried, found_inf)
+        self._columns = {
+            "thor.refreshed": float(engine.refreshed),
+            "thor.damping": float(self.param_groups[0]["damping"]),
+        }
         engine.advance(self._events)
         self._follow_schedules()
-        return loss
 
     def _update(self, constant: float, carried: Tensor | None, found_inf: Tensor | None) -> None:
         position = self.preconditioner.position
@@ -350,13 +333,7 @@ class Thor(SkippingOptimizer):
                 batch.parameters.append(parameter)
                 batch.gradients.append(gradient)
                 if group["momentum"]:
-                    state = self.state[parameter]
-                    buffer = state.get("momentum_buffer")
-                    if buffer is None:
-                        buffer = state["momentum_buffer"] = torch.zeros_like(
-                            parameter, memory_format=torch.preserve_format
-                        )
-                    batch.buffers.append(buffer)
+                    batch.buffers.append(zeros_in(self.state[parameter], parameter, "momentum_buffer"))
             batches += kinds.values()
         return batches
 
@@ -366,11 +343,10 @@ class Thor(SkippingOptimizer):
         chosen = [i for i, p in enumerate(batch.parameters) if id(p) in self._normalizations]
         if not chosen:
             return
-        damping = self._damping_of(batch.group)
         gradients = [batch.gradients[i] for i in chosen]
         denominators = torch._foreach_mul(gradients, gradients)
         torch._foreach_div_(denominators, float(self.preconditioner.rules.batch_size))
-        torch._foreach_add_(denominators, damping**0.5)
+        torch._foreach_add_(denominators, float(batch.group["damping"]) ** 0.5)
         for i, gradient in zip(chosen, torch._foreach_div(gradients, denominators), strict=True):
             batch.gradients[i] = gradient
 
@@ -410,30 +386,22 @@ class Thor(SkippingOptimizer):
 
     # Schedules and scales
 
+    def _value_at(self, option: str, step: int) -> float:
+        name, schedule = self._schedules[option]
+        return value_at(schedule, step, name, past_end="last")
+
     def _follow_schedules(self) -> None:
-        """Set the rates of the coming step, so that whoever looks at the groups before it sees them."""
-        step = self.preconditioner.steps
-        for name, schedule, value_of in (
-            ("lr", self._rate, self._rate_at),
-            ("damping", self._damping, self._damping_at),
-        ):
+        """Set the rates of the coming step, so that the groups show them before it."""
+        for option, (_, schedule) in self._schedules.items():
             if not isinstance(schedule, float):
+                value = self._value_at(option, self.preconditioner.steps)
                 for group in self.param_groups:
-                    if name not in group["own_options"]:
-                        group[name] = value_of(step)
-
-    def _rate_at(self, step: int) -> float:
-        return value_at(self._rate, step, "learning_rate", past_end="last")
-
-    def _damping_at(self, step: int) -> float:
-        return value_at(self._damping, step, "damping", past_end="last")
-
-    def _damping_of(self, group: Mapping[str, Any]) -> float:
-        return float(group["damping"])
+                    if option not in group["own_options"]:
+                        group[option] = value
 
     def _damping_of_layers(self) -> list[float]:
         default = float(self.param_groups[0]["damping"])
-        by_parameter = {id(p): self._damping_of(group) for group in self.param_groups for p in group["params"]}
+        by_parameter = {id(p): float(group["damping"]) for group in self.param_groups for p in group["params"]}
         return [by_parameter.get(id(layer.weight), default) for layer in self.preconditioner.layers]
 
     def _inverse_scale(self, constant: float, carried: Tensor | None) -> Tensor | None:
@@ -458,19 +426,16 @@ class Thor(SkippingOptimizer):
 
     # Groups, memory, copies
 
-    def over_groups(self, groups: Iterable[Mapping[str, Any]]) -> Thor:
+    def over_groups(self, groups: Sequence[dict[str, Any]]) -> Thor:
         """Return an optimizer with these arguments over other parameter groups of the same network.
 
-        It takes the inverses of the layers that remain along, and this one's place: taps report to the new one only.
-
-        Args:
-            groups: Parameter groups; options they leave out are those given at construction.
+        It takes along the inverses of the layers that remain, and replaces this one: taps report to the new one only.
         """
         fresh = Thor([dict(group) for group in groups], network=self.network, **self._arguments)
         old, new = self.preconditioner, fresh.preconditioner
-        covers = [id(layer.weight) for layer in old.layers]
-        modules = {id(layer.weight): layer.module for layer in old.layers}
-        if all(modules.get(id(layer.weight)) is layer.module for layer in new.layers) and _hold(old, covers):
+        known = {id(layer.weight): layer.module for layer in old.layers}
+        whole = all(layer.module.weight is layer.weight for layer in old.layers)  # each still belongs to its module
+        if whole and all(known.get(id(layer.weight)) is layer.module for layer in new.layers):
             # The same network: several optimizers over parts of it count its steps together.
             new.release()
             fresh.preconditioner = old
@@ -481,19 +446,14 @@ class Thor(SkippingOptimizer):
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what ``load_state_dict`` needs to continue exactly; waits for the device.
+        """Return torch's ``state`` (``momentum_buffer``) and ``param_groups``, and under ``thor`` the preconditioner's.
 
-        Returns:
-            Torch's ``state`` (``momentum_buffer`` per parameter) and ``param_groups``, and under ``thor`` what
-            ``Preconditioner.state_dict`` describes.
+        Waits for the device; see ``Preconditioner.state_dict``.
         """
         return {**super().state_dict(), "thor": self.preconditioner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
-
-        Args:
-            state_dict: As ``state_dict`` returned it.
 
         Raises:
             ValueError: When it is of another optimizer or another network.
@@ -505,13 +465,12 @@ class Thor(SkippingOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs; torch would keep groups and state only."""
-        own = {name: value for name, value in self.__dict__.items() if name not in _LEFT_BEHIND}
-        return {**own, **super().__getstate__()}
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in _KEPT}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, whose parameters are other objects."""
         super().__setstate__(state)
-        self._backward_scale = self._events = self._told_step = None
+        self._backward_scale = self._events = self._step_number = None
         self._unscaled = False
         self._names = {id(p): name for name, p in self.network.named_parameters()}
         self._decaying = {}
@@ -534,21 +493,10 @@ class _Batch:
     buffers: list[Tensor]
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_ARGUMENTS = _words(
-    "learning_rate damping momentum weight_decay loss_scale batch_size use_nesterov decay_filter split_indices "
-    "enable_clip_grad frequency block_size factors damping_split damping_floor factor_decay trace_threshold kl_clip "
-    "max_rows"
-)
-# Copies of these would act for the original, or cannot be copied.
-_LEFT_BEHIND = _words(
-    "_backward_scale _unscaled _events _told_step _names _decaying _normalizations _zero_grad_profile_name "
-    "_optimizer_step_pre_hooks _optimizer_step_post_hooks _optimizer_state_dict_pre_hooks "
-    "_optimizer_state_dict_post_hooks _optimizer_load_state_dict_pre_hooks _optimizer_load_state_dict_post_hooks "
-    "_warned_capturable_if_run_uncaptured found_inf grad_scale"
+# Attributes that a copy takes along; the others would act for the original, cannot be copied, or are made again.
+_KEPT = (
+    *("network", "preconditioner", "loss_scale", "enable_clip_grad", "kl_clip"),
+    *("_schedules", "_arguments", "_decay_filter", "_columns"),
 )
 
 
@@ -561,40 +509,6 @@ def _inner_product(first: Tensor, second: Tensor) -> Tensor:
     return product
 
 
-def _checked_rules(
-    factors: Any,
-    frequency: Any,
-    block_size: Any,
-    batch_size: Any,
-    split_indices: Any,
-    damping_split: Any,
-    damping_floor: Any,
-    factor_decay: Any,
-    trace_threshold: Any,
-    max_rows: Any,
-) -> FactorRules:
-    if factors not in ("default", "mindspore"):
-        raise ValueError(f'`factors` must be "default" or "mindspore", got {factors!r}')
-    if damping_split not in (None, "trace", "even"):
-        raise ValueError(f'`damping_split` must be "trace" or "even", got {damping_split!r}')
-    own, floor = (FACTOR_DECAY, DAMPING_FLOOR) if factors == "default" else (0.0, 0.0)
-    decay = own if factor_decay is None else checked_number("factor_decay", factor_decay)
-    if not decay < 1:
-        raise ValueError(f"`factor_decay` must lie in [0, 1), got {decay:g}")
-    return FactorRules(
-        convention=factors,
-        frequency=_checked_count("frequency", frequency, 2),
-        block_size=_checked_count("block_size", block_size, 1),
-        batch_size=_checked_count("batch_size", batch_size, 1),
-        split_indices=_checked_indices(split_indices),
-        damping_split=damping_split or ("even" if factors == "mindspore" else "trace"),
-        damping_floor=floor if damping_floor is None else checked_number("damping_floor", damping_floor),
-        factor_decay=decay,
-        trace_threshold=None if trace_threshold is None else checked_number("trace_threshold", trace_threshold),
-        max_rows=None if max_rows is None else _checked_count("max_rows", max_rows, 1),
-    )
-
-
 def _read(name: str, value: Any) -> float | Schedule:
     if not (isinstance(value, Tensor) or callable(value)):
         return checked_number(name, value)
@@ -602,44 +516,3 @@ def _read(name: str, value: Any) -> float | Schedule:
     if schedule == ():
         raise ValueError(f"`{name}` must be 1-D with one entry per step, got an empty tensor")
     return schedule[0] if isinstance(schedule, tuple) and len(schedule) == 1 else schedule
-
-
-def _checked_bound(value: Any, own: float | None) -> float | None:
-    if value is None:
-        return own
-    return None if value == math.inf else checked_number("kl_clip", value, positive=True)
-
-
-def _checked_count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be an integer, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"`{name}` must be at least {least}, got {value}")
-    return value
-
-
-def _checked_switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be a bool, got {type(value).__name__}")
-    return value
-
-
-def _checked_indices(value: Any) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"`split_indices` must be a list or tuple of layer numbers, got {type(value).__name__}")
-    indices = tuple(_checked_count("split_indices", entry, 0) for entry in value)
-    if any(later <= earlier for earlier, later in itertools.pairwise(indices)):
-        raise ValueError(f"`split_indices` must rise, got {list(value)}")
-    return indices
-
-
-def _own_options(entry: Mapping[str, Any]) -> set[str]:
-    # A group that comes from another Thor says itself what was its own; the rest was filled in.
-    return set(entry["own_options"]) if "own_options" in entry else set(entry)
-
-
-def _hold(engine: Preconditioner, covers: list[int]) -> bool:
-    """Whether every layer of an engine still belongs to its module."""
-    return all(id(layer.module.weight) == cover for layer, cover in zip(engine.layers, covers, strict=True))

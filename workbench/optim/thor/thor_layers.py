@@ -9,53 +9,46 @@ damped more.
 ``"mindspore"``: what MindSpore 2.7 forms (``mindspore/python/mindspore/nn/layer/thor_layer.py``, observed from
 outside): A of a dense layer divided by its width instead of the rows, means over the batch before the products of a
 convolution, SAME patches whatever its padding.
+
+Layers are seen through *taps*: hooks that are put on a module for the steps that refresh its factors and taken off
+again, so that the other steps cost nothing. A tap rides on the ordinary passes: the forward hook hangs a hook on the
+output tensor, and the backward pass calls that with the gradient. The input it needs is the one that autograd keeps for
+the weight's gradient anyway, and goes with the graph; a forward pass that no backward pass follows leaves nothing
+behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from workbench.optim.thor.factor_blocks import FactorBlocks
 from workbench.optim.thor.kronecker_factors import patches, same_padding, sampling_offset
 
-__all__ = ["Convention", "FactoredLayer", "FirstOrder", "Tally", "find_layers"]
+__all__ = ["Convention", "FactoredLayer", "FirstOrder", "Tally", "Tap", "find_layers"]
 
 Convention = Literal["default", "mindspore"]
 LayerKind = Literal["linear", "conv", "embedding"]
 
 
-@dataclass(slots=True)
-class Tally:
-    """What was added to a layer's factors since its last refresh; the host knows it without asking the device.
+class Tally(NamedTuple):
+    """What was added to a layer's factors since its last refresh; the host knows it without asking the device."""
 
-    Args:
-        calls: How often the layer took part in a backward pass.
-        a_rows: What the sum of A is divided by.
-        g_rows: Rows of output gradient there were.
-        g_used: Rows of output gradient in the sum.
-        terms: Terms of the loss they belong to.
-    """
-
-    calls: int = 0
-    a_rows: int = 0
-    g_rows: int = 0
-    g_used: int = 0
-    terms: int = 0
+    calls: int = 0  # how often the layer took part in a backward pass
+    a_rows: int = 0  # what the sum of A is divided by
+    g_rows: int = 0  # rows of output gradient there were
+    g_used: int = 0  # rows of output gradient in the sum
+    terms: int = 0  # of the loss that they belong to
 
 
 class FactoredLayer:
-    """One layer with its factors.
-
-    Args:
-        name: Dotted name of its module.
-        module: The module.
-        kind: ``"linear"``, ``"conv"`` or ``"embedding"``.
-    """
+    """One layer with its factors."""
 
     def __init__(self, name: str, module: nn.Module, kind: LayerKind) -> None:
         self.name = name
@@ -74,7 +67,7 @@ class FactoredLayer:
         self.tally = Tally()
 
     def clear(self, blocks: FactorBlocks) -> None:
-        """Begin to count anew."""
+        """Start counting from 0."""
         self.tally = Tally()
         blocks.clear(self.g)
         if self.a >= 0:
@@ -83,56 +76,40 @@ class FactoredLayer:
             self.counts.zero_()
 
     def collect(
-        self,
-        inputs: Tensor,
-        gradient: Tensor,
-        blocks: FactorBlocks,
-        convention: Convention,
-        max_rows: int | None,
+        self, inputs: Tensor, gradient: Tensor, blocks: FactorBlocks, convention: Convention, max_rows: int | None
     ) -> None:
-        """Add one backward pass through the layer.
-
-        Args:
-            inputs: What the layer was called with.
-            gradient: Gradient of what it returned.
-            blocks: Where the sums are.
-            convention: What is summed.
-            max_rows: Rows to take at most, evenly spread; None takes all.
-        """
+        """Add one backward pass through the layer, of at most ``max_rows`` rows, evenly spread; None takes all."""
         dtype = next(iter(blocks.factors.values())).dtype
         gradient = gradient.to(dtype)
-        if self.kind == "linear":
-            self._collect_linear(inputs.to(dtype), gradient, blocks, convention, max_rows)
-        elif self.kind == "conv":
+        if self.kind == "embedding":
+            counted = self._collect_embedding(inputs, gradient, blocks)
+        elif self.kind == "linear":
+            most = max_rows if convention == "default" else None
+            counted = self._collect_linear(inputs.to(dtype), gradient, blocks, most)
+            if convention == "mindspore":  # as upstream: a dense layer's A is divided by its width
+                counted = counted._replace(a_rows=self.inputs)
+        else:
             if inputs.dim() == 3:
                 inputs, gradient = inputs[None], gradient[None]
             if convention == "mindspore":
-                self._collect_mean_image(inputs.to(dtype), gradient, blocks)
+                counted = self._collect_mean_image(inputs.to(dtype), gradient, blocks)
             else:
-                self._collect_patches(inputs.to(dtype), gradient, blocks, max_rows)
-        else:
-            self._collect_embedding(inputs, gradient, blocks)
-        self.tally.calls += 1
+                counted = self._collect_patches(inputs.to(dtype), gradient, blocks, max_rows)
+        self.tally = Tally(*(before + now for before, now in zip(self.tally, counted, strict=True)))
 
-    def _collect_linear(
-        self, inputs: Tensor, gradient: Tensor, blocks: FactorBlocks, convention: Convention, max_rows: int | None
-    ) -> None:
+    def _collect_linear(self, inputs: Tensor, gradient: Tensor, blocks: FactorBlocks, max_rows: int | None) -> Tally:
         rows, leaving = inputs.reshape(-1, self.inputs), gradient.reshape(-1, self.outputs)
-        n, tally = len(rows), self.tally
-        if convention == "default" and max_rows is not None and n > max_rows:
+        n = len(rows)
+        if max_rows is not None and n > max_rows:
             every = -(-n // max_rows)
             begin = sampling_offset(every, n)
             rows, leaving = rows[begin::every], leaving[begin::every]
         blocks.add(self.a, rows.T)
         blocks.add(self.g, leaving.T)
-        # As upstream: a dense layer's A is divided by its width.
-        tally.a_rows += self.inputs if convention == "mindspore" else len(rows)
-        tally.g_rows += n
-        tally.g_used += len(leaving)
-        tally.terms += n
+        return Tally(1, len(rows), n, len(leaving), n)
 
-    def _collect_patches(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks, max_rows: int | None) -> None:
-        module, tally = self.module, self.tally
+    def _collect_patches(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks, max_rows: int | None) -> Tally:
+        module = self.module
         assert isinstance(module, nn.Conv2d)  # find_layers saw to it
         n, _, down, across = gradient.shape
         every = 1 if max_rows is None else _spacing(n, down, across, max_rows)
@@ -152,13 +129,10 @@ class FactoredLayer:
         rows = (seen.permute(0, 1, 2, 4, 5, 3) if seen.stride(3) == 1 else seen).reshape(self.inputs, -1)
         blocks.add(self.a, rows)
         blocks.add(self.g, leaving.transpose(0, 1).reshape(self.outputs, -1))
-        tally.a_rows += rows.shape[1]
-        tally.g_rows += n * down * across
-        tally.g_used += rows.shape[1]
-        tally.terms += n
+        return Tally(1, rows.shape[1], n * down * across, rows.shape[1], n)
 
-    def _collect_mean_image(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks) -> None:
-        module, tally = self.module, self.tally
+    def _collect_mean_image(self, images: Tensor, gradient: Tensor, blocks: FactorBlocks) -> Tally:
+        module = self.module
         assert isinstance(module, nn.Conv2d)  # find_layers saw to it
         kernel, stride = (module.kernel_size[0], module.kernel_size[1]), (module.stride[0], module.stride[1])
         # As upstream: means over the batch come before the products, and the padding is SAME whatever the layer's is.
@@ -169,20 +143,15 @@ class FactoredLayer:
         leaving = gradient.mean(0).flatten(1)
         blocks.add(self.a, rows)
         blocks.add(self.g, leaving)
-        tally.a_rows += rows.shape[1]
-        tally.g_rows += leaving.shape[1]
-        tally.g_used += leaving.shape[1]
-        tally.terms += len(images)
+        return Tally(1, rows.shape[1], leaving.shape[1], leaving.shape[1], len(images))
 
-    def _collect_embedding(self, tokens: Tensor, gradient: Tensor, blocks: FactorBlocks) -> None:
+    def _collect_embedding(self, tokens: Tensor, gradient: Tensor, blocks: FactorBlocks) -> Tally:
         assert self.counts is not None
-        flat, leaving = tokens.reshape(-1), gradient.reshape(-1, self.outputs)
+        flat = tokens.reshape(-1)
+        n = len(flat)
         self.counts.index_add_(0, flat, torch.ones_like(flat, dtype=self.counts.dtype))
-        blocks.add(self.g, leaving.T)
-        self.tally.a_rows += len(flat)
-        self.tally.g_rows += len(flat)
-        self.tally.g_used += len(flat)
-        self.tally.terms += len(flat)
+        blocks.add(self.g, gradient.reshape(-1, self.outputs).T)
+        return Tally(1, n, n, n, n)
 
     def coefficients(self, convention: Convention, batch_size: int) -> tuple[float, float]:
         """Return what the sums of A and G are multiplied by; 0 when nothing was collected."""
@@ -201,14 +170,50 @@ class FactoredLayer:
         return self.tally.a_rows / self.tally.calls, self.tally.g_rows / self.tally.calls
 
 
+class Tap:
+    """Hands a module's inputs and output gradients, both detached, to a receiver in the backward pass.
+
+    A copy or pickle of it is dead: a copied module shall not report to the original's optimizer, and the copy of an
+    optimizer puts up taps of its own.
+    """
+
+    def __init__(self, module: nn.Module, receive: Callable[[Tensor, Tensor], None]) -> None:
+        self._receive: Callable[[Tensor, Tensor], None] | None = receive
+        # What copying or unpickling a module left behind goes; torch has no public way to list hooks.
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, Tap) and hook._receive is None:
+                del module._forward_hooks[key]
+                module._forward_hooks_with_kwargs.pop(key, None)
+        self._handle: RemovableHandle | None = module.register_forward_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Hang a hook on the output of a forward pass that will train the module's weight."""
+        if self._receive is None or not torch.is_grad_enabled():
+            return
+        if not isinstance(output, Tensor) or not output.requires_grad or not module.weight.requires_grad:
+            return
+        inputs = (args[0] if args else kwargs["input"]).detach()
+
+        def arrive(gradient: Tensor) -> None:
+            if self._receive is not None:  # it may have been taken off in between
+                with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+                    self._receive(inputs, gradient.detach())
+
+        output.register_hook(arrive)  # type: ignore[no-untyped-call]  # torch has no types there
+
+    def remove(self) -> None:
+        """Take the tap off."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._receive = self._handle = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_receive": None, "_handle": None}
+
+
 @dataclass(frozen=True, slots=True)
 class FirstOrder:
-    """A parameter whose gradient is used as it is.
-
-    Args:
-        name: Dotted name.
-        reason: Why, in a few words.
-    """
+    """A parameter (its dotted name) whose gradient is used as it is, and why, in a few words."""
 
     name: str
     reason: str
@@ -219,15 +224,12 @@ def find_layers(
 ) -> tuple[list[FactoredLayer], list[nn.Parameter], list[FirstOrder]]:
     """Sort the trained parameters of a network by how they are treated.
 
-    Args:
-        network: The network.
-        trained: The parameters that are to be updated.
-
     Returns:
         Layers with Kronecker factors, in the network's order; the parameters of LayerNorms; and all others, with the
         reason why their gradient is used as it is.
     """
-    wanted, uses = {id(p) for p in trained}, _uses(network)
+    wanted = {id(p) for p in trained}
+    uses = Counter(id(p) for module in network.modules() for p in module.parameters(recurse=False))
     layers: list[FactoredLayer] = []
     normalizations: list[nn.Parameter] = []
     first_order: list[FirstOrder] = []
@@ -277,15 +279,6 @@ def _kind_of(module: nn.Module) -> LayerKind:
     if isinstance(module, nn.Conv2d):
         return "conv"
     return "embedding" if isinstance(module, nn.Embedding) else "linear"
-
-
-def _uses(network: nn.Module) -> dict[int, int]:
-    """Count in how many modules each parameter is registered."""
-    uses: dict[int, int] = {}
-    for module in network.modules():
-        for parameter in module.parameters(recurse=False):
-            uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-    return uses
 
 
 def _spacing(n: int, down: int, across: int, max_rows: int) -> int:

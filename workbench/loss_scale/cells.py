@@ -1,8 +1,12 @@
-"""Dynamic loss scale with memory: a module that decides on the device, and a manager that decides on the host.
+"""Loss scales with memory: modules that decide on the device, and managers that decide on the host.
 
-Both follow the rule of `workbench.loss_scale.rule`. Their sequences of scales are those of MindSpore 2.7
+The dynamic ones follow the rule of `workbench.loss_scale.rule`. Their sequences of scales are those of MindSpore 2.7
 (``nn.DynamicLossScaleUpdateCell``, ``DynamicLossScaleManager``); the differences are that a factor of at most 1 is
 refused, that growth stops before inf (``growth_ceiling="none"`` restores it), and that both bounds can be chosen.
+
+The fixed ones hold a constant, for trainings whose gradients are known to fit. What happens on an overflow is a second
+choice: with ``drop_overflow_update`` the step is skipped, without it the update is applied whatever the gradients hold
+(MindSpore 2.7, ``FixedLossScaleManager``).
 """
 
 from __future__ import annotations
@@ -13,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench.core.arguments import checked_number, checked_switch
 from workbench.loss_scale import host_values
 from workbench.loss_scale.rule import (
     GrowthCeiling,
-    LossScaleRule,
     ScaleState,
     checked_bounds,
-    checked_factor,
     checked_growth_ceiling,
     checked_init,
     checked_window,
@@ -28,21 +31,71 @@ from workbench.loss_scale.rule import (
     next_scales_on_device,
 )
 
-__all__ = [
-    "MAX_CONSECUTIVE_OVERFLOWS",
-    "DynamicLossScaleManager",
-    "DynamicLossScaleUpdateCell",
-    "LossScaleRule",
-    "ScaleState",
-    "check_update_arguments",
-    "next_scale",
-]
+__all__ = ["DynamicLossScaleManager", "DynamicLossScaleUpdateCell", "FixedLossScaleManager", "FixedLossScaleUpdateCell"]
 
-MAX_CONSECUTIVE_OVERFLOWS = 1000
-"""Overflows in a row that `DynamicLossScaleManager` bears; the next one raises. MindSpore's number."""
+MAX_CONSECUTIVE_OVERFLOWS = 1000  # in a row; the next one raises. MindSpore's number
 
 
-class DynamicLossScaleUpdateCell(nn.Module):
+class _UpdateCell(nn.Module):
+    """What both kinds of modules share: the initial scale, and how they are called."""
+
+    def __init__(self, loss_scale_value: float) -> None:
+        super().__init__()
+        self.loss_scale_value = checked_init("loss_scale_value", loss_scale_value)
+
+    def forward(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
+        """Move ``loss_scale`` in place after one step, where a rule does, and return ``overflow``, the very tensor.
+
+        Args:
+            loss_scale: Live scale, float32, shape ``[]`` or ``[1]``.
+            overflow: Whether the step's gradients were inf or NaN: one element, bool or a number that is not 0
+                (NaN counts as overflow), on the scale's device.
+
+        Raises:
+            TypeError: When an argument is no tensor, or the scale is not float32.
+            ValueError: When the scale's shape is neither ``[]`` nor ``[1]`` or ``overflow`` has several elements.
+        """
+        if not isinstance(loss_scale, Tensor) or loss_scale.dtype != torch.float32:
+            came = loss_scale.dtype if isinstance(loss_scale, Tensor) else type(loss_scale).__name__
+            raise TypeError(f"`loss_scale` must be a float32 tensor, because it is updated in place; got {came}")
+        if loss_scale.shape not in {(), (1,)}:
+            raise ValueError(f"`loss_scale` must have shape () or (1,), got {tuple(loss_scale.shape)}")
+        if not isinstance(overflow, Tensor):
+            raise TypeError(f"`overflow` must be a tensor on the device of the scale, got {type(overflow).__name__}")
+        if overflow.numel() != 1:
+            raise ValueError(f"`overflow` must have one element, got shape {tuple(overflow.shape)}")
+        with torch.no_grad():
+            self._move(loss_scale, overflow)
+        return overflow
+
+    def _move(self, loss_scale: Tensor, overflow: Tensor) -> None:
+        """Leave the scale as it is."""
+
+    def get_loss_scale(self) -> float:
+        """Return the initial loss scale."""
+        return self.loss_scale_value
+
+    def extra_repr(self) -> str:
+        """Return the arguments for ``repr``."""
+        return f"loss_scale_value={self.loss_scale_value:g}"
+
+
+class FixedLossScaleUpdateCell(_UpdateCell):
+    """Leave the loss scale alone; stands where `DynamicLossScaleUpdateCell` would.
+
+    Args:
+        loss_scale_value: The scale, >= 1.
+
+    Raises:
+        TypeError: When the scale is not a number.
+        ValueError: When the scale is smaller than 1 or not finite.
+
+    Reference:
+        MindSpore 2.7, ``mindspore/nn/wrap/loss_scale.py``.
+    """
+
+
+class DynamicLossScaleUpdateCell(_UpdateCell):
     """Adapt a loss scale on its own device, without ever waiting for it.
 
     Nothing here reads a tensor on the host, so a training step that uses it stays asynchronous. The buffers
@@ -86,9 +139,8 @@ class DynamicLossScaleUpdateCell(nn.Module):
         maximum: float | None = None,
         growth_ceiling: GrowthCeiling = "finite",
     ) -> None:
-        super().__init__()
-        self.loss_scale_value = checked_init("loss_scale_value", loss_scale_value)
-        self.scale_factor = checked_factor("scale_factor", scale_factor)
+        super().__init__(loss_scale_value)
+        self.scale_factor = checked_number("scale_factor", scale_factor, above=1.0)
         self.scale_window = checked_window("scale_window", scale_window)
         self.minimum, self.maximum = checked_bounds(self.loss_scale_value, minimum, maximum)
         self.growth_ceiling = checked_growth_ceiling(growth_ceiling)
@@ -96,52 +148,30 @@ class DynamicLossScaleUpdateCell(nn.Module):
         self.register_buffer("cur_iter", torch.ones((), dtype=torch.int64))
         self.register_buffer("last_overflow_iter", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, loss_scale: Tensor, overflow: Tensor) -> Tensor:
-        """Update ``loss_scale`` in place after one step and return ``overflow`` unchanged.
-
-        Args:
-            loss_scale: Live scale, float32, shape ``[]`` or ``[1]``.
-            overflow: Whether the step's gradients were inf or NaN: one element, bool or a number that is not 0
-                (NaN counts as overflow), on the scale's device.
-
-        Returns:
-            ``overflow``, the very tensor.
-
-        Raises:
-            TypeError: When an argument is no tensor, or the scale is not float32.
-            ValueError: When the scale's shape is neither ``[]`` nor ``[1]`` or ``overflow`` has several elements.
-        """
-        check_update_arguments(loss_scale, overflow)
-        with torch.no_grad():
-            self._follow(loss_scale.device)
-            if host_values.reads_without_waiting(loss_scale, overflow):
-                self._move_on_host(loss_scale, overflow.item() != 0)
-                return overflow
-            updated, restarted = next_scales_on_device(
-                loss_scale.reshape(()),
-                self.cur_iter - self.last_overflow_iter,
-                overflow.reshape(()) != 0,
-                factor=self.scale_factor,
-                window=self.scale_window,
-                minimum=self.minimum,
-                maximum=self.maximum,
-                growth_ceiling=self.growth_ceiling,
-            )
-            loss_scale.copy_(updated.reshape(loss_scale.shape))
-            self.last_overflow_iter.copy_(torch.where(restarted, self.cur_iter, self.last_overflow_iter))
-            self.cur_iter.add_(1)
-        return overflow
-
-    def get_loss_scale(self) -> float:
-        """Return the initial loss scale."""
-        return self.loss_scale_value
-
     def extra_repr(self) -> str:
         """Return the arguments for ``repr``."""
-        return (
-            f"loss_scale_value={self.loss_scale_value:g}, scale_factor={self.scale_factor:g}, "
-            f"scale_window={self.scale_window}"
+        return f"{super().extra_repr()}, scale_factor={self.scale_factor:g}, scale_window={self.scale_window}"
+
+    def _move(self, loss_scale: Tensor, overflow: Tensor) -> None:
+        if self.cur_iter.device != loss_scale.device:  # once, on the first step after the scale moved
+            self.cur_iter = self.cur_iter.to(loss_scale.device)
+            self.last_overflow_iter = self.last_overflow_iter.to(loss_scale.device)
+        if host_values.reads_without_waiting(loss_scale, overflow):
+            self._move_on_host(loss_scale, overflow.item() != 0)
+            return
+        updated, restarted = next_scales_on_device(
+            loss_scale.reshape(()),
+            self.cur_iter - self.last_overflow_iter,
+            overflow.reshape(()) != 0,
+            factor=self.scale_factor,
+            window=self.scale_window,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            growth_ceiling=self.growth_ceiling,
         )
+        loss_scale.copy_(updated.reshape(loss_scale.shape))
+        self.last_overflow_iter.copy_(torch.where(restarted, self.cur_iter, self.last_overflow_iter))
+        self.cur_iter.add_(1)
 
     def _move_on_host(self, loss_scale: Tensor, overflowed: bool) -> None:
         """Do the same on numbers; on a CPU, a fifth of the time of a dozen operations on tensors."""
@@ -162,11 +192,6 @@ class DynamicLossScaleUpdateCell(nn.Module):
             growth_ceiling=self.growth_ceiling,
         )
         loss_scale.fill_(float(updated))
-
-    def _follow(self, device: torch.device) -> None:
-        if self.cur_iter.device != device:  # once, on the first step after the scale moved
-            self.cur_iter = self.cur_iter.to(device)
-            self.last_overflow_iter = self.last_overflow_iter.to(device)
 
 
 class DynamicLossScaleManager:
@@ -205,7 +230,7 @@ class DynamicLossScaleManager:
         growth_ceiling: GrowthCeiling = "finite",
     ) -> None:
         self.loss_scale = checked_init("init_loss_scale", init_loss_scale)
-        self.factor = checked_factor("scale_factor", scale_factor)
+        self.factor = checked_number("scale_factor", scale_factor, above=1.0)
         self.window = checked_window("scale_window", scale_window)
         self.minimum, self.maximum = checked_bounds(self.loss_scale, minimum, maximum)
         self.growth_ceiling = checked_growth_ceiling(growth_ceiling)
@@ -261,43 +286,53 @@ class DynamicLossScaleManager:
             ``loss_scale`` (the present scale), ``finite_steps`` (finite steps of the present streak) and
             ``consecutive_overflows`` (overflows since the last finite step).
         """
-        return {
-            "loss_scale": self.loss_scale,
-            "finite_steps": self.finite_steps,
-            "consecutive_overflows": self.consecutive_overflows,
-        }
+        return {name: getattr(self, name) for name in ("loss_scale", "finite_steps", "consecutive_overflows")}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state.
-
-        Args:
-            state_dict: What `state_dict` returned.
-        """
+        """Continue from what `state_dict` returned."""
         self.loss_scale = float(state_dict["loss_scale"])
         self.finite_steps = int(state_dict["finite_steps"])
         self.consecutive_overflows = int(state_dict["consecutive_overflows"])
 
 
-def check_update_arguments(loss_scale: object, overflow: object) -> None:
-    """Check the arguments of an update module without reading a tensor.
+class FixedLossScaleManager:
+    """Hold a constant loss scale.
 
     Args:
-        loss_scale: Must be a float32 tensor of shape ``[]`` or ``[1]``.
-        overflow: Must be a tensor of one element.
+        loss_scale: The scale, >= 1.
+        drop_overflow_update: Whether a step that overflowed is skipped. Without it there is no update module, and
+            the optimizer must divide by the scale itself.
 
     Raises:
-        TypeError: When an argument is no tensor, or the scale is not float32.
-        ValueError: When a shape does not fit.
+        TypeError: When an argument is of the wrong kind.
+        ValueError: When the scale is smaller than 1 or not finite.
+
+    Reference:
+        MindSpore 2.7, ``mindspore/train/loss_scale_manager.py``.
+
+    Example:
+        >>> FixedLossScaleManager(1024.0).get_update_cell()
+        FixedLossScaleUpdateCell(loss_scale_value=1024)
     """
-    if not isinstance(loss_scale, Tensor) or loss_scale.dtype != torch.float32:
-        came = loss_scale.dtype if isinstance(loss_scale, Tensor) else type(loss_scale).__name__
-        raise TypeError(f"`loss_scale` must be a float32 tensor, because it is updated in place; got {came}")
-    if loss_scale.shape not in {(), (1,)}:
-        raise ValueError(f"`loss_scale` must have shape () or (1,), got {tuple(loss_scale.shape)}")
-    if not isinstance(overflow, Tensor):
-        raise TypeError(f"`overflow` must be a tensor on the device of the scale, got {type(overflow).__name__}")
-    if overflow.numel() != 1:
-        raise ValueError(f"`overflow` must have one element, got shape {tuple(overflow.shape)}")
+
+    def __init__(self, loss_scale: float = 128.0, drop_overflow_update: bool = True) -> None:
+        self.loss_scale = checked_init("loss_scale", loss_scale)
+        self.drop_overflow_update = checked_switch("drop_overflow_update", drop_overflow_update)
+
+    def get_loss_scale(self) -> float:
+        """Return the scale."""
+        return self.loss_scale
+
+    def update_loss_scale(self, overflow: bool | Tensor) -> None:
+        """Do nothing: the scale is fixed."""
+
+    def get_drop_overflow_update(self) -> bool:
+        """Return whether a step that overflowed is skipped."""
+        return self.drop_overflow_update
+
+    def get_update_cell(self) -> FixedLossScaleUpdateCell | None:
+        """Return the module for the train step, or None when overflows are not acted upon."""
+        return FixedLossScaleUpdateCell(self.loss_scale) if self.drop_overflow_update else None
 
 
 def _as_bool(overflow: object) -> bool:

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workbench.optim.schedule import checked_number
-from workbench.optim.skipping import loss_of
+from workbench.core.arguments import checked_count, checked_number
+from workbench.core.step_optimizer import loss_of, zeros_in
 
 __all__ = ["ScheduleFreeAdamW"]
 
@@ -50,7 +50,7 @@ class ScheduleFreeAdamW(Optimizer):
         warmup_steps: Steps in which the rate rises from 0, >= 0.
 
     Raises:
-        TypeError: When a number is none.
+        TypeError: When an argument is not a number.
         ValueError: When a number is out of range.
 
     Example:
@@ -63,9 +63,6 @@ class ScheduleFreeAdamW(Optimizer):
         >>> optimizer.eval()
         >>> abs(weight.item()) < 0.1
         True
-
-    Reference:
-        The module's text.
     """
 
     #: It needs no falling rate, so a run leaves out the task's schedule.
@@ -80,19 +77,14 @@ class ScheduleFreeAdamW(Optimizer):
         weight_decay: float = 0.0,
         warmup_steps: int = 0,
     ) -> None:
-        if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int):
-            raise TypeError(f"`warmup_steps` must be a whole number, got {warmup_steps!r}")
-        if warmup_steps < 0:
-            raise ValueError(f"`warmup_steps` must be at least 0, got {warmup_steps}")
-        first, second = (checked_number("betas", beta) for beta in betas)
-        if not (0 < first < 1 and second < 1):
-            raise ValueError(f"`betas` must lie in (0, 1) and [0, 1), got {tuple(betas)}")
+        first = checked_number("betas", betas[0], above=0.0, below=1.0)
+        second = checked_number("betas", betas[1], below=1.0)
         options = {
             "lr": checked_number("lr", lr),
             "betas": (first, second),
-            "eps": checked_number("eps", eps, positive=True),
+            "eps": checked_number("eps", eps, above=0.0),
             "weight_decay": checked_number("weight_decay", weight_decay),
-            "warmup_steps": warmup_steps,
+            "warmup_steps": checked_count("warmup_steps", warmup_steps, 0),
             "training": True,
         }
         super().__init__(params, options)
@@ -125,14 +117,7 @@ class ScheduleFreeAdamW(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient.
 
-        Args:
-            closure: Re-evaluates the model and returns the loss, as in every torch optimizer.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: When the averaged weights are in the network, or a gradient is sparse.
+        A RuntimeError says that the averaged weights are in the network, or that a gradient is sparse.
         """
         if not all(group["training"] for group in self.param_groups):
             raise RuntimeError("the averaged weights are in the network; call train() of the optimizer before a step")
@@ -156,10 +141,13 @@ class ScheduleFreeAdamW(Optimizer):
         rate = float(group["lr"]) * math.sqrt(1.0 - beta2**step) * warmed
         total += rate * rate
         share = rate * rate / total if total else 0.0
-        iterates = [self._kept(weight, "z") for weight in weights]
-        moments = [self._kept(weight, "exp_avg_sq") for weight in weights]
-        for weight in weights:
-            self.state[weight].update(step=step, sum_of_squares=total)
+        states = [self.state[weight] for weight in weights]
+        for weight, state in zip(weights, states, strict=True):
+            if "z" not in state:
+                state["z"] = weight.clone(memory_format=torch.preserve_format)
+            state.update(step=step, sum_of_squares=total)
+        iterates: list[Tensor] = [state["z"] for state in states]
+        moments = [zeros_in(state, weight, "exp_avg_sq") for weight, state in zip(weights, states, strict=True)]
         torch._foreach_mul_(moments, beta2)
         torch._foreach_addcmul_(moments, gradients, gradients, 1.0 - beta2)
         denominators = torch._foreach_sqrt(moments)
@@ -170,11 +158,3 @@ class ScheduleFreeAdamW(Optimizer):
         torch._foreach_lerp_(weights, iterates, share)
         torch._foreach_add_(weights, updates, alpha=-rate * (1.0 - beta1 * (1.0 - share)))
         torch._foreach_add_(iterates, updates, alpha=-rate)
-
-    def _kept(self, parameter: Tensor, name: str) -> Tensor:
-        state = self.state[parameter]
-        if name not in state:
-            empty = torch.clone if name == "z" else torch.zeros_like
-            state[name] = empty(parameter, memory_format=torch.preserve_format)
-        tensor: Tensor = state[name]
-        return tensor

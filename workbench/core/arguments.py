@@ -1,0 +1,62 @@
+"""Arguments checked at the border: numbers, counts and switches, each refused with a sentence that names it."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+__all__ = ["checked_count", "checked_number", "checked_switch"]
+
+
+def checked_number(
+    name: str,
+    value: Any,
+    *,
+    least: float = 0.0,
+    above: float | None = None,
+    below: float = math.inf,
+    kind: type[Any] = Real,
+) -> float:
+    """Return a finite number as a float: at least ``least``, or above ``above`` where that is given; below ``below``.
+
+    Raises:
+        TypeError: When it is no number of this kind (a bool is none).
+        ValueError: When it is out of range or NaN.
+    """
+    if isinstance(value, bool) or not isinstance(value, kind):
+        what = "float" if kind is float else "number"
+        raise TypeError(f"`{name}` must be a {what}, got {type(value).__name__} {value!r}")
+    number, low = float(value), least if above is None else above
+    if not ((number >= low if above is None else number > low) and number < below):  # NaN fails, too
+        if below < math.inf:
+            rule = f"lie in {'[' if above is None else '('}{low:g}, {below:g})"
+        else:
+            rule = f"be finite and {'at least' if above is None else 'above'} {low:g}"
+        raise ValueError(f"`{name}` must {rule}, got {value!r}")
+    return number
+
+
+def checked_count(name: str, value: Any, least: int = 1, of: str = "") -> int:
+    """Return a whole number of at least ``least``; ``of`` says of what, for messages.
+
+    Raises:
+        TypeError: When it is no whole number.
+        ValueError: When it is smaller.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"`{name}` must be a whole number{of and f' of {of}'}, got {value!r}")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, got {value}")
+    return int(value)
+
+
+def checked_switch(name: str, value: Any) -> bool:
+    """Return a bool.
+
+    Raises:
+        TypeError: When it is something else, such as 1.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a bool, got {type(value).__name__} {value!r}")
+    return value

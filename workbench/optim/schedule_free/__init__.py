@@ -1,1 +1,0 @@
-"""Schedule-Free AdamW: an average of the weights in place of a falling learning rate."""
