@@ -49,34 +49,18 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClickLaw:
-    """The generating process; see the module's text.
+    """The generating process; see the module's text. A number out of range is a ValueError."""
 
-    Args:
-        seed: Chooses everything, >= 0.
-        n_fields: Fields of ids, 1 to 64.
-        n_numbers: Numbers per record, 1 to 64.
-        vocabulary: Ids of a field at the beginning, >= 2.
-        growth_interval: Records per new id in an even field, >= 1.
-        birth_interval: Records per new id in an odd field, >= 1.
-        drift_every: Records between two abrupt changes, >= 1; None for none.
-        slow_period: Records in which the slow drift goes round once, >= 1; None for none.
-        bias: Logit of a record without any other reason.
-        strength: Standard deviation of the rest of the logit, >= 0, roughly.
-
-    Raises:
-        ValueError: When a number is out of range.
-    """
-
-    seed: int = 0
-    n_fields: int = 8
-    n_numbers: int = 4
-    vocabulary: int = 100
-    growth_interval: int = 500
-    birth_interval: int = 1000
-    drift_every: int | None = 200_000
-    slow_period: int | None = 4_000_000
-    bias: float = -1.0
-    strength: float = 2.0
+    seed: int = 0  # chooses everything
+    n_fields: int = 8  # of ids, 1 to 64
+    n_numbers: int = 4  # per record, 1 to 64
+    vocabulary: int = 100  # ids of a field at the beginning, >= 2
+    growth_interval: int = 500  # records per new id in an even field
+    birth_interval: int = 1000  # records per new id in an odd field
+    drift_every: int | None = 200_000  # records between two abrupt changes; None for none
+    slow_period: int | None = 4_000_000  # records in which the slow drift goes round once; None for none
+    bias: float = -1.0  # logit of a record without any other reason
+    strength: float = 2.0  # standard deviation of the rest of the logit, >= 0, roughly
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_fields <= 64 or not 1 <= self.n_numbers <= 64:

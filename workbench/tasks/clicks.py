@@ -1,14 +1,9 @@
 """``clicks``: an endless stream of clicks with drift, and a recommender that learns from it.
 
 The records are those of `workbench.tasks.click_law`. A batch is ``((ids, numbers), clicks)``: int64
-``[batch, fields]``, float32 ``[batch, numbers]``, float32 ``[batch]``.
-
-To train without end (``workbench.rec.RecModel``), open the stream where you are::
-
-    model.online_train(lambda n: click_stream(seed=0, start=n))
-
-As a task for ``workbench train`` and ``workbench tune`` the stream is cut: an epoch is its first 2000 batches, and what
-comes right after them is kept for evaluation, before the first abrupt drift.
+``[batch, fields]``, float32 ``[batch, numbers]``, float32 ``[batch]``. To train without end open the stream where you
+are: ``workbench.rec.RecModel(...).online_train(lambda n: click_stream(seed=0, start=n))``. As a task the stream is cut:
+an epoch is its first 2000 batches, and what comes right after them, before the first abrupt drift, is for evaluation.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 1797 grey images of 8 x 8 pixels in ten classes (``sklearn.datasets.load_digits``), a part of: E. Alpaydin and
 C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository 1998, doi:10.24432/C50P49. A
-quarter of each class is kept for evaluation; which quarter depends on the seed, so that comparisons can be paired over
-splits. There is no augmentation. Images are ``[n, 1, 8, 8]`` float32, targets ``[n]`` int64.
-
-Both networks have static control flow: ``torch.fx`` traces them and ``torch.compile`` makes one graph of each.
+quarter of each class, chosen by the seed, is kept for evaluation. There is no augmentation. Images are
+``[n, 1, 8, 8]`` float32, targets ``[n]`` int64. Both networks have static control flow: ``torch.fx`` traces them.
 """
 
 from __future__ import annotations

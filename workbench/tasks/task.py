@@ -245,9 +245,6 @@ class Task:
         Args:
             model: The model, or anything called like it.
             batch: A pair (``model(x)``), a mapping (``model(**batch)``), or anything else (``model(batch)``).
-
-        Raises:
-            TaskError: When what the model returns has no such part.
         """
         if isinstance(batch, Mapping):
             return self._prediction(model(**batch))

@@ -219,8 +219,9 @@ class Boosted:
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
         loss, self._loss = self._loss, None
-        if not self._room_for_graphs:
-            self._make_room_for_graphs()
+        if not self._room_for_graphs and "torch._dynamo" in sys.modules and self._schedule is not None:
+            self._schedule.make_room_for_graphs()  # now only: torch.compile is loaded lazily, which takes a second
+            self._room_for_graphs = True
         if self.update.needs_distribute and not self._distributed:
             raise RuntimeError(self.update.needs_distribute)
         scaling = self.loss_scaling
@@ -258,8 +259,10 @@ class Boosted:
         overflow = scaling.no_overflow
         if scaling.unscales:
             self._found_inf.zero_()
-            if self._has_overflow_flag:
-                self._read_overflow_flag()
+            if self._has_overflow_flag and (flag := devices.device_overflow(self.device)) is not None:
+                self._found_inf.copy_(flag)
+            if self._has_overflow_flag and self._agree is not None:
+                self._agree(self._found_inf)  # now, since scale groups decide in `unscale_` whose scale falls
             scaling.unscale_(parameters, self._found_inf)
             if isinstance(optimizer, StepOptimizer):  # gradients may have left the device during the backward pass
                 optimizer.unscale_offloaded_(scaling.scale_of, self._found_inf)
@@ -300,13 +303,6 @@ class Boosted:
         if self.loss_scaling.unscales and self.window.position == 0:  # one watch for all micro-batches of a window
             devices.begin_overflow_watch(self.device)
 
-    def _read_overflow_flag(self) -> None:
-        flag = devices.device_overflow(self.device)
-        if flag is not None:
-            self._found_inf.copy_(flag)
-        if self._agree is not None:  # now, since scale groups decide in `unscale_` whose scale falls
-            self._agree(self._found_inf)
-
     def _evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
         with self.autocast():
             return closure().float()
@@ -315,12 +311,6 @@ class Boosted:
     def _active_optimizer(self) -> Optimizer:
         # Not `active_optimizer`: a group chosen by `use_freezing_group` need not be the schedule's.
         return self._schedule.optimizer_of(self.frozen_groups) if self._schedule is not None else self.optimizer
-
-    def _make_room_for_graphs(self) -> None:
-        """Raise torch.compile's limit once it is in use; it is loaded lazily, and importing it here takes a second."""
-        if self._schedule is not None and "torch._dynamo" in sys.modules:
-            self._schedule.make_room_for_graphs()
-            self._room_for_graphs = True
 
     @property
     def updates(self) -> int | None:
