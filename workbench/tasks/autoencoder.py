@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
 from workbench.tasks.digits import load_images, read_digits, split_indices
@@ -43,7 +42,7 @@ def digits_autoencoder() -> Task:
         name="digits-autoencoder",
         model=Autoencoder,
         loss=ReconstructionError(),
-        optimizer=_sgd,
+        optimizer=functools.partial(SGD, lr=0.005, momentum=0.9, fused=True),
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="loss",
@@ -114,7 +113,3 @@ def _rows(pixels: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     return [(part, part) for part in torch.split(_split_pixels(seed)[1], EVALUATION_BATCH_SIZE)]
-
-
-def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    return torch.optim.SGD(named_parameters, lr=0.005, momentum=0.9, fused=True)

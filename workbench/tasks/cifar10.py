@@ -13,7 +13,7 @@ section 4.2, whose ResNet-20 is trained here; evaluation is on the published tes
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.optim import SGD
 
 from workbench.tasks.array_pickle import read_array_pickle
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
@@ -55,7 +55,7 @@ def cifar10_task(place: str) -> Task:
         name="cifar10",
         model=_resnet20,
         loss=nn.CrossEntropyLoss(),
-        optimizer=_sgd,
+        optimizer=partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True),
         train=partial(_training_batches, images, targets),
         evaluate=partial(_evaluation_batches, test_images, test_targets),
         metric="accuracy",
@@ -134,7 +134,3 @@ def _resnet20() -> nn.Module:
     model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     return model
-
-
-def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    return torch.optim.SGD(named_parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
 from workbench.tasks.schedules import warmup_cosine
@@ -46,7 +45,7 @@ def _digits_task(name: str, model: type[nn.Module], learning_rate: float, descri
         name=name,
         model=model,
         loss=nn.CrossEntropyLoss(),
-        optimizer=functools.partial(_sgd, learning_rate=learning_rate),
+        optimizer=functools.partial(SGD, lr=learning_rate, momentum=0.9, weight_decay=5e-4, fused=True),
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="accuracy",
@@ -193,7 +192,3 @@ def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     images, targets = load_images()
     _, kept = split_indices(targets, seed)
     return [(images[part], targets[part]) for part in torch.split(kept, EVALUATION_BATCH_SIZE)]
-
-
-def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]], learning_rate: float) -> Optimizer:
-    return torch.optim.SGD(named_parameters, lr=learning_rate, momentum=0.9, weight_decay=5e-4, fused=True)

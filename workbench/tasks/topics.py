@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.optim import AdamW
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
 from workbench.tasks.schedules import warmup_cosine
@@ -37,7 +36,7 @@ def topics_gpt() -> Task:
         name="topics-gpt",
         model=ByteTransformer,
         loss=next_byte_loss,
-        optimizer=_adamw,
+        optimizer=functools.partial(AdamW, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="bits_per_byte",
@@ -148,7 +147,3 @@ def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
     starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
     return [_windows(text, part) for part in torch.split(starts, EVALUATION_BATCH_SIZE)]
-
-
-def _adamw(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    return torch.optim.AdamW(named_parameters, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
