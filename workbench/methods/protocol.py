@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
@@ -185,6 +185,35 @@ class Method:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.config = plan.config
+
+    @staticmethod
+    def counts(network: nn.Module) -> Mapping[str, int]:
+        """Return those of `NetworkFacts`' counts that the method knows of a network as it stands now."""
+        return {}
+
+    @staticmethod
+    def foreseen(
+        network: nn.Module,
+        new_network: Callable[[], nn.Module],
+        untrained: Collection[str],
+        call: Callable[[nn.Module], None] | None,
+    ) -> Mapping[str, int]:
+        """Return those counts of a fresh network that the method would change, found on this copy and new ones.
+
+        ``untrained`` names the parameters that the optimizer does not hold; ``call`` calls a copy, where it is known.
+        """
+        return {}
+
+    @staticmethod
+    def reasons(
+        network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None
+    ) -> Mapping[str, str]:
+        """Return those of `NetworkFacts`' reasons that the method knows; the network stays as it is.
+
+        The criterion is None when unknown. Inputs may be tried where they are a `FirstBatch`, else nothing is said
+        against them: as the configuration asks for, or without one in some usual ways.
+        """
+        return {}
 
     def refusal(self, model: nn.Module) -> str:
         """Return why the model, wrapped or compiled as it is, cannot be trained so; empty when it can."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.config import BoostConfig
 from workbench.core.batch import mapped, tensors_of
 from workbench.methods.curriculum.section import CurriculumSection
-from workbench.methods.protocol import Method
+from workbench.methods.protocol import FirstBatch, Method
 
 __all__ = [
     "CurriculumMethod",
@@ -48,6 +49,7 @@ Kind = Literal["resolution", "sequence"]
 Call = Callable[[nn.Module, Any], Any]
 """Computes the loss of a batch, as ``call(network, batch)``."""
 
+_MANY = 10**6  # passes of a run in which every stage has some
 PROBED = (0.5, 0.75)
 """Relative sizes that a network is tried with where no configuration says which are wanted."""
 
@@ -175,7 +177,22 @@ def why_not_smaller(call: Call, network: nn.Module, batch: Any, kind: Kind, size
 
 
 class CurriculumMethod(Method):
-    """Lets the inputs grow; whether the network takes them is known beforehand (`facts.py`)."""
+    """Lets the inputs grow; whether the network takes them is known beforehand."""
+
+    @staticmethod
+    def reasons(
+        network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None
+    ) -> Mapping[str, str]:
+        """Return why inputs cannot be smaller, of the kind and at the sizes that are asked for."""
+        wanted: dict[Kind, Sequence[float]] = {"resolution": PROBED, "sequence": PROBED}
+        if config is not None:
+            section = config.part(CurriculumSection)
+            sizes = [size for size, _ in stages_of(section, _MANY) if size < 1]
+            wanted = {} if section.kind == "none" else {section.kind: sizes}
+        if not wanted or not isinstance(example_inputs, FirstBatch):
+            return {}
+        loss, batch = example_inputs.loss, example_inputs.first()
+        return {f"no_{kind}": why_not_smaller(loss, network, batch, kind, sizes) for kind, sizes in wanted.items()}
 
     def batches(self, batches: Iterable[Any], passes: int) -> Iterable[Any]:
         """Make early batches smaller."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from workbench.config import Plan
+from workbench.config import BoostConfig, Plan
 from workbench.methods.protocol import Method, StepHook
 from workbench.methods.regularization.section import RegularizationSection
 from workbench.methods.weight_update import CompleteWindow
@@ -165,6 +165,13 @@ class RegularizationMethod(Method):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._average: WeightAverage | None = None
+
+    @staticmethod
+    def reasons(
+        network: nn.Module, criterion: Any, example_inputs: Any, config: BoostConfig | None
+    ) -> Mapping[str, str]:
+        """Return why labels cannot be smoothed."""
+        return {"no_smoothing": why_no_smoothing(criterion)}
 
     def criterion(self, criterion: Any) -> Any:
         """Return the criterion with smoothed labels; one that has no smoothing as it is."""

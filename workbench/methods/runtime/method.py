@@ -47,7 +47,9 @@ def convolution_beyond_memory(model: nn.Module) -> str:
     which we could not try) overwrites the heap there: ``jit_1x1:avx2`` of oneDNN in torch 2.13, float32, found with
     glibc's ``MALLOC_CHECK_=3`` over 1,700 shapes. Compiled graphs lay convolutions out so by themselves.
     """
-    convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+    convolutions: dict[str, nn.Conv2d] = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)
+    }
     for name, found in convolutions.items():
         is_strided_point = set(found.kernel_size) == {1} and max(found.stride) > 1
         if is_strided_point and found.groups == 1 and 1 < found.in_channels < _VECTOR:
