@@ -17,21 +17,11 @@ _HOME = {
     "Task": "workbench.tasks",
     "Workbench": "workbench.panels.workbench",
     "apply": "workbench.training",
-    "compare": "workbench.api",
-    "export": "workbench.api",
-    "replay": "workbench.api",
-    "train": "workbench.api",
-    "tune": "workbench.api",
+    **dict.fromkeys(("compare", "export", "replay", "train", "tune"), "workbench.api"),
 }
 
 if TYPE_CHECKING:
-    from workbench.api import (
-        compare,
-        export,
-        replay,
-        train,
-        tune,
-    )
+    from workbench.api import compare, export, replay, train, tune
     from workbench.config import BoostConfig
     from workbench.panels.workbench import Workbench
     from workbench.tasks import Task

@@ -12,33 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.config import BoostConfig
+from workbench.config.run_request import RunRequest
 from workbench.core import distributed as ranks
 from workbench.core.rank_environment import is_first_rank
 from workbench.core.records import Event, StepRecord
 from workbench.loss_scale import ScalePolicy
 from workbench.runs import Run, read_run
+from workbench.runs.mirrors import Mirror, live_mirrors
 from workbench.runs.replay import ReplayResult
 from workbench.runs.replay import replay as replay_run
 from workbench.runs.replayed_run import policy_grid
 from workbench.tasks import Task, load_task
-from workbench.training.auto_boost import read_config
+from workbench.training.apply import read_config
 from workbench.training.compare import Comparison, Side, compare_configs
-from workbench.training.run import (
-    Pause,
-    RunProgress,
-    RunResult,
-    run_task,
-)
+from workbench.training.run import Pause, RunMonitor, RunProgress, RunResult, run_task
 
 if TYPE_CHECKING:
-    from workbench.runs.mirrors import Mirror
-    from workbench.study import (
-        RayEngine,
-        StudyFile,
-        StudyResult,
-        TaskExperimenter,
-        TuneProgress,
-    )
+    from workbench.study import RayEngine, StudyFile, StudyResult, TaskExperimenter, TuneProgress
 
 __all__ = ["compare", "export", "replay", "train", "tune"]
 
@@ -83,34 +73,20 @@ def train(
         mirrors: Where else the run is shown while it goes on: ``"tensorboard=DIR"``, ``"mlflow=URI"`` or objects of
             ``workbench.runs.mirrors``. One that fails on the way is given up with a warning; the run goes on.
 
-    Returns:
-        The result; its ``path`` is the run directory.
-
     Raises:
         ConfigError: When the configuration is not valid.
         TaskError: When the task cannot be found or is no task.
         MirrorError: When a mirror cannot be opened.
     """
-    from workbench.runs.mirrors import live_mirrors
-
-    follower = live_mirrors(mirrors)
+    observer = live_mirrors(mirrors)
+    level = level or ("O0" if config is None else "O1")
     with ranks.joined(device) as here:
         return run_task(
             load_task(task),
-            read_config(config),
-            level=level or ("O0" if config is None else "O1"),
-            steps=steps,
-            seed=seed,
+            RunRequest(read_config(config), level, seed, steps, evaluate_every, exponents_every=exponents_every),
             device=here,
             out=None if out is None else Path(out),
-            evaluate_every=evaluate_every,
-            exponents_every=exponents_every,
-            on_progress=on_progress,
-            stop=stop,
-            on_records=on_records,
-            drain_seconds=drain_seconds,
-            pause=pause,
-            follower=follower,
+            monitor=RunMonitor(on_progress, None, stop, on_records, drain_seconds, pause, observer),
         )
 
 
@@ -136,12 +112,11 @@ def compare(
         device: Where to train.
         out: Folder for run directories; None records nothing.
         on_progress: Called with a label and the progress of each run.
-
-    Returns:
-        The comparison; ``sentences()`` says it in words.
     """
     with ranks.joined(device) as here:
-        sides = [Side(_label(config, i), read_config(config), level) for i, config in enumerate(configs)]
+        named = {i: Path(config).name for i, config in enumerate(configs) if isinstance(config, str | Path)}
+        labels = [named.get(i, f"configuration {i + 1}") for i in range(len(configs))]
+        sides = [Side(label, read_config(config), level) for label, config in zip(labels, configs, strict=True)]
         if len(sides) == 1:
             sides.insert(0, Side("O0", BoostConfig(), "O0"))
         return compare_configs(
@@ -173,9 +148,6 @@ def replay(
         factor: Factors; None means 2.
         window: Growth windows, steps; None means 100 and 1000.
         minimum: Floor of the scale.
-
-    Returns:
-        One row per policy, the assumption and the range.
     """
     recorded = run if isinstance(run, Run) else read_run(run)
     if policies is None:
@@ -234,9 +206,6 @@ def tune(
         ray: Train on a Ray cluster instead of in this process: where, with which resources, how many at a time.
         began: ``time.monotonic()`` from which the time counts; None is now.
 
-    Returns:
-        Trials, candidates, exported files and the report's path.
-
     Raises:
         StudyError: When the study or an argument is wrong.
         StudyStoppedError: When ``stop`` asked for it; the same call goes on from there.
@@ -263,17 +232,12 @@ def tune(
             f"{study} is a study, whose study.toml says how long a run is and what it may lose; `steps`, `epochs` and "
             "`allowed_drop` are for a task"
         )
-
     if task is not None and jobs > 1:
         raise tuning.StudyError(
             f"`jobs` must be 1 for a task that only this program knows, got {jobs}: other processes load it by its name"
         )
-
     if task is not None and ray is not None:
-        raise tuning.StudyError(
-            "`ray` needs a task that can be named: the processes in the cluster load it by its name"
-        )
-
+        raise tuning.StudyError("`ray` needs a task that can be named: the processes in the cluster load it by that")
     if is_first_rank():
         from workbench.report import write_report  # now, and not when the time limit is nearly over
 
@@ -306,11 +270,7 @@ def is_study(place: str | Path) -> bool:
 
 
 def export(
-    study: str | Path,
-    out: str | Path | None = None,
-    *,
-    require_confirmed: bool = False,
-    storage: str | None = None,
+    study: str | Path, out: str | Path | None = None, *, require_confirmed: bool = False, storage: str | None = None
 ) -> StudyResult:
     """Write a study's configurations and report again from its storage; nothing is trained.
 
@@ -325,7 +285,3 @@ def export(
 
     result = tuning.export_study(study, out, require_confirmed=require_confirmed, storage=storage)
     return write_report(result)
-
-
-def _label(config: ConfigLike, index: int) -> str:
-    return Path(config).name if isinstance(config, (str, Path)) else f"configuration {index + 1}"

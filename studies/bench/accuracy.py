@@ -21,7 +21,7 @@ import torch
 from workbench.config import BoostConfig
 from workbench.core.paired_bounds import paired_drop_bounds, paired_drops, smallest_gap
 from workbench.tasks import load_task
-from workbench.training.run import run_task
+from workbench.training.run import RunRequest, run_task
 
 TASK = "digits-resnet"
 FIRST_SEED = 50_000  # far from those of studies: they search from their `seed` and confirm from 1000 above it
@@ -49,7 +49,7 @@ def accuracies(seed: int, *, steps: int) -> list[dict[str, object]]:
     torch.set_num_threads(1)
     task, rows = load_task(TASK), []
     for name, (config, level) in sides(steps).items():
-        result = run_task(task, config, level=level, steps=steps, seed=seed, device=torch.device("cpu"))
+        result = run_task(task, RunRequest(config, level, seed, steps), device=torch.device("cpu"))
         rows.append({"side": name, "in_effect": result.plan.summary(), "seed": seed, "accuracy": result.metric})
     return rows
 

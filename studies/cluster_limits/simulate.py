@@ -299,10 +299,10 @@ def run_bytes(folder: Path, steps: int = 200) -> dict[str, float]:
     """Return the size of a recorded run of a real, small task."""
     from workbench.core.devices import select_device
     from workbench.tasks import load_task
-    from workbench.training.run import run_task
+    from workbench.training.run import RunRequest, run_task
 
     cpu = select_device("cpu")
-    done = run_task(load_task("digits-lenet"), BoostConfig(), level="O0", steps=steps, seed=0, device=cpu, out=folder)
+    done = run_task(load_task("digits-lenet"), RunRequest(BoostConfig(), steps=steps), device=cpu, out=folder)
     assert done.path is not None
     return {"steps": steps, "bytes": sum(path.stat().st_size for path in done.path.rglob("*") if path.is_file())}
 

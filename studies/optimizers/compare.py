@@ -35,7 +35,7 @@ from workbench.config import BoostConfig
 from workbench.optim.factory import DecayingDamping
 from workbench.optim.thor.optimizer import Thor
 from workbench.tasks import Task, load_task
-from workbench.training.run import RunResult, run_task
+from workbench.training.run import RunMonitor, RunRequest, RunResult, run_task
 from workbench.training.speed import measure_speed_ratio
 
 HERE = Path(__file__).parent
@@ -293,10 +293,8 @@ def run_until(
         reached = math.isfinite(first_step_at([(step, metric)], goal.target, higher_is_better=goal.higher_is_better))
         return (reached and not to_the_end) or step >= at_most
 
-    return run_task(
-        task, config, level=LEVEL, steps=steps or goal.budget, seed=seed, device=CPU,
-        evaluate_every=goal.evaluate_every, on_evaluation=enough,
-    )  # fmt: skip
+    request = RunRequest(config, LEVEL, seed, steps or goal.budget, goal.evaluate_every)
+    return run_task(task, request, device=CPU, monitor=RunMonitor(on_evaluation=enough))
 
 
 def row_of(

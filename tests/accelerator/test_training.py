@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.accelerator.standin import forget_waits, waits
+from tests.kit.runs import run_task
 from workbench.bench.host_waits import dispatched_waits
 from workbench.config import BoostConfig
 from workbench.core.batch import move_batch
@@ -25,7 +26,6 @@ from workbench.training import (
     training_loop,
 )
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
-from workbench.training.run import run_task
 from workbench.training.setup import prepare
 
 pytestmark = [

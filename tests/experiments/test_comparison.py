@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from tests.experiments.small_tasks import small_task
+from tests.kit.runs import run_task
 from workbench.config import BoostConfig
 from workbench.core.paired_bounds import paired_drop_bounds, paired_drops
 from workbench.runs import read_run
 from workbench.training import compare as comparison
+from workbench.training import run as training
 from workbench.training.compare import Comparison, Side, compare_configs
-from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.run import RunProgress, RunRequest, RunResult
 from workbench.training.speed import SpeedRatio
 
 CPU = torch.device("cpu")
@@ -86,9 +88,9 @@ def test_three_sides_give_two_sentences(measured: list[Any]) -> None:
 
 
 def test_a_seed_that_diverged_on_one_side_is_no_pair(monkeypatch: pytest.MonkeyPatch, measured: list[Any]) -> None:
-    def sometimes_diverging(task: Any, config: Any, *, seed: int, **options: Any) -> RunResult:
-        result = run_task(task, config, seed=seed, **options)
-        bad = config is OTHER.config and seed == 3
+    def sometimes_diverging(task: Any, request: RunRequest, **options: Any) -> RunResult:
+        result = training.run_task(task, request, **options)
+        bad = request.config is OTHER.config and request.seed == 3
         return dataclasses.replace(result, metric=math.nan, diverged=True) if bad else result
 
     monkeypatch.setattr(comparison, "run_task", sometimes_diverging)

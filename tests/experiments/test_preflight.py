@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.kit.runs import run_task
 from tests.tasks.test_outputs import Net, X, Y, task_of
 from workbench.api import compare, train, tune
 from workbench.config import BoostConfig
 from workbench.study import StudyFailedError
 from workbench.tasks import TaskError
-from workbench.training.run import run_task
 
 CPU = torch.device("cpu")
 

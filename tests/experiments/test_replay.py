@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
+from tests.kit.runs import run_task
 from workbench.config import BoostConfig
 from workbench.core.records import ExponentCounts
 from workbench.loss_scale import ScalePolicy, exponent_table, simulate
@@ -21,7 +22,6 @@ from workbench.runs import Run, read_run
 from workbench.runs import replay as experiments_replay
 from workbench.runs.replay import estimate_thresholds, replay
 from workbench.tasks import Task
-from workbench.training.run import run_task
 
 HALF_MAX = 65504.0
 POLICIES = [

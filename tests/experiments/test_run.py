@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tests.experiments.small_tasks import BATCH_SIZE, Net, small_task
+from tests.kit.runs import run_task
 from workbench.config import BoostConfig
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs import RunRecorder, TelemetryError, read_run
@@ -20,7 +21,7 @@ from workbench.tasks import Task
 from workbench.tasks.digits import digits_resnet
 from workbench.training.evaluation import evaluate
 from workbench.training.precision import Precision
-from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.run import RunProgress, RunResult
 from workbench.training.setup import prepare
 from workbench.training.trace_buffer import TraceBuffer
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from tests.experiments.small_tasks import BATCH_SIZE, small_task
+from tests.kit.runs import run_task
 from tests.ranks import Ranks
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.runs import read_run
 from workbench.tasks import Task
 from workbench.training.compare import Side, compare_configs
-from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.run import RunProgress, RunResult
 from workbench.training.setup import prepare
 from workbench.training.speed import measure_speed_ratio
 

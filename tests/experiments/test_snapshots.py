@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.experiments.small_tasks import small_task
+from tests.kit.runs import run_task
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots
 from workbench.runs import read_run
 from workbench.training import Boosted, apply
-from workbench.training.run import run_task
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder, snapshot_steps
 
 

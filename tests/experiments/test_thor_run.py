@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.experiments.small_tasks import small_task
+from tests.kit.runs import run_task
 from workbench.config import BoostConfig
 from workbench.runs import read_run
-from workbench.training.run import run_task
 
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from tests.kit.runs import run_task
 from workbench import apply
 from workbench.config import BoostConfig
 from workbench.nn import AdamOffload, thor
 from workbench.tasks import Task
-from workbench.training.run import run_task
 
 transformers = pytest.importorskip("transformers", reason="pip install boost-workbench[test] brings transformers")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from workbench.tasks.digits_table import read_digits
+from workbench.tasks.digits import read_digits
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_a_release_that_keeps_its_data_elsewhere_is_asked_itself(
 
 @pytest.mark.long
 def test_scikit_learn_is_not_imported_for_it() -> None:
-    program = "import sys, workbench.tasks.digits_table as digits; digits.read_digits(); print(*sys.modules)"
+    program = "import sys, workbench.tasks.digits as digits; digits.read_digits(); print(*sys.modules)"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "numpy" in said.split()
     assert "sklearn" not in said.split()

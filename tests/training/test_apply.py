@@ -26,7 +26,7 @@ from workbench.training import (
     apply,
     training_loop,
 )
-from workbench.training.float16_gradients import float16_gradient_parameters
+from workbench.training.trace_buffer import float16_gradient_parameters
 
 FREEZING = {
     "boost": {"mode": "manual", "less_bn": False, "grad_freeze": True},

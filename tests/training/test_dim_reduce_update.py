@@ -16,10 +16,11 @@ from tests.golden_files import golden_paths, load_npz
 from tests.golden_networks import assert_trajectory, build_loss, build_network, golden_batch, load_initial_weights
 from workbench.config import ConfigError
 from workbench.core.records import Event, EventKind
-from workbench.methods.dim_reduce.acting import DimReduceUpdate, trained_parameters
+from workbench.methods.dim_reduce.acting import DimReduceUpdate
 from workbench.methods.dim_reduce.method import DimReduce
 from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import list_snapshots, load_snapshots, save_pca_matrix
+from workbench.methods.plan_mark import trained_parameters
 from workbench.mindspore.train_step_cells import BoostTrainOneStepCell, WithLossCell
 from workbench.training import (
     AutoBoost,

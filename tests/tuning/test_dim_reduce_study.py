@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.kit.fake_runner import write_study
+from tests.kit.runs import run_task
 from workbench.cli import app
 from workbench.config import BoostConfig
 from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix
@@ -21,7 +22,6 @@ from workbench.study.ask.study_file import StudyFile, read_study
 from workbench.study.run.job import UNMONITORED, Job, Monitor, SpeedJob, SpeedMeasured, TrainJob
 from workbench.study.run.warm_up import find_warm_up
 from workbench.tasks import load_task
-from workbench.training.run import run_task
 
 TASK = """
 from torch import nn

@@ -189,7 +189,7 @@ class _Effortless:
             metric = final * (1.0 - math.exp(-6.0 * step / job.steps))
             if monitor.on_step is not None:
                 monitor.on_step(RunStep(step, job.steps, metric))
-            if step % job.evaluate_every:
+            if step % (job.evaluate_every or job.steps):
                 continue
             curve.append((step, metric))
             if monitor.on_evaluation is not None and monitor.on_evaluation(step, metric) and step < job.steps:

@@ -85,7 +85,7 @@ class _TimedTrace(TraceBuffer):
         super().record(*args, **kwargs)
         self.seconds += time.perf_counter() - began
 
-    def drain(self) -> tuple[list[StepRecord], list[Event]]:
+    def drain(self, mean: object = None) -> tuple[list[StepRecord], list[Event]]:
         began = time.perf_counter()
         drained = super().drain()
         self.seconds += time.perf_counter() - began

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,7 +13,7 @@ from workbench.config import BoostConfig, NetworkFacts
 from workbench.methods.parameter_groups import named_trainable_parameters, split_into_chunks
 from workbench.methods.registry import METHODS
 
-__all__ = ["facts_of", "learning_reasons"]
+__all__ = ["facts_of", "facts_of_copies", "learning_reasons"]
 
 
 def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
@@ -24,6 +26,25 @@ def facts_of(network: nn.Module, optimizer: Optimizer) -> NetworkFacts:
     for description in METHODS:
         counts |= description.load().counts(network)
     return NetworkFacts.from_dict(counts)
+
+
+def facts_of_copies(
+    new_network: Callable[[], nn.Module],
+    new_optimizer: Callable[[nn.Module], Optimizer],
+    criterion: Any,
+    call: Callable[[nn.Module], None] | None,
+) -> NetworkFacts:
+    """Return what a network offers before a method has acted, found on fresh copies; ``call`` calls one."""
+    network = new_network()
+    reasons: dict[str, Any] = learning_reasons(network, criterion, call)
+    optimizer = new_optimizer(network)
+    facts = facts_of(network, optimizer)
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    untrained = {name for name, parameter in named_trainable_parameters(network) if parameter not in held}
+    counts: dict[str, Any] = {}
+    for description in METHODS:
+        counts |= description.load().foreseen(network, new_network, untrained, call)
+    return replace(facts, **counts, **reasons)
 
 
 def learning_reasons(

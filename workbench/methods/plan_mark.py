@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from torch import nn
+from torch.optim import Optimizer
 
-from workbench.config import Plan
+from workbench.config import ConfigError, Plan
 from workbench.core.wrapped_model import unwrapped
 
-__all__ = ["boost_plan_of", "boosted_module_of", "mark_"]
+__all__ = ["boost_plan_of", "boosted_module_of", "mark_", "prepared_module", "trained_parameters"]
 
 _MARK = "boost_plan"
 
@@ -27,3 +28,26 @@ def boosted_module_of(module: nn.Module) -> nn.Module | None:
     """Return the module that was prepared: this one, or one inside (a backbone under its criterion, any wrapper)."""
     # A wrapper of torch.compile hands on its module's attributes.
     return next((unwrapped(child) for child in module.modules() if isinstance(getattr(child, _MARK, None), Plan)), None)
+
+
+def prepared_module(network: nn.Module) -> nn.Module:
+    """Return the module that was prepared; where none was, the network without its wrappers."""
+    prepared = boosted_module_of(network)
+    return unwrapped(network) if prepared is None else prepared
+
+
+def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
+    """Return what an optimizer trains by the names snapshots are written and read under, in the order of the columns.
+
+    The network may be in wrappers (torch.compile, DistributedDataParallel, a module with its loss). Raises ConfigError
+    when the optimizer trains parameters that it does not hold.
+    """
+    names = {id(parameter): name for name, parameter in prepared_module(network).named_parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = sum(id(parameter) not in names for parameter in trained)
+    if strangers:
+        raise ConfigError(
+            f"weight snapshots go by the names of the network's parameters, and {strangers} of the {len(trained)} that "
+            "the optimizer trains are not in the network; let AutoBoost process the module that holds all of them"
+        )
+    return {names[id(parameter)]: parameter for parameter in trained}

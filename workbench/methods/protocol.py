@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
@@ -56,6 +56,8 @@ class Description:
     #: reference's sections have its parameters.
     section_class: str = ""
     comes_with: str = ""  # method without which it is never in effect, where `switch` is only a parameter of that one
+    snapshot_folder: str = ""  # path of the parameter that names a folder of snapshots to train in the span of
+    schedules_groups: bool = False  # whether it makes the optimizer a `GroupSchedule`
 
     def card(self) -> str:
         """Return the method's card: Markdown with what it does, when it helps, usual values, limits and source."""
@@ -131,6 +133,9 @@ class GroupSchedule(Protocol):
     def strategy(self) -> Sequence[int] | None:
         """Group of each update, repeated; None when the groups take turns."""
 
+    def group_parameters(self, index: int) -> Sequence[Tensor]:
+        """Return the parameters that a group trains."""
+
     def begin_step(self) -> int:
         """Enter the group of the coming step; return how many leading parameter groups rest."""
 
@@ -184,6 +189,19 @@ class Method:
     @staticmethod
     def counts(network: nn.Module) -> Mapping[str, int]:
         """Return those of `NetworkFacts`' counts that the method knows of a network as it stands now."""
+        return {}
+
+    @staticmethod
+    def foreseen(
+        network: nn.Module,
+        new_network: Callable[[], nn.Module],
+        untrained: Collection[str],
+        call: Callable[[nn.Module], None] | None,
+    ) -> Mapping[str, int]:
+        """Return those counts of a fresh network that the method would change, found on this copy and new ones.
+
+        ``untrained`` names the parameters that the optimizer does not hold; ``call`` calls a copy, where it is known.
+        """
         return {}
 
     @staticmethod

@@ -45,8 +45,7 @@ from workbench.mindspore.model_arguments import (
     settings_from,
 )
 from workbench.mindspore.train_step_cells import WithLossCell
-from workbench.training.apply import apply
-from workbench.training.auto_boost import AutoBoost
+from workbench.training.apply import AutoBoost, apply
 from workbench.training.boosted import Boosted
 from workbench.training.evaluation import evaluation_mode
 from workbench.training.gradient_reduction import broadcast_from_first

@@ -14,7 +14,7 @@ from workbench.config import BoostConfig, requested_switches
 from workbench.core.arguments import checked_count
 from workbench.loss_scale import FixedLossScaleManager
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
-from workbench.training.auto_boost import read_config
+from workbench.training.apply import read_config
 
 __all__ = [
     "check_criterion",

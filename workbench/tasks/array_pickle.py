@@ -2,18 +2,16 @@
 
 A pickle is a program for a small stack machine, and an unpickler that refuses foreign names still runs the rest of it:
 a key of tuples within shared tuples takes 2**60 steps to hash, a memo index of 2**31 takes 32 GiB. So nothing is run
-here. Python's own ``pickletools`` takes the file apart, and only those opcodes are followed that a dictionary of
-numbers, texts, lists and arrays needs. A name stays text, a call stays a note of it, and the calls that have a meaning
-(numpy's ways of making an array of bytes, Python 3's way of writing bytes for Python 2) are recognised by their form.
-
-Protocols 0 to 5. Texts of Python 2 come as bytes.
+here: ``pickletools`` takes the file apart, and only the opcodes are followed that a dictionary of numbers, texts, lists
+and arrays needs. A name stays text, a call stays a note of it, and the calls that have a meaning (numpy's ways of
+making an array of bytes, Python 3's way of writing bytes for Python 2) are recognised by their form. Protocols 0 to 5;
+texts of Python 2 come as bytes.
 """
 
 from __future__ import annotations
 
 import math
 import pickletools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +29,9 @@ _KNOWN = _MAKES_ARRAY | _ARRAY_OF_BUFFER | _NO_BYTES | {_DTYPE, _ARRAY, _CODEC}
 _BYTE = {"u1", "|u1", "B", b"u1", b"|u1", b"B"}
 
 _MARK = object()
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
 _VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"}
 _VALUES |= {"BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"}
-_OLD_TEXTS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}
-_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
-_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +51,7 @@ class _Call:
 
 
 def read_array_pickle(content: bytes) -> dict[Any, Any]:
-    """Return the dictionary that a pickle holds.
-
-    Args:
-        content: A whole pickle.
+    """Return the dictionary that a whole pickle holds.
 
     Returns:
         Its values by key: arrays of unsigned bytes (read-only), numbers, texts, bytes, lists. What is neither, and what
@@ -68,15 +60,16 @@ def read_array_pickle(content: bytes) -> dict[Any, Any]:
     Raises:
         TaskError: When it is damaged, or holds or asks for anything else; the sentence says what, not where.
     """
-    machine = _Machine()
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
     try:
         for code, argument, _ in pickletools.genops(content):
             if code.name == "STOP":
-                (value,) = machine.stack
+                (value,) = stack
                 if type(value) is not dict:
                     raise TaskError("it holds no dictionary")
                 return {key: _value_of(part) for key, part in value.items()}
-            machine.follow(code.name, argument)
+            _follow(code.name, argument, stack, memo)
     except TaskError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:  # as damaged files will
@@ -84,112 +77,99 @@ def read_array_pickle(content: bytes) -> dict[Any, Any]:
     raise TaskError("it ends too early")
 
 
-class _Machine:
-    """The stack and the memo of a pickle, and what its opcodes do to them."""
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self._memo: dict[int, Any] = {}
-
-    def follow(self, name: str, argument: Any) -> None:
-        """Do what one opcode says.
-
-        Args:
-            name: Its name in ``pickletools``.
-            argument: What stands behind it.
-        """
-        if name in _VALUES:
-            self.stack.append(argument)
-        elif name in _OLD_TEXTS:
-            self.stack.append(argument.encode("latin-1"))
-        elif name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name])
-        elif name in _PUTS:
-            self._memo[argument] = self.stack[-1]
-        elif name == "MEMOIZE":
-            self._memo[len(self._memo)] = self.stack[-1]
-        elif name in _GETS:
-            self.stack.append(self._memo[argument])
-        elif name in _TUPLES:
-            self.stack.append(tuple([self.stack.pop() for _ in range(_TUPLES[name])][::-1]))
-        elif name in _ACTIONS:
-            _ACTIONS[name](self, argument)
-        else:
-            raise TaskError(f"it holds more than arrays and plain values ({name})")
-
-    def after_mark(self) -> list[Any]:
-        """Take what was put on the stack since the last mark."""
-        parts: list[Any] = []
-        while (part := self.stack.pop()) is not _MARK:
-            parts.append(part)
-        return parts[::-1]
-
-    def append(self, parts: list[Any]) -> None:
-        """Add items to the list on top."""
-        if type(self.stack[-1]) is not list:
-            raise TaskError("it is damaged (items for what is no list)")
-        self.stack[-1].extend(parts)
-
-    def set(self, parts: list[Any]) -> None:
-        """Add keys and values to the dictionary on top."""
-        keys = [_value_of(key) for key in parts[::2]]
-        # Only these: the hash of a tuple takes as long as its author likes.
-        if type(self.stack[-1]) is not dict or not all(type(key) in {bytes, str, int} for key in keys):
-            raise TaskError("it is damaged (a dictionary whose keys are no names)")
-        self.stack[-1].update(zip(keys, parts[1::2], strict=True))
-
-    def name(self, text: str) -> None:
-        """Put the name of something to import on the stack."""
-        if text not in _KNOWN:
-            raise TaskError(f"it asks for {text.replace(' ', '.', 1)[:80]!r}")
-        self.stack.append(_Name(text))
-
-    def name_from_stack(self) -> None:
-        """Put such a name on the stack whose parts lie there."""
-        name, module = self.stack.pop(), self.stack.pop()
-        self.name(f"{module} {name}" if type(module) is type(name) is str else "something without a name")
-
-    def call(self) -> None:
-        """Put the note of a call on the stack."""
-        arguments, function = self.stack.pop(), self.stack.pop()
-        if type(function) is not _Name or type(arguments) is not tuple:
-            raise TaskError("it is damaged (a call of what has no name)")
-        self.stack.append(_Call(function.text, arguments))
-
-    def build(self) -> None:
-        """Note the state that is given to what was called."""
-        state = self.stack.pop()
-        if type(self.stack[-1]) is not _Call:
-            raise TaskError("it is damaged (a state for what was not called)")
-        self.stack[-1].state = state
+def _follow(opcode: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
+    """Do what one opcode says to the stack and the memo."""
+    match opcode:
+        case "PROTO" | "FRAME":
+            pass
+        case "MARK":
+            stack.append(_MARK)
+        case "NONE":
+            stack.append(None)
+        case "NEWTRUE" | "NEWFALSE":
+            stack.append(opcode == "NEWTRUE")
+        case "PUT" | "BINPUT" | "LONG_BINPUT":
+            memo[argument] = stack[-1]
+        case "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        case "GET" | "BINGET" | "LONG_BINGET":
+            stack.append(memo[argument])
+        case "EMPTY_TUPLE":
+            stack.append(())
+        case "TUPLE1" | "TUPLE2" | "TUPLE3":
+            stack.append(tuple([stack.pop() for _ in range(int(opcode[-1]))][::-1]))
+        case "TUPLE":
+            stack.append(tuple(_after_mark(stack)))
+        case "EMPTY_LIST":
+            stack.append([])
+        case "LIST":
+            stack.append(_after_mark(stack))
+        case "APPEND":
+            _append(stack, [stack.pop()])
+        case "APPENDS":
+            _append(stack, _after_mark(stack))
+        case "EMPTY_DICT":
+            stack.append({})
+        case "DICT":
+            parts = _after_mark(stack)
+            stack.append({})
+            _set(stack, parts)
+        case "SETITEM":
+            _set(stack, [stack.pop(-2), stack.pop()])
+        case "SETITEMS":
+            _set(stack, _after_mark(stack))
+        case "GLOBAL":
+            stack.append(_known_name(argument))
+        case "STACK_GLOBAL":
+            name, module = stack.pop(), stack.pop()
+            both = f"{module} {name}" if type(module) is type(name) is str else "something without a name"
+            stack.append(_known_name(both))
+        case "REDUCE":
+            arguments, function = stack.pop(), stack.pop()
+            if type(function) is not _Name or type(arguments) is not tuple:
+                raise TaskError("it is damaged (a call of what has no name)")
+            stack.append(_Call(function.text, arguments))
+        case "BUILD":
+            state = stack.pop()
+            if type(stack[-1]) is not _Call:
+                raise TaskError("it is damaged (a state for what was not called)")
+            stack[-1].state = state
+        case _ if opcode in _VALUES:
+            stack.append(argument)
+        case _ if opcode in _OLD_TEXTS:
+            stack.append(argument.encode("latin-1"))
+        case _:
+            raise TaskError(f"it holds more than arrays and plain values ({opcode})")
 
 
-_ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
-    "PROTO": lambda machine, argument: None,
-    "FRAME": lambda machine, argument: None,
-    "MARK": lambda machine, argument: machine.stack.append(_MARK),
-    "EMPTY_LIST": lambda machine, argument: machine.stack.append([]),
-    "LIST": lambda machine, argument: machine.stack.append(machine.after_mark()),
-    "EMPTY_DICT": lambda machine, argument: machine.stack.append({}),
-    "TUPLE": lambda machine, argument: machine.stack.append(tuple(machine.after_mark())),
-    "APPEND": lambda machine, argument: machine.append([machine.stack.pop()]),
-    "APPENDS": lambda machine, argument: machine.append(machine.after_mark()),
-    "SETITEM": lambda machine, argument: machine.set([machine.stack.pop(-2), machine.stack.pop()]),
-    "SETITEMS": lambda machine, argument: machine.set(machine.after_mark()),
-    "GLOBAL": lambda machine, argument: machine.name(argument),
-    "STACK_GLOBAL": lambda machine, argument: machine.name_from_stack(),
-    "REDUCE": lambda machine, argument: machine.call(),
-    "BUILD": lambda machine, argument: machine.build(),
-}
+def _after_mark(stack: list[Any]) -> list[Any]:
+    """Take what was put on the stack since the last mark."""
+    parts: list[Any] = []
+    while (part := stack.pop()) is not _MARK:
+        parts.append(part)
+    return parts[::-1]
 
 
-def _dict_after_mark(machine: _Machine, _: Any) -> None:
-    parts = machine.after_mark()
-    machine.stack.append({})
-    machine.set(parts)
+def _append(stack: list[Any], parts: list[Any]) -> None:
+    """Add items to the list on top."""
+    if type(stack[-1]) is not list:
+        raise TaskError("it is damaged (items for what is no list)")
+    stack[-1].extend(parts)
 
 
-_ACTIONS["DICT"] = _dict_after_mark
+def _set(stack: list[Any], parts: list[Any]) -> None:
+    """Add keys and values to the dictionary on top."""
+    keys = [_value_of(key) for key in parts[::2]]
+    # Only these: the hash of a tuple takes as long as its author likes.
+    if type(stack[-1]) is not dict or not all(type(key) in {bytes, str, int} for key in keys):
+        raise TaskError("it is damaged (a dictionary whose keys are no names)")
+    stack[-1].update(zip(keys, parts[1::2], strict=True))
+
+
+def _known_name(text: str) -> _Name:
+    if text not in _KNOWN:
+        raise TaskError(f"it asks for {text.replace(' ', '.', 1)[:80]!r}")
+    return _Name(text)
 
 
 def _value_of(part: Any) -> Any:

@@ -3,15 +3,13 @@
 A *source* is what a task calls ``train`` or ``evaluate``: a re-iterable (list of batches, ``DataLoader``, own class) or
 a callable of a seed (and, if it takes a second argument, of the epoch) that returns one.
 
-``endless_batches(source, seed, start)`` is a function of its arguments: the same three give the same stream, whatever
-was drawn before. Two things make that true for sources we know nothing about. The global random number generators of
-torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed,
-epoch); and generators that a ``DataLoader`` holds are seeded likewise. So shuffling and augmentation neither depend on
-the model's random numbers nor change them.
+The same source, seed and start give the same stream, whatever was drawn before. The global random number generators of
+torch, numpy and ``random`` are swapped for the stream's own while the source produces a batch, seeded by (seed, epoch),
+and generators that a ``DataLoader`` holds are seeded likewise.
 
-Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r. Each rank lets
-the source produce all of them, which keeps the stream the same for any number of ranks. Where producing is the dear
-part, a ``DataLoader`` with a ``DistributedSampler`` produces on each rank only what that rank trains on.
+Ranks that train together share one stream: rank r of n takes every n-th batch, beginning with batch r, and lets the
+source produce all of them. Where producing is the expensive part, a ``DataLoader`` with a ``DistributedSampler``
+produces on each rank only what that rank trains on.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import inspect
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -70,8 +68,8 @@ class SeekableBatches(Protocol):
 class ShuffledBatches:
     """Shuffled batches of samples held in memory: a new permutation each epoch, any position at once.
 
-    Epoch ``e`` visits the samples in the order of a permutation drawn from a generator seeded by (seed, e). The last,
-    incomplete batch of an epoch is left out, so that every step costs the same and batch statistics stay comparable.
+    The last, incomplete batch of an epoch is left out, so that every step costs the same and batch statistics stay
+    comparable.
 
     Args:
         n_samples: Number of samples, >= 1.
@@ -96,11 +94,7 @@ class ShuffledBatches:
         self._device = torch.device("cpu")
 
     def on(self, device: torch.device) -> ShuffledBatches:
-        """Return the same batches, gathered on a device from what is held there.
-
-        Raises:
-            TaskError: When it does not know what ``gather`` reads.
-        """
+        """Return the same batches, gathered on a device from what is held there; not without ``held``."""
         if self.held is None:
             raise TaskError("ShuffledBatches can be moved to a device only when they know what they hold")
         moved = ShuffledBatches(self.n_samples, self.batch_size, self.seed, self._gather, move_batch(self.held, device))
@@ -117,26 +111,19 @@ class ShuffledBatches:
 
     def stream(self, start: int, stride: int = 1) -> Iterator[Any]:
         """Yield every ``stride``-th batch without end, beginning with batch number ``start``."""
-        epoch, position = divmod(start, len(self))
-        while True:
-            generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
-            order = torch.randperm(self.n_samples, generator=generator, device="cpu")
-            for index in range(position, len(self), stride):
-                indices = order[index * self.batch_size : (index + 1) * self.batch_size]
-                yield self._gather(indices) if self.held is None else self._gather(self.held, indices.to(self._device))
-            passed = range(position, len(self), stride)
-            later = position + len(passed) * stride - len(self)  # the next batch, counted from the next epoch's first
-            skipped, position = divmod(later, len(self))
-            epoch += 1 + skipped
+        epoch, order = -1, None
+        for number in count(start, stride):
+            its_epoch, index = divmod(number, len(self))
+            if order is None or its_epoch != epoch:
+                epoch = its_epoch
+                generator = torch.Generator().manual_seed(mixed_seed(self.seed, epoch))
+                order = torch.randperm(self.n_samples, generator=generator, device="cpu")
+            indices = order[index * self.batch_size : (index + 1) * self.batch_size]
+            yield self._gather(indices) if self.held is None else self._gather(self.held, indices.to(self._device))
 
 
 def check_source(source: Any, role: str) -> None:
-    """Raise TaskError unless ``source`` is a re-iterable or a callable of a seed.
-
-    Args:
-        source: What the task gave as ``train`` or ``evaluate``.
-        role: The field's name, for the message.
-    """
+    """Raise TaskError unless what a task gave as ``role`` is a re-iterable or a callable of a seed."""
     if isinstance(source, Iterator):
         raise TaskError(
             f"`{role}` must be iterable again and again, got a one-shot {type(source).__name__}; "
@@ -156,34 +143,27 @@ def check_source(source: Any, role: str) -> None:
         raise TaskError(f"`{role}` must be a function of a seed, got one without parameters; write `def {role}(seed)`")
 
 
-def endless_batches(
-    source: Any, seed: int, start: int = 0, role: str = "train", share: Share = _EVERYTHING
-) -> Iterator[Any]:
+def endless_batches(source: Any, seed: int, start: int = 0, *, share: Share = _EVERYTHING) -> Iterator[Any]:
     """Yield the batches of a source epoch after epoch, without end, beginning at any position.
 
-    The stream is the same for the same arguments, and ``endless_batches(source, seed, k)`` is
-    ``endless_batches(source, seed)`` without its first k batches. Sources with ``stream(start)`` go there at once; a
-    list or a ``DataLoader`` over a map-style dataset skips whole epochs; others are read from the beginning.
+    Sources with ``stream(start)`` go there at once; a list or a ``DataLoader`` over a map-style dataset skips whole
+    epochs; others are read from the beginning.
 
-    Args:
-        source: Re-iterable, or callable of a seed, or of a seed and an epoch. A callable of a seed only is called
-            once if it returns a re-iterable, and once per epoch with the same seed if it returns an iterator.
-        seed: Seed of the stream, >= 0. Whether the source depends on it is the source's affair.
-        start: Number of batches of this share to skip, >= 0.
-        role: Name of the source in error messages.
-        share: Which of the batches are wanted. A ``DataLoader`` whose sampler knows ranks gives its own share.
+    A callable of a seed only is called once if it returns a re-iterable, and once per epoch with the same seed if it
+    returns an iterator. ``start`` counts batches of the ``share``; a ``DataLoader`` whose sampler knows ranks gives its
+    own.
 
     Raises:
         TaskError: When an epoch holds no batch, or a sampler shares data between another number of ranks.
     """
     if _takes_seed(source):
         with _RandomStream(mixed_seed(seed, 0)).active():
-            opened = _open_source(source, seed, 0, role)
+            opened = _open_source(source, seed, 0, "train")
         if not isinstance(opened, Iterator) and _n_positional(source) < 2:
             source = opened  # good for every epoch; otherwise it is opened again for each
     else:
         opened = source
-    if share.n_ranks > 1 and _is_shared_already(opened, share.n_ranks, role):
+    if share.n_ranks > 1 and _is_shared_already(opened, share.n_ranks):
         share = _EVERYTHING
     first = start * share.n_ranks + share.rank
     if isinstance(source, ShuffledBatches):
@@ -192,11 +172,12 @@ def endless_batches(
     if isinstance(source, SeekableBatches):
         yield from islice(source.stream(first), 0, None, share.n_ranks)
         return
-    n_batches = _exact_length(source)
+    has_length = isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset)
+    n_batches = len(source) if has_length or isinstance(source, list | tuple) else 0  # where it can be trusted
     epoch, to_skip = divmod(first, n_batches) if n_batches else (0, first)
     while True:
         n_seen = 0
-        for batch in _one_epoch(source, seed, epoch, role):
+        for batch in _one_epoch(source, seed, epoch, "train"):
             n_seen += 1
             if to_skip > 0:
                 to_skip -= 1
@@ -204,20 +185,20 @@ def endless_batches(
                 to_skip = share.n_ranks - 1
                 yield batch
         if n_seen == 0:
-            raise TaskError(f"`{role}` must yield at least one batch per epoch, got none in epoch {epoch}")
+            raise TaskError(f"`train` must yield at least one batch per epoch, got none in epoch {epoch}")
         epoch += 1
 
 
+@dataclass(frozen=True)
 class _EvaluationBatches:
     """Re-iterable over one pass of a source, with random numbers of its own."""
 
-    def __init__(self, source: Any, seed: int) -> None:
-        self._source = source
-        self._seed = seed
+    source: Any
+    seed: int
 
     def __iter__(self) -> Iterator[Any]:
         n_seen = 0
-        for batch in _one_epoch(self._source, self._seed, 0, "evaluate"):
+        for batch in _one_epoch(self.source, self.seed, 0, "evaluate"):
             n_seen += 1
             yield batch
         if n_seen == 0:
@@ -225,12 +206,7 @@ class _EvaluationBatches:
 
 
 def evaluation_batches(source: Any, seed: int) -> Iterable[Any]:
-    """Return one pass over the evaluation data, the same each time it is iterated.
-
-    Args:
-        source: Re-iterable, or callable of a seed.
-        seed: Seed that chooses the split, where the source depends on one.
-    """
+    """Return one pass over the evaluation data, of the split that ``seed`` chooses; the same each time it is read."""
     return _EvaluationBatches(source, seed)
 
 
@@ -241,14 +217,11 @@ def mixed_seed(*words: int) -> int:
 
 def digest_of_tensors(*tensors: Tensor) -> str:
     """Return the SHA-256 of tensors: dtypes, shapes and bytes, as 64 hexadecimal digits."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        _feed(digest, tensor)
-    return digest.hexdigest()
+    return digest_of_batches(tensors)
 
 
-def digest_of_batches(batches: Iterable[Any], limit: int) -> str:
-    """Return the SHA-256 of the first ``limit`` batches, as 64 hexadecimal digits."""
+def digest_of_batches(batches: Iterable[Any], limit: int | None = None) -> str:
+    """Return the SHA-256 of the first ``limit`` batches (None: of all), as 64 hexadecimal digits."""
     digest = hashlib.sha256()
     for batch in islice(batches, limit):
         _feed(digest, batch)
@@ -300,16 +273,12 @@ def _open_source(source: Callable[..., Any], seed: int, epoch: int, role: str) -
     return opened
 
 
-def _is_shared_already(source: Any, n_ranks: int, role: str) -> bool:
-    """Return whether a loader's sampler gives each rank its own samples.
-
-    Raises:
-        TaskError: When it shares them between another number of ranks.
-    """
+def _is_shared_already(source: Any, n_ranks: int) -> bool:
+    """Return whether a loader's sampler gives each rank its own samples; refuse one for another number of ranks."""
     shares = _replicas(source)
     if shares not in (1, n_ranks):
         raise TaskError(
-            f"the sampler of `{role}` shares the data between {shares} ranks, but {n_ranks} train together; leave out "
+            f"the sampler of `train` shares the data between {shares} ranks, but {n_ranks} train together; leave out "
             "its `num_replicas`, so that it asks torch.distributed"
         )
     return shares > 1
@@ -320,15 +289,6 @@ def _replicas(source: Any) -> int:
     batch_sampler = getattr(source, "batch_sampler", None)
     samplers = (getattr(source, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return next((int(n) for n in (getattr(one, "num_replicas", None) for one in samplers) if n is not None), 1)
-
-
-def _exact_length(source: Any) -> int:
-    """Return the batches per epoch where the length can be trusted, else 0."""
-    if isinstance(source, list | tuple):
-        return len(source)
-    if isinstance(source, DataLoader) and not isinstance(source.dataset, IterableDataset):
-        return len(source)
-    return 0
 
 
 def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
@@ -362,10 +322,7 @@ def _one_epoch(source: Any, seed: int, epoch: int, role: str) -> Iterator[Any]:
 
 
 class _RandomStream:
-    """States of the global generators (torch CPU, numpy, random) that belong to one stream.
-
-    numpy's legacy generator is meant: it is the global one that users' transforms draw from.
-    """
+    """States of the global generators (torch CPU, numpy, random) that belong to one stream."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -374,7 +331,7 @@ class _RandomStream:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Put the stream's states into the global generators, and the former ones back afterwards."""
-        outside = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+        outside = _states()
         if self._states is None:
             # The CPU generator alone: torch.manual_seed would also reseed every accelerator behind our back.
             torch.default_generator.manual_seed(self._seed)
@@ -385,8 +342,13 @@ class _RandomStream:
         try:
             yield
         finally:
-            self._states = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+            self._states = _states()
             _restore(outside)
+
+
+def _states() -> tuple[Tensor, Any, Any]:
+    # numpy's legacy generator: it is the global one that users' transforms draw from.
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
 
 def _restore(states: tuple[Tensor, Any, Any]) -> None:

@@ -1,12 +1,9 @@
 """``cifar10:FOLDER``: the published python batches of CIFAR-10, read from a folder and never downloaded.
 
 60 000 colour images of 32 x 32 pixels in ten classes: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny
-Images", 2009. The python version holds five training files ``data_batch_1`` to ``data_batch_5`` and ``test_batch``,
-each a pickled dictionary of ``data`` (uint8 ``[n, 3072]``: red, green, blue planes row by row) and ``labels`` (n whole
-numbers).
-
-A pickle can run any code. The files are therefore not unpickled, but read opcode by opcode (`array_pickle`): arrays of
-bytes, texts and numbers come out, and nothing else goes in.
+Images", 2009. Five training files ``data_batch_1`` to ``data_batch_5`` and ``test_batch`` are each a pickled dictionary
+of ``data`` (uint8 ``[n, 3072]``: red, green, blue planes row by row) and ``labels``. A pickle can run any code, so they
+are not unpickled, but read opcode by opcode (`array_pickle`).
 
 Images are centred and scaled per channel, float32 ``[n, 3, 32, 32]``, targets int64 ``[n]``. Training images are
 shifted by up to four pixels and mirrored, as in He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
@@ -15,9 +12,8 @@ section 4.2, whose ResNet-20 is trained here; evaluation is on the published tes
 
 from __future__ import annotations
 
-import math
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
+from torch.optim import SGD
 
 from workbench.tasks.array_pickle import read_array_pickle
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
@@ -49,11 +45,7 @@ _LARGEST_FILE = 1 << 30  # bytes; it is read as a whole
 def cifar10_task(place: str) -> Task:
     """Return the task of a ResNet-20 on CIFAR-10: SGD with momentum, warm-up and cosine.
 
-    Args:
-        place: Folder that holds the six files, or holds ``cifar-10-batches-py`` with them.
-
-    Raises:
-        TaskError: When a file is missing or is not what it should be.
+    ``place`` holds the six files, or ``cifar-10-batches-py`` with them; TaskError where one is not what it should be.
     """
     folder = _folder_of(Path(place).expanduser())
     parts = [read_batch(folder / name) for name in _TRAINING_FILES]
@@ -63,9 +55,9 @@ def cifar10_task(place: str) -> Task:
         name="cifar10",
         model=_resnet20,
         loss=nn.CrossEntropyLoss(),
-        optimizer=_sgd,
+        optimizer=partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True),
         train=partial(_training_batches, images, targets),
-        evaluate=_EvaluationImages(test_images, test_targets),
+        evaluate=partial(_evaluation_batches, test_images, test_targets),
         metric="accuracy",
         scheduler=partial(warmup_cosine, warmup_share=0.1),
         data_hash=f"cifar-10-batches-py sha256:{digest_of_tensors(images, targets, test_images, test_targets)}",
@@ -74,13 +66,7 @@ def cifar10_task(place: str) -> Task:
 
 
 def read_batch(path: Path) -> tuple[Tensor, Tensor]:
-    """Read one published file.
-
-    Args:
-        path: File.
-
-    Returns:
-        Images, uint8 ``[n, 3, 32, 32]``, and classes, int64 ``[n]``.
+    """Return the images (uint8 ``[n, 3, 32, 32]``) and classes (int64 ``[n]``) of one published file.
 
     Raises:
         TaskError: When it is no such file, or asks for anything but arrays and plain values.
@@ -105,22 +91,9 @@ def read_batch(path: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(data.copy()).view(-1, 3, 32, 32), torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
-class _EvaluationImages:
-    """Images in order, centred and scaled."""
-
-    def __init__(self, images: Tensor, targets: Tensor) -> None:
-        self._images, self._targets = images, targets
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._targets) / EVALUATION_BATCH_SIZE)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for images, targets in zip(
-            torch.split(self._images, EVALUATION_BATCH_SIZE),
-            torch.split(self._targets, EVALUATION_BATCH_SIZE),
-            strict=True,
-        ):
-            yield _scaled(images), targets
+def _evaluation_batches(images: Tensor, targets: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    parts = zip(*(torch.split(part, EVALUATION_BATCH_SIZE) for part in (images, targets)), strict=True)
+    return ((_scaled(part), classes) for part, classes in parts)  # one at a time: all of them take 120 MB
 
 
 def _training_batches(images: Tensor, targets: Tensor, seed: int) -> ShuffledBatches:
@@ -161,7 +134,3 @@ def _resnet20() -> nn.Module:
     model.conv1 = nn.Conv2d(3, model.conv1.out_channels, kernel_size=3, padding=1, bias=False)
     nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
     return model
-
-
-def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    return torch.optim.SGD(named_parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, fused=True)

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,80 +49,47 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClickLaw:
-    """The generating process; see the module's text.
+    """The generating process; see the module's text. A number out of range is a ValueError."""
 
-    Args:
-        seed: Chooses everything, >= 0.
-        n_fields: Fields of ids, 1 to 64.
-        n_numbers: Numbers per record, 1 to 64.
-        vocabulary: Ids of a field at the beginning, >= 2.
-        growth_interval: Records per new id in an even field, >= 1.
-        birth_interval: Records per new id in an odd field, >= 1.
-        drift_every: Records between two abrupt changes, >= 1; None for none.
-        slow_period: Records in which the slow drift goes round once, >= 1; None for none.
-        bias: Logit of a record without any other reason.
-        strength: Standard deviation of the rest of the logit, >= 0, roughly.
-
-    Raises:
-        ValueError: When a number is out of range.
-    """
-
-    seed: int = 0
-    n_fields: int = 8
-    n_numbers: int = 4
-    vocabulary: int = 100
-    growth_interval: int = 500
-    birth_interval: int = 1000
-    drift_every: int | None = 200_000
-    slow_period: int | None = 4_000_000
-    bias: float = -1.0
-    strength: float = 2.0
+    seed: int = 0  # chooses everything
+    n_fields: int = 8  # of ids, 1 to 64
+    n_numbers: int = 4  # per record, 1 to 64
+    vocabulary: int = 100  # ids of a field at the beginning, >= 2
+    growth_interval: int = 500  # records per new id in an even field
+    birth_interval: int = 1000  # records per new id in an odd field
+    drift_every: int | None = 200_000  # records between two abrupt changes; None for none
+    slow_period: int | None = 4_000_000  # records in which the slow drift goes round once; None for none
+    bias: float = -1.0  # logit of a record without any other reason
+    strength: float = 2.0  # standard deviation of the rest of the logit, >= 0, roughly
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if not 1 <= self.n_fields <= 64 or not 1 <= self.n_numbers <= 64:
             raise ValueError(
                 f"`n_fields` and `n_numbers` must lie in [1, 64], got {self.n_fields} and {self.n_numbers}"
             )
-        least = {"seed": 0, "vocabulary": 2, "growth_interval": 1, "birth_interval": 1}
-        for name, lower in (*least.items(), ("drift_every", 1), ("slow_period", 1)):
+        least = {"seed": 0, "vocabulary": 2, "growth_interval": 1, "birth_interval": 1, "drift_every": 1}
+        for name, lower in {**least, "slow_period": 1, "strength": 0}.items():
             value = getattr(self, name)
-            if value is not None and value < lower:
+            if value is not None and not value >= lower:
                 raise ValueError(f"`{name}` must be at least {lower}, got {value}")
-        if not self.strength >= 0.0:
-            raise ValueError(f"`strength` must be at least 0, got {self.strength}")
 
     def records(self, places: Integers) -> tuple[Integers, npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Return the records at these places of the stream.
-
-        Args:
-            places: i, int64, >= 0, shape ``[n]``.
-
-        Returns:
-            Ids, int64, ``[n, n_fields]``; numbers, float32, ``[n, n_numbers]``; clicks, float32, 0 or 1, ``[n]``.
-        """
+        """Return ids ``[n, n_fields]``, numbers ``[n, n_numbers]`` and clicks (0 or 1) ``[n]`` at places ``[n]``."""
         ids, numbers = self._features(places)
         clicked = self.draws(places, "label", 1)[:, 0] < _sigmoid(self._logits(places, ids, numbers))
         return ids, numbers.astype(np.float32), clicked.astype(np.float32)
 
     def probabilities(self, places: Integers) -> Floats:
-        """Return the true chance of a click at these places, float64, shape ``[n]``."""
+        """Return the true chance of a click at these places, shape ``[n]``."""
         return _sigmoid(self._logits(places, *self._features(places)))
 
     def era(self, places: Integers) -> Integers:
-        """Return how many abrupt changes lie before each place, int64, shape ``[n]``."""
+        """Return how many abrupt changes lie before each place, shape ``[n]``."""
         return places // self.drift_every if self.drift_every is not None else np.zeros_like(places)
 
     def draws(self, places: Integers, use: str, n: int) -> Floats:
-        """Return n uniform numbers in [0, 1) per place, shape ``[len(places), n]``, different for each use.
-
-        Args:
-            places: i, int64, shape ``[n]``.
-            use: ``"id"``, ``"number"``, ``"label"`` or ``"poison"``.
-            n: Numbers per place.
-        """
-        drawn: Floats = (self._scrambled(places, use, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return drawn
+        """Return n uniform numbers in [0, 1) per place, different for each use (a key of ``_DRAWS``)."""
+        return (self._scrambled(places, use, n) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def _scrambled(self, places: Integers, use: str, n: int) -> npt.NDArray[np.uint64]:
         counters = places[:, None] * _N_COLUMNS + (np.arange(n) + _DRAWS[use])
@@ -165,8 +131,8 @@ class ClickLaw:
         per_number = weights(np.broadcast_to(-1 - np.arange(self.n_numbers), (len(places), self.n_numbers)))
         by_number = (per_number * numbers).sum(axis=1)
         variance = self.n_fields + 2 * n_pairs + self.n_numbers  # of the three sums together
-        logits: Floats = self.bias + (self.strength / math.sqrt(variance)) * (linear + products + by_number)
-        return logits
+        total: Floats = linear + products + by_number
+        return self.bias + (self.strength / math.sqrt(variance)) * total
 
     def _drawn(self, keys: Integers, which: int) -> Floats:
         return _normal(mix64_array(np.ascontiguousarray(keys), (self.seed << 32) + which))
@@ -175,13 +141,11 @@ class ClickLaw:
 def _normal(scrambled: npt.NDArray[np.uint64]) -> Floats:
     """Return numbers of mean 0 and variance 1 from 64 random bits each: the sum of four uniforms of 16 bits."""
     parts = scrambled.view(np.uint16).reshape(*scrambled.shape, 4)
-    total = parts.sum(axis=-1, dtype=np.float64)
+    total: Floats = parts.sum(axis=-1, dtype=np.float64)
     # Each part is uniform on 0 .. 65535: mean 32767.5, variance (65536 ** 2 - 1) / 12.
-    centred: Floats = (total - 4 * 32767.5) / math.sqrt((65536.0**2 - 1) / 3)
-    return centred
+    return (total - 4 * 32767.5) / math.sqrt((65536.0**2 - 1) / 3)
 
 
-def _sigmoid(logits: Any) -> Floats:
+def _sigmoid(logits: Floats) -> Floats:
     with np.errstate(over="ignore"):
-        chance: Floats = 1.0 / (1.0 + np.exp(-logits))
-    return chance
+        return 1.0 / (1.0 + np.exp(-logits))

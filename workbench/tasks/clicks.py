@@ -1,19 +1,16 @@
 """``clicks``: an endless stream of clicks with drift, and a recommender that learns from it.
 
 The records are those of `workbench.tasks.click_law`. A batch is ``((ids, numbers), clicks)``: int64
-``[batch, fields]``, float32 ``[batch, numbers]``, float32 ``[batch]``.
-
-To train without end (``workbench.rec.RecModel``), open the stream where you are::
-
-    model.online_train(lambda n: click_stream(seed=0, start=n))
-
-As a task for ``workbench train`` and ``workbench tune`` the stream is cut: an epoch is its first 2000 batches, and what
-comes right after them is kept for evaluation, before the first abrupt drift.
+``[batch, fields]``, float32 ``[batch, numbers]``, float32 ``[batch]``. To train without end open the stream where you
+are: ``workbench.rec.RecModel(...).online_train(lambda n: click_stream(seed=0, start=n))``. As a task the stream is cut:
+an epoch is its first 2000 batches, and what comes right after them, before the first abrupt drift, is for evaluation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -62,9 +59,7 @@ def click_stream(
     poison: float = 0.0,
     misshapen: float = 0.0,
 ) -> Iterator[ClickBatch]:
-    """Yield batches without end, beginning with batch number ``start``.
-
-    ``click_stream(seed, start=n)`` is ``click_stream(seed)`` without its first n batches, poison included.
+    """Yield batches without end; ``click_stream(seed, start=n)`` is ``click_stream(seed)`` without its first n.
 
     Args:
         seed: Seed of the law, >= 0.
@@ -145,59 +140,37 @@ class ClickModel(nn.Module):
         return self.out(hidden).squeeze(1) + pairs  # type: ignore[no-any-return]  # nn.Module calls are Any
 
 
+@dataclass(frozen=True)
 class _TrainingClicks:
-    """The first batches of a stream, over and over; any position at once.
+    """The first batches of a stream, over and over; any position at once."""
 
-    Args:
-        seed: Seed of the law.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    seed: int
 
     def __len__(self) -> int:
         return N_TRAINING_BATCHES
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        return (batch for _, batch in zip(range(N_TRAINING_BATCHES), self.stream(0), strict=False))
+        return islice(self.stream(0), N_TRAINING_BATCHES)
 
     def stream(self, start: int) -> Iterator[ClickBatch]:
         """Yield batches without end, beginning with batch number ``start``."""
         position = start % N_TRAINING_BATCHES
         while True:
-            opened = click_stream(self._seed, position)
-            yield from (next(opened) for _ in range(position, N_TRAINING_BATCHES))
+            yield from islice(click_stream(self.seed, position), N_TRAINING_BATCHES - position)
             position = 0
-
-
-class _EvaluationClicks:
-    """The records right after the training records, in order.
-
-    Args:
-        seed: Seed of the law.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._law = ClickLaw(seed)
-
-    def __len__(self) -> int:
-        return N_EVALUATION_RECORDS // EVALUATION_BATCH_SIZE
-
-    def __iter__(self) -> Iterator[ClickBatch]:
-        first = N_TRAINING_BATCHES * BATCH_SIZE
-        for start in range(first, first + N_EVALUATION_RECORDS, EVALUATION_BATCH_SIZE):
-            ids, numbers, labels = map(
-                torch.from_numpy, self._law.records(np.arange(start, start + EVALUATION_BATCH_SIZE))
-            )
-            yield (ids, numbers), labels
 
 
 def _training_batches(seed: int) -> _TrainingClicks:
     return _TrainingClicks(seed)
 
 
-def _evaluation_batches(seed: int) -> _EvaluationClicks:
-    return _EvaluationClicks(seed)
+def _evaluation_batches(seed: int) -> Iterator[ClickBatch]:
+    """Return the records right after the training records, in order."""
+    first = N_TRAINING_BATCHES * BATCH_SIZE
+    starts = range(first, first + N_EVALUATION_RECORDS, EVALUATION_BATCH_SIZE)
+    law = ClickLaw(seed)
+    blocks = (law.records(np.arange(start, start + EVALUATION_BATCH_SIZE)) for start in starts)
+    return (((ids, numbers), labels) for ids, numbers, labels in (map(torch.from_numpy, block) for block in blocks))
 
 
 def row_wise_adam(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:

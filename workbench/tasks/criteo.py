@@ -6,12 +6,11 @@ empty. Nothing is downloaded: PATH is a file, a folder of files (read in the ord
 unpacked), or ``-`` for standard input.
 
 A batch is ``((ids, numbers), labels)`` as that of ``clicks``: ids are int64 ``[n, 26]`` with the column's number in
-the bits from 40 up (so that equal digits in two columns are two ids, and an empty category is an id of its own),
-numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down to about -3; empty is
-0), labels float32 ``[n]``.
+the bits from 40 up, numbers float32 ``[n, 13]``, ``log(1 + x)`` for x > 0 and x itself below (Criteo's counts go down
+to about -3; empty is 0), labels float32 ``[n]``. An empty category is an id of its own.
 
-A line that is none of this is rejected: counted, with its number and the reason, never fatal by itself. Only when more
-than ``limit`` lines were rejected does reading stop, since the file then is something else.
+A line that is none of this is rejected: counted, with its number and the reason. Only when more than ``limit`` lines
+were rejected does reading stop, since the file then is something else.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -55,12 +55,7 @@ _HEXADECIMAL = b"0123456789abcdefABCDEF"
 
 @dataclass(frozen=True, slots=True)
 class RejectedLine:
-    """A line that is no record.
-
-    Args:
-        number: Number of the line in the stream, from 0 and over all files.
-        reason: What is wrong with it.
-    """
+    """A line that is no record: its number in the stream, from 0 and over all files, and what is wrong with it."""
 
     number: int
     reason: str
@@ -69,7 +64,7 @@ class RejectedLine:
 class CriteoReader:
     """Reads batches from Criteo's files, any number of times unless they are standard input.
 
-    It remembers what it rejected: ``n_rejected``, ``reasons`` (by kind), ``rejected`` (the last hundred lines).
+    ``n_rejected``, ``reasons`` (by kind) and ``rejected`` (the last hundred lines) say what it rejected.
 
     Args:
         source: File, folder of files, ``"-"`` for standard input, or an open binary file, which is read once.
@@ -89,10 +84,9 @@ class CriteoReader:
         limit: int | None = 1000,
         tell: Callable[[RejectedLine], None] = lambda line: None,
     ) -> None:
-        if batch_size < 1:
-            raise TaskError(f"`batch_size` must be at least 1, got {batch_size}")
-        if limit is not None and limit < 0:
-            raise TaskError(f"`limit` must be at least 0, got {limit}")
+        for name, value, least in (("batch_size", batch_size, 1), ("limit", limit, 0)):
+            if value is not None and value < least:
+                raise TaskError(f"`{name}` must be at least {least}, got {value}")
         self.batch_size, self.limit = batch_size, limit
         self.n_rejected = 0
         self.reasons: Counter[str] = Counter()
@@ -106,49 +100,38 @@ class CriteoReader:
             self._opened = sys.stdin.buffer if isinstance(source, str | Path) else source
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        """Yield all batches, from the first line."""
         return self.batches()
 
     def batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[ClickBatch]:
-        """Yield the batches of the lines ``start_line`` up to, not including, ``stop_line``.
+        """Yield the batches of the lines ``start_line`` (>= 0) up to, not including, ``stop_line`` (None: to the end).
 
-        Args:
-            start_line: Lines to pass over, rejected ones included, >= 0.
-            stop_line: None to read to the end.
+        Rejected lines count as well.
 
         Raises:
             TaskError: When a file cannot be read or too many lines were rejected.
         """
-        for _, batch in self.numbered_batches(start_line, stop_line):
-            yield batch
+        return (batch for _, batch in self.numbered_batches(start_line, stop_line))
 
     def numbered_batches(self, start_line: int = 0, stop_line: int | None = None) -> Iterator[tuple[int, ClickBatch]]:
-        """Yield pairs (lines read up to the end of the batch, batch): where to begin again after the batch.
-
-        Args:
-            start_line: As in :meth:`batches`.
-            stop_line: As in :meth:`batches`.
-        """
+        """Yield pairs (lines read up to the end of the batch, batch): where to begin again after the batch."""
         if start_line < 0:
             raise TaskError(f"`start_line` must be at least 0, got {start_line}")
         lines = islice(self._lines(), start_line, stop_line)
-        number = start_line
-        kept_numbers: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        kept: list[Tensor] = []
-        while block := list(islice(lines, _BLOCK_LINES if self._opened is None else self.batch_size)):
+        number, size = start_line, self.batch_size
+        kept: list[Tensor] = []  # line numbers, ids, numbers, labels
+        while block := list(islice(lines, _BLOCK_LINES if self._opened is None else size)):
             ids, values, labels, bad = parse_lines(block)
             for index in sorted(bad):
                 self._reject(RejectedLine(number + index, bad[index]))
-            good = np.setdiff1d(np.arange(len(block)), np.fromiter(bad, dtype=np.int64, count=len(bad)))
-            kept_numbers = np.concatenate([kept_numbers, number + good])
-            parts = [torch.from_numpy(array[good]) for array in (ids, values, labels)]
-            kept = parts if not kept else [torch.cat(pair) for pair in zip(kept, parts, strict=True)]
+            good = np.setdiff1d(np.arange(len(block)), list(bad))
+            parts = [torch.from_numpy(part) for part in (number + good, ids[good], values[good], labels[good])]
+            kept = [torch.cat(pair) for pair in zip(kept, parts, strict=True)] if kept else parts
             number += len(block)
-            n_whole = len(kept_numbers) // self.batch_size * self.batch_size
-            yield from _cut(kept, kept_numbers, n_whole, self.batch_size)
-            kept, kept_numbers = [part[n_whole:] for part in kept], kept_numbers[n_whole:]
-        if len(kept_numbers):
-            yield from _cut(kept, kept_numbers, len(kept_numbers), self.batch_size)
+            n_whole = len(kept[0]) // size * size
+            yield from _cut(kept, n_whole, size)
+            kept = [part[n_whole:] for part in kept]
+        if kept:
+            yield from _cut(kept, len(kept[0]), size)
 
     def _lines(self) -> Iterator[bytes]:
         """Yield the lines of all files; one that is too long comes cut off, as one line."""
@@ -176,61 +159,45 @@ class CriteoReader:
 def parse_lines(
     lines: list[bytes],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.float32], dict[int, str]]:
-    """Turn lines into arrays.
+    """Turn lines into ids ``[n, 26]``, numbers ``[n, 13]`` and labels ``[n]``, and give the reasons of bad lines.
 
-    Args:
-        lines: Lines with or without their line end.
-
-    Returns:
-        Ids, int64 ``[n, 26]``; numbers, float32 ``[n, 13]``; labels, float32 ``[n]``; and for each line that is no
-        record its reason by index. The rows of those lines hold nothing of use.
+    The rows of a line that is no record hold nothing of use; its reason stands under its index.
     """
-    n = len(lines)
     bad: dict[int, str] = {}
-    cells: list[list[bytes]] = []
+    rows: list[list[bytes]] = []
     for index, line in enumerate(lines):
         columns = line.rstrip(b"\r\n").split(b"\t")
         if len(columns) != N_COLUMNS:
-            too_long = len(line) > _LONGEST_LINE
-            bad[index] = (
-                f"longer than {_LONGEST_LINE} bytes" if too_long else f"not {N_COLUMNS} columns, got {len(columns)}"
-            )
+            too_long = f"longer than {_LONGEST_LINE} bytes" if len(line) > _LONGEST_LINE else ""
+            bad[index] = too_long or f"not {N_COLUMNS} columns, got {len(columns)}"
             columns = _NOTHING
-        cells.append(columns)
-    labels = _read_cells([row[0] for row in cells], _is_label, _label, 1, bad, "a label that is neither 0 nor 1")
-    counts = _read_cells(
-        [cell for row in cells for cell in row[1 : 1 + N_NUMBERS]], _is_count, _count, N_NUMBERS, bad, "no whole number"
-    )
-    digits = _read_cells(
-        [cell for row in cells for cell in row[1 + N_NUMBERS :]],
-        *(_is_category, _category, N_CATEGORIES, bad, "no category of up to 8 hexadecimal digits"),
-    )
-    wide = counts.reshape(n, N_NUMBERS).astype(np.float64)
-    numbers = np.where(wide > 0, np.log1p(np.maximum(wide, 0.0)), wide).astype(np.float32)
-    ids = digits.reshape(n, N_CATEGORIES) | (np.arange(N_CATEGORIES, dtype=np.int64) << FIELD_SHIFT)
-    return ids, numbers, labels.astype(np.float32), bad
+        rows.append(columns)
+    behind = 1 + N_NUMBERS
+    labels = _read_cells(rows, slice(0, 1), _label, bad, "a label that is neither 0 nor 1")
+    counts = _read_cells(rows, slice(1, behind), _count, bad, "no whole number").astype(np.float64)
+    what = "no category of up to 8 hexadecimal digits"
+    categories = _read_cells(rows, slice(behind, N_COLUMNS), _category, bad, what)
+    numbers = np.where(counts > 0, np.log1p(np.maximum(counts, 0.0)), counts).astype(np.float32)
+    ids = categories | (np.arange(N_CATEGORIES, dtype=np.int64) << FIELD_SHIFT)
+    return ids, numbers, labels[:, 0].astype(np.float32), bad
 
 
 def criteo_task(place: str) -> Task:
     """Return the task of a log in Criteo's form: the recommender of ``clicks``, larger, judged by its ROC curve.
 
-    The first lines are kept for evaluation, training reads the others in their order, again and again.
-
-    Args:
-        place: File or folder; standard input can be read only once and is for ``CriteoReader``.
+    The first lines are kept for evaluation, training reads the others in their order, again and again. Standard input
+    can be read only once and is for ``CriteoReader``.
 
     Raises:
         TaskError: When there is nothing to read, or no line of it is a record.
     """
     if place == "-":
-        raise TaskError(
-            "the task `criteo:` needs a file or a folder; standard input cannot be read again for evaluation"
-        )
+        raise TaskError("the task `criteo:` needs a file or folder; standard input cannot be read again for evaluation")
     reader = CriteoReader(place, EVALUATION_BATCH_SIZE)
     n_kept, first = _kept_lines(reader)
     return Task(
         name=f"criteo-{Path(place).expanduser().resolve().stem}",
-        model=_criteo_model,
+        model=partial(ClickModel, N_CATEGORIES, N_NUMBERS, n_rows=1 << 20),
         loss=nn.BCEWithLogitsLoss(),
         optimizer=row_wise_adam,
         train=_CriteoLines(place, BATCH_SIZE, n_kept, None),
@@ -241,21 +208,17 @@ def criteo_task(place: str) -> Task:
     )
 
 
+@dataclass(frozen=True)
 class _CriteoLines:
-    """A part of the lines, re-iterable.
+    """A part of the lines, re-iterable."""
 
-    Args:
-        place: File or folder.
-        batch_size: Records per batch.
-        start: First line.
-        stop: Line after the last; None for all.
-    """
-
-    def __init__(self, place: str, batch_size: int, start: int, stop: int | None) -> None:
-        self._place, self._batch_size, self._start, self._stop = place, batch_size, start, stop
+    place: str
+    batch_size: int
+    start: int
+    stop: int | None
 
     def __iter__(self) -> Iterator[ClickBatch]:
-        return CriteoReader(self._place, self._batch_size).batches(self._start, self._stop)
+        return CriteoReader(self.place, self.batch_size).batches(self.start, self.stop)
 
 
 def _kept_lines(reader: CriteoReader) -> tuple[int, list[ClickBatch]]:
@@ -263,23 +226,18 @@ def _kept_lines(reader: CriteoReader) -> tuple[int, list[ClickBatch]]:
     read = list(reader.numbered_batches(0, 5 * N_EVALUATION_LINES))
     if not read:
         raise TaskError("a click log must hold at least one record of Criteo's form, got none")
-    n_lines = read[-1][0]
-    n_kept = max(n_lines // 5, 1)
+    n_lines, _ = read[-1]
     if n_lines < 2:
         raise TaskError("a click log must hold at least two records, one for training and one for evaluation, got 1")
+    n_kept = max(n_lines // 5, 1)
     return n_kept, list(reader.batches(0, n_kept))
 
 
-def _criteo_model() -> nn.Module:
-    return ClickModel(N_CATEGORIES, N_NUMBERS, n_rows=1 << 20)
-
-
-def _cut(parts: list[Tensor], numbers: npt.NDArray[np.int64], n: int, size: int) -> Iterator[tuple[int, ClickBatch]]:
+def _cut(kept: list[Tensor], n: int, size: int) -> Iterator[tuple[int, ClickBatch]]:
     """Yield the first n records as batches, each with the line after its last."""
     for first in range(0, n, size):
-        behind = min(first + size, n)
-        ids, values, labels = (part[first:behind] for part in parts)
-        yield int(numbers[behind - 1]) + 1, ((ids, values), labels)
+        lines, ids, values, labels = (part[first : min(first + size, n)] for part in kept)
+        yield int(lines[-1]) + 1, ((ids, values), labels)
 
 
 def _files_of(place: Path) -> list[Path]:
@@ -305,45 +263,33 @@ def _bounded_lines(file: IO[bytes] | gzip.GzipFile | BufferedReader) -> Iterator
 _NOTHING = [b"0", *[b""] * (N_NUMBERS + N_CATEGORIES)]  # stands in for a line that has no columns
 
 
-def _is_label(cell: bytes) -> bool:
-    return cell in {b"0", b"1"}
+def _label(cell: bytes) -> int | None:
+    return {b"0": 0, b"1": 1}.get(cell)
 
 
-def _label(cell: bytes) -> int:
-    return cell == b"1"
-
-
-def _is_count(cell: bytes) -> bool:
+def _count(cell: bytes) -> int | None:
+    if not cell:
+        return 0
     # int() alone would take blanks, underscores and numbers that no int64 holds.
-    return not cell or (cell.removeprefix(b"-").isdigit() and len(cell) <= 18)
+    return int(cell) if cell.removeprefix(b"-").isdigit() and len(cell) <= 18 else None
 
 
-def _count(cell: bytes) -> int:
-    return int(cell) if cell else 0
-
-
-def _is_category(cell: bytes) -> bool:
-    return len(cell) <= 8 and not cell.translate(None, _HEXADECIMAL)
-
-
-def _category(cell: bytes) -> int:
-    return int(cell, 16) if cell else EMPTY_CATEGORY
+def _category(cell: bytes) -> int | None:
+    if not cell:
+        return EMPTY_CATEGORY
+    return int(cell, 16) if len(cell) <= 8 and not cell.translate(None, _HEXADECIMAL) else None
 
 
 def _read_cells(
-    cells: list[bytes],
-    is_valid: Callable[[bytes], bool],
-    value_of: Callable[[bytes], int],
-    width: int,
-    bad: dict[int, str],
-    what: str,
+    rows: list[list[bytes]], columns: slice, value_of: Callable[[bytes], int | None], bad: dict[int, str], what: str
 ) -> npt.NDArray[np.int64]:
-    """Return the values of cells, ``width`` per line; note lines with a wrong cell that have no reason yet."""
-    values = dict.fromkeys(cells)  # a block repeats itself: each text is judged once
-    wrong = {cell for cell in values if not is_valid(cell)}
-    known = {cell: 0 if cell in wrong else value_of(cell) for cell in values}
-    if wrong:
+    """Return the values of some columns, shape ``[n, columns]``; note lines with a wrong cell and no reason yet."""
+    cells = [cell for row in rows for cell in row[columns]]
+    width = columns.stop - columns.start
+    values = {cell: value_of(cell) for cell in set(cells)}  # a block repeats itself: each text is read once
+    if None in values.values():
         for index, cell in enumerate(cells):
-            if cell in wrong:
+            if values[cell] is None:
                 bad.setdefault(index // width, f"{what}, got {cell[:40]!r}")
-    return np.fromiter(map(known.__getitem__, cells), dtype=np.int64, count=len(cells))
+    known = {cell: value or 0 for cell, value in values.items()}
+    return np.fromiter(map(known.__getitem__, cells), dtype=np.int64, count=len(cells)).reshape(-1, width)

@@ -2,57 +2,77 @@
 
 1797 grey images of 8 x 8 pixels in ten classes (``sklearn.datasets.load_digits``), a part of: E. Alpaydin and
 C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository 1998, doi:10.24432/C50P49. A
-quarter of each class is kept for evaluation; which quarter depends on the seed, so that comparisons can be paired over
-splits. There is no augmentation. Images are ``[n, 1, 8, 8]`` float32, targets ``[n]`` int64.
-
-Both networks have static control flow: ``torch.fx`` traces them and ``torch.compile`` makes one graph of each.
+quarter of each class, chosen by the seed, is kept for evaluation. There is no augmentation. Images are
+``[n, 1, 8, 8]`` float32, targets ``[n]`` int64. Both networks have static control flow: ``torch.fx`` traces them.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Iterable, Iterator
+import importlib.util
+from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import SGD
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors, mixed_seed
-from workbench.tasks.digits_table import read_digits
 from workbench.tasks.schedules import warmup_cosine
 from workbench.tasks.task import Task
 
-__all__ = ["LeNet", "ResNet", "digits_lenet", "digits_resnet", "load_images", "split_indices"]
-
-EVALUATION_SHARE = 0.25
-"""Share of each class kept for evaluation: 450 images, so one image is 0.22 % accuracy."""
+__all__ = ["LeNet", "ResNet", "digits_lenet", "digits_resnet", "load_images", "read_digits", "split_indices"]
 
 BATCH_SIZE = 32
 EVALUATION_BATCH_SIZE = 150
-
+_EVALUATION_SHARE = 0.25  # of each class: 450 images, so one image is 0.22 % accuracy
 _PIXEL_MEAN, _PIXEL_SPREAD = 4.884, 6.017  # over all images, in grey levels 0..16; the same for every split
 
 
 def digits_resnet() -> Task:
     """Return the task of a ResNet-20 on the digits: SGD with momentum, warm-up and cosine."""
-    return _digits_task(
-        name="digits-resnet",
-        model=ResNet,
-        optimizer=functools.partial(_sgd, learning_rate=0.05),
-        description="ResNet-20 with BatchNorm on scikit-learn's handwritten digits",
-    )
+    return _digits_task("digits-resnet", ResNet, 0.05, "ResNet-20 with BatchNorm on scikit-learn's handwritten digits")
 
 
 def digits_lenet() -> Task:
     """Return the task of a small LeNet on the digits: SGD with momentum, warm-up and cosine."""
-    return _digits_task(
-        name="digits-lenet",
-        model=LeNet,
-        optimizer=functools.partial(_sgd, learning_rate=0.1),
-        description="LeNet on scikit-learn's handwritten digits",
+    return _digits_task("digits-lenet", LeNet, 0.1, "LeNet on scikit-learn's handwritten digits")
+
+
+def _digits_task(name: str, model: type[nn.Module], learning_rate: float, description: str) -> Task:
+    return Task(
+        name=name,
+        model=model,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=functools.partial(SGD, lr=learning_rate, momentum=0.9, weight_decay=5e-4, fused=True),
+        train=_training_batches,
+        evaluate=_evaluation_batches,
+        metric="accuracy",
+        scheduler=functools.partial(warmup_cosine, warmup_share=0.1),
+        data_hash=f"sklearn.datasets.load_digits sha256:{digest_of_tensors(*load_images())}",
+        description=description,
+        steps=180,
     )
+
+
+@functools.cache
+def read_digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return what ``sklearn.datasets.load_digits`` returns as ``data`` and ``target``, without importing scikit-learn.
+
+    Importing ``sklearn.datasets`` takes longer than anything else that ``workbench train`` does before its first step.
+    Grey levels are 0 to 16, shape ``[1797, 64]``, classes 0 to 9, shape ``[1797]``.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for folder in [] if found is None else found.submodule_search_locations or []:
+        if (path := Path(folder) / "datasets" / "data" / "digits.csv.gz").is_file():
+            table = np.loadtxt(path, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(np.int64)
+    # Absent, or a release that keeps its data elsewhere: its own function knows, or says what is missing.
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.data, digits.target.astype(np.int64)
 
 
 @functools.cache
@@ -63,17 +83,8 @@ def load_images() -> tuple[Tensor, Tensor]:
     return (images - _PIXEL_MEAN) / _PIXEL_SPREAD, torch.tensor(classes, device="cpu")
 
 
-def split_indices(targets: Tensor, seed: int, evaluation_share: float = EVALUATION_SHARE) -> tuple[Tensor, Tensor]:
-    """Split sample indices into training and evaluation, class by class.
-
-    Args:
-        targets: Classes, shape ``[n]``.
-        seed: Seed of the split, >= 0.
-        evaluation_share: Share of each class that is kept for evaluation, rounded to samples, in (0, 1).
-
-    Returns:
-        Training indices and evaluation indices, each ascending; together every index exactly once.
-    """
+def split_indices(targets: Tensor, seed: int, evaluation_share: float = _EVALUATION_SHARE) -> tuple[Tensor, Tensor]:
+    """Split the indices of samples of these classes into training and evaluation, a share of each class; ascending."""
     generator = torch.Generator().manual_seed(mixed_seed(seed, 0x5711))
     training, evaluation = [], []
     for value in torch.unique(targets):
@@ -136,9 +147,7 @@ class _BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """Residual network with BatchNorm for small images; ResNet-20 by default (0.27 million parameters).
 
-    Args:
-        widths: Channels per stage; every stage but the first halves height and width.
-        n_blocks: Basic blocks per stage.
+    ``widths`` are the channels per stage; every stage but the first halves height and width.
 
     Reference:
         He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385, section 4.2; with
@@ -169,59 +178,17 @@ class ResNet(nn.Module):
         return self.fc(features.mean(dim=(2, 3)))  # type: ignore[no-any-return]  # nn.Module calls are Any
 
 
-class _EvaluationImages:
-    """The evaluation quarter of one split, in order."""
-
-    def __init__(self, images: Tensor, targets: Tensor) -> None:
-        self._images, self._targets = images, targets
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._targets) / EVALUATION_BATCH_SIZE)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return zip(
-            torch.split(self._images, EVALUATION_BATCH_SIZE),
-            torch.split(self._targets, EVALUATION_BATCH_SIZE),
-            strict=True,
-        )
-
-
 def _training_batches(seed: int) -> ShuffledBatches:
     images, targets = load_images()
     chosen, _ = split_indices(targets, seed)
-    images, targets = images[chosen], targets[chosen]
-    return ShuffledBatches(len(chosen), BATCH_SIZE, seed, _rows, held=(images, targets))
+    return ShuffledBatches(len(chosen), BATCH_SIZE, seed, _rows, held=(images[chosen], targets[chosen]))
 
 
 def _rows(samples: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tensor, Tensor]:
     return samples[0][indices], samples[1][indices]
 
 
-def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
+def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     images, targets = load_images()
     _, kept = split_indices(targets, seed)
-    return _EvaluationImages(images[kept], targets[kept])
-
-
-def _sgd(named_parameters: Iterable[tuple[str, nn.Parameter]], learning_rate: float) -> Optimizer:
-    return torch.optim.SGD(named_parameters, lr=learning_rate, momentum=0.9, weight_decay=5e-4, fused=True)
-
-
-def _schedule(optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    return warmup_cosine(optimizer, total_steps, warmup_share=0.1)
-
-
-def _digits_task(name: str, model: type[nn.Module], optimizer: functools.partial[Optimizer], description: str) -> Task:
-    return Task(
-        name=name,
-        model=model,
-        loss=nn.CrossEntropyLoss(),
-        optimizer=optimizer,
-        train=_training_batches,
-        evaluate=_evaluation_batches,
-        metric="accuracy",
-        scheduler=_schedule,
-        data_hash=f"sklearn.datasets.load_digits sha256:{digest_of_tensors(*load_images())}",
-        description=description,
-        steps=180,
-    )
+    return [(images[part], targets[part]) for part in torch.split(kept, EVALUATION_BATCH_SIZE)]

@@ -21,37 +21,27 @@ from workbench.tasks.task import Task
 
 __all__ = ["BUILT_IN", "load_task"]
 
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "clicks": "recommender on an endless synthetic click stream with drift",
-        "digits-autoencoder": "deep autoencoder of scikit-learn's handwritten digits",
-        "digits-lenet": "LeNet on scikit-learn's handwritten digits",
-        "digits-resnet": "ResNet-20 with BatchNorm on scikit-learn's handwritten digits",
-        "topics-gpt": "byte-level transformer on the text of Python's help topics",
-    }
-)
-"""Built-in tasks and what they are; reading this loads no data."""
-
-_BUILT_IN_MODULES = {
-    "clicks": "clicks",
-    "digits-autoencoder": "autoencoder",
-    "digits-lenet": "digits",
-    "digits-resnet": "digits",
-    "topics-gpt": "topics",
+# Name -> module, and what it is.
+_BUILT_IN = {
+    "clicks": ("clicks", "recommender on an endless synthetic click stream with drift"),
+    "digits-autoencoder": ("autoencoder", "deep autoencoder of scikit-learn's handwritten digits"),
+    "digits-lenet": ("digits", "LeNet on scikit-learn's handwritten digits"),
+    "digits-resnet": ("digits", "ResNet-20 with BatchNorm on scikit-learn's handwritten digits"),
+    "topics-gpt": ("topics", "byte-level transformer on the text of Python's help topics"),
 }
-# Name -> module, and its function of the place of the data.
-_FOLDER_TASKS = {"cifar10": ("cifar10", "cifar10_task"), "criteo": ("criteo", "criteo_task")}
-_DEFAULT_ATTRIBUTE = "task"
+BUILT_IN: Mapping[str, str] = MappingProxyType({name: text for name, (_, text) in _BUILT_IN.items()})
+"""Built-in tasks and what they are; reading this loads no data."""
+_KINDS_OF_DATA = ("cifar10", "criteo")  # each a module with a function of the place of the data
 
 
 def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
     """Return the task that a name stands for.
 
     Args:
-        spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"criteo:path/to/data"`` (a click log, `workbench.tasks.criteo`),
-            ``"package.module:attribute"``, ``"path/to/file.py:attribute"``
-            or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a function without arguments
-            that returns one. Modules are looked for in the working directory too. A Task stands for itself.
+        spec: ``"digits-resnet"`` (see ``BUILT_IN``), ``"criteo:path/to/data"``, ``"package.module:attribute"``,
+            ``"path/to/file.py:attribute"`` or ``"path/to/file.py"`` (attribute ``task``). The attribute is a Task or a
+            function without arguments that returns one. Modules are looked for in the working directory too. A Task
+            stands for itself.
         folder: Second place to look for a relative path, after the working directory.
 
     Returns:
@@ -66,18 +56,18 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
         raise TaskError(f"a task must be named by text such as 'digits-resnet' or 'file.py:task', got {spec!r}")
     spec = spec.strip()
     if spec in BUILT_IN:
-        module = importlib.import_module(f"workbench.tasks.{_BUILT_IN_MODULES[spec]}")
+        module = importlib.import_module(f"workbench.tasks.{_BUILT_IN[spec][0]}")
         task: Task = getattr(module, spec.replace("-", "_"))()
         return dataclasses.replace(task, spec=spec)
     kind, colon, place = spec.partition(":")
-    if colon and kind in _FOLDER_TASKS:
+    if colon and kind in _KINDS_OF_DATA:
         return _task_of_data(kind, place, folder)
     place, colon, attribute = spec.rpartition(":")
     if spec.endswith(".py") or not colon:
         place, attribute = spec, ""
     if place.endswith(".py"):
         path = _found_file(place, folder)
-        return _task_of(_load_file(path), attribute or _DEFAULT_ATTRIBUTE, str(path))
+        return _task_of(_load_file(path), attribute or "task", str(path))
     if not attribute or not re.fullmatch(r"\w+(\.\w+)*", place):
         near = difflib.get_close_matches(spec, BUILT_IN, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"built in are {', '.join(BUILT_IN)}"
@@ -88,28 +78,28 @@ def load_task(spec: Task | str, folder: str | Path | None = None) -> Task:
 
 
 def _task_of_data(kind: str, place: str, folder: str | Path | None) -> Task:
-    """Return the task of a kind on data of the user's, looked for here and then in ``folder``."""
-    tried = Path(place).expanduser()
+    """Return the task of a kind on data of the user's."""
     if not place:
         raise TaskError(f"task {kind}: needs the place of its data, write {kind}:path/to/data")
-    if folder is not None and not tried.exists() and (Path(folder) / tried).exists():
-        tried = Path(folder) / tried
-    found = tried.resolve() if tried.exists() else tried
-    module, function = _FOLDER_TASKS[kind]
-    task: Task = getattr(importlib.import_module(f"workbench.tasks.{module}"), function)(
-        place if place == "-" else str(found)
-    )
+    tried = _places(place, folder)
+    found = next((path.resolve() for path in tried if path.exists()), tried[0])
+    make = getattr(importlib.import_module(f"workbench.tasks.{kind}"), f"{kind}_task")
+    task: Task = make(place if place == "-" else str(found))
     return dataclasses.replace(task, spec=f"{kind}:{found}")
 
 
 def _found_file(place: str, folder: str | Path | None) -> Path:
-    tried = [Path(place).expanduser()]
-    if folder is not None and not tried[0].is_absolute():
-        tried.append(Path(folder) / tried[0])
+    tried = _places(place, folder)
     for path in tried:
         if path.is_file():
             return path.resolve()
     raise TaskError(f"task file {place} is not there; looked at {' and '.join(str(path.absolute()) for path in tried)}")
+
+
+def _places(place: str, folder: str | Path | None) -> list[Path]:
+    """Return where something may lie: here, then in ``folder``."""
+    path = Path(place).expanduser()
+    return [path] if folder is None or path.is_absolute() else [path, Path(folder) / path]
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -204,10 +194,7 @@ def _what_and_where(error: BaseException, path: str | None = None) -> str:
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.lineno is not None:
         return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {error.filename or path})"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
+    ours = (__file__, "<frozen importlib")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
     frames = [frame for frame in frames if frame.filename == path] or frames
     return f"{what} (line {frames[-1].lineno} of {frames[-1].filename})" if frames else what
-
-
-def _is_ours(filename: str) -> bool:
-    return filename == __file__ or filename.startswith("<frozen importlib")

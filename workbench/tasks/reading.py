@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from workbench.core.batch import move_batch
 from workbench.tasks.batches import ShuffledBatches, opened_once
@@ -29,16 +30,19 @@ _AHEAD = 4  # batches: enough to even out a slow one, few enough to hold twice
 def resident(source: Any, device: torch.device) -> Any:
     """Return a source of the same batches whose samples lie on the device, moved there once.
 
-    Possible for a list of batches, for `ShuffledBatches` that know what they gather from, and for a ``DataLoader``
-    without code of the user's: over a ``TensorDataset`` or parts of one, with torch's own way of making batches.
-
-    Args:
-        source: What a task calls ``train``; a function of a seed that returns one of these is opened as ever.
-        device: Where the samples shall lie; their memory has to suffice.
+    Possible for a list of batches, for `ShuffledBatches` that know what they gather from, for a ``DataLoader`` without
+    code of the user's (over a ``TensorDataset`` or parts of one, with torch's own way of making batches), and for a
+    function of a seed that returns one of these.
     """
     once = opened_once(source)
     if once is not None:
-        return _OpenedResident(once, device)
+
+        def resident_of(seed: int) -> Any:
+            opened = once(seed)
+            is_source = isinstance(opened, Iterable) and not isinstance(opened, Tensor | str | bytes)
+            return resident(opened, device) if is_source else opened
+
+        return resident_of
     if isinstance(source, list | tuple):
         return [move_batch(batch, device) for batch in source]
     if isinstance(source, ShuffledBatches) and source.held is not None:
@@ -57,10 +61,7 @@ def resident(source: Any, device: torch.device) -> Any:
 def gains_from_memory(source: Any, seed: int, device: torch.device) -> bool:
     """Return whether `resident` makes batches otherwise than the source does: not sample by sample, or not on the host.
 
-    Args:
-        source: What a task calls ``train``.
-        seed: Seed to open it with, where it is a function of one.
-        device: Where the samples would lie.
+    A source that is a function of a seed is opened with ``seed``.
     """
     once = opened_once(source)
     opened = source if once is None else once(seed)
@@ -68,31 +69,6 @@ def gains_from_memory(source: Any, seed: int, device: torch.device) -> bool:
         return _tensors_of(opened) is not None
     is_held = isinstance(opened, list | tuple) or (isinstance(opened, ShuffledBatches) and opened.held is not None)
     return device.type != "cpu" and is_held
-
-
-class _OpenedResident:
-    """A function of a seed whose sources are resident."""
-
-    def __init__(self, open_source: Callable[[Any], Any], device: torch.device) -> None:
-        self._open, self._device = open_source, device
-
-    def __call__(self, seed: int) -> Any:
-        opened = self._open(seed)
-        is_source = isinstance(opened, Iterable) and not isinstance(opened, Tensor | str | bytes)
-        return resident(opened, self._device) if is_source else opened
-
-
-class _Indices(Dataset[int]):
-    """The numbers of samples in the samples' place."""
-
-    def __init__(self, n_samples: int) -> None:
-        self._n_samples = n_samples
-
-    def __len__(self) -> int:
-        return self._n_samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def _tensors_of(source: Any) -> tuple[Tensor, ...] | None:
@@ -118,8 +94,9 @@ def _gathering(loader: DataLoader[Any], tensors: tuple[Tensor, ...]) -> DataLoad
         chosen = move_batch(torch.tensor(indices, device="cpu"), tensors[0].device)
         return [tensor[chosen] for tensor in tensors]
 
+    numbers: Any = range(len(tensors[0]))  # of the samples, in their place
     return DataLoader(
-        _Indices(len(tensors[0])),
+        numbers,
         batch_size=loader.batch_size,
         sampler=loader.sampler,
         drop_last=loader.drop_last,
@@ -128,28 +105,22 @@ def _gathering(loader: DataLoader[Any], tensors: tuple[Tensor, ...]) -> DataLoad
     )
 
 
+@dataclass
 class _Stream(IterableDataset[Any]):
     """A stream as a dataset."""
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
+    batches: Iterator[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        return self._batches
+        return self.batches
 
 
 def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
     """Yield the batches of a stream that another process reads.
 
-    The process is forked, so that sources need not be picklable, and computes on one thread.
-
-    Args:
-        batches: The stream, not begun; its tensors on the host.
-        ahead: Batches to hold, at least 1.
-
-    Yields:
-        The stream's batches, bit for bit. Where another process cannot read them (a source on an accelerator, or with
-        processes of its own, which read ahead already) a warning says why, and they are read here.
+    The process is forked, so that sources need not be picklable, and computes on one thread. Where another process
+    cannot read them (a source on an accelerator, or with processes of its own, which read ahead already) a warning says
+    why, and they are read here.
     """
     try:
         if "fork" not in multiprocessing.get_all_start_methods():
@@ -157,7 +128,7 @@ def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
         reader: Any = DataLoader(
             _Stream(batches),
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=lambda batch: batch,
             num_workers=1,
             prefetch_factor=ahead,
             multiprocessing_context="fork",
@@ -174,7 +145,3 @@ def read_ahead(batches: Iterator[Any], ahead: int = _AHEAD) -> Iterator[Any]:
         return
     yield first
     yield from stream
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

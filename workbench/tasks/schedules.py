@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from functools import partial
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -12,13 +12,7 @@ __all__ = ["warmup_cosine", "warmup_cosine_factor"]
 
 
 def warmup_cosine_factor(step: int, total_steps: int, warmup_share: float, floor: float) -> float:
-    """Return the factor on the base rate: a linear rise, then half a cosine down to ``floor``.
-
-    Args:
-        step: Step, from 0; beyond ``total_steps`` the factor stays at ``floor``.
-        total_steps: Length of the schedule, steps, >= 1.
-        warmup_share: Share of the steps spent rising, in [0, 1).
-        floor: Factor at the end, in [0, 1].
+    """Return the factor on the base rate: a linear rise, then half a cosine down to ``floor``, where it stays.
 
     Reference:
         Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017, arXiv:1608.03983,
@@ -37,7 +31,5 @@ def warmup_cosine(optimizer: Optimizer, total_steps: int, *, warmup_share: float
     A factor on the optimizer's own rate rather than ``OneCycleLR``, whose ``max_lr`` would silently override a rate
     chosen in the configuration.
     """
-    factor = functools.partial(
-        warmup_cosine_factor, total_steps=max(total_steps, 1), warmup_share=warmup_share, floor=floor
-    )
-    return LambdaLR(optimizer, factor)
+    total = max(total_steps, 1)  # a partial, since a closure could not be pickled
+    return LambdaLR(optimizer, partial(warmup_cosine_factor, total_steps=total, warmup_share=warmup_share, floor=floor))

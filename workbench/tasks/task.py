@@ -25,13 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from workbench.core import distributed as ranks
 from workbench.core.batch import batch_size_of
-from workbench.core.metrics import (
-    Direction,
-    MetricAccumulator,
-    MetricError,
-    MetricRule,
-    metric_rule,
-)
+from workbench.core.metrics import Direction, MetricAccumulator, MetricError, MetricRule, metric_rule
 from workbench.tasks import batches as _batches
 from workbench.tasks.errors import TaskError
 
@@ -107,8 +101,8 @@ class Task:
                 "`optimizer` must be a function of the named parameters, got an optimizer; "
                 "write `optimizer=lambda named: torch.optim.SGD(named, lr=0.1)`"
             )
-        for role, function in (("model", self.model), ("optimizer", self.optimizer), ("scheduler", self.scheduler)):
-            if not callable(function) and not (role == "scheduler" and function is None):
+        for role in ("model", "optimizer") if self.scheduler is None else ("model", "optimizer", "scheduler"):
+            if not callable(function := getattr(self, role)):
                 raise TaskError(f"`{role}` must be a function, got {function!r}")
         chosen = self.outputs
         if isinstance(chosen, bool) or not (chosen is None or isinstance(chosen, (str, int)) or callable(chosen)):
@@ -123,8 +117,12 @@ class Task:
         is_criterion(self.loss)
         _batches.check_source(self.train, "train")
         _batches.check_source(self.evaluate, "evaluate")
+        self._metric_rule  # noqa: B018  # found now, so that its mistakes show here, too
+
+    @functools.cached_property
+    def _metric_rule(self) -> MetricRule:
         try:
-            object.__setattr__(self, "_rule", metric_rule(self.metric, self.direction, self.loss))
+            return metric_rule(self.metric, self.direction, self.loss)
         except MetricError as error:
             raise TaskError(str(error)) from error
 
@@ -167,7 +165,7 @@ class Task:
         """Return the task's scheduler, or None when it has none.
 
         Args:
-            optimizer: The optimizer whose rates it sets.
+            optimizer: Whose rates it sets.
             total_steps: Updates of the whole run.
 
         Raises:
@@ -189,16 +187,14 @@ class Task:
         return scheduler
 
     def batches(self, seed: int, start: int = 0) -> Iterator[Any]:
-        """Return training batches without end, reshuffled every epoch, from any position on.
+        """Return training batches without end, reshuffled every epoch.
 
-        ``batches(seed, start=k)`` is ``batches(seed)`` without its first k batches: training resumed at step k sees
-        the data it would have seen. Where n ranks train together, rank r gets the batches r, r + n, r + 2 n, ... of the
-        stream that one rank would get, so a step of all ranks is a step over n batches. A ``DataLoader`` whose sampler
-        gives each rank its share already (``DistributedSampler``) is left to it.
+        Where n ranks train together, rank r gets the batches r, r + n, r + 2 n, ... of the stream that one rank would
+        get. A ``DataLoader`` whose sampler gives each rank its share already (``DistributedSampler``) is left to it.
 
         Args:
             seed: Seed of split and order, >= 0.
-            start: Number of batches that this rank has used already, >= 0.
+            start: Batches that this rank has used already, >= 0: training resumed there sees what it would have seen.
 
         Raises:
             TaskError: When one of them is negative or no whole number, or the sampler shares data between another
@@ -249,9 +245,6 @@ class Task:
         Args:
             model: The model, or anything called like it.
             batch: A pair (``model(x)``), a mapping (``model(**batch)``), or anything else (``model(batch)``).
-
-        Raises:
-            TaskError: When what the model returns has no such part.
         """
         if isinstance(batch, Mapping):
             return self._prediction(model(**batch))
@@ -299,9 +292,10 @@ class Task:
             return returned
         if callable(chosen):
             return chosen(returned)
-        by_name = isinstance(chosen, str) and not isinstance(returned, Mapping)
         try:
-            return getattr(returned, str(chosen)) if by_name else returned[chosen]
+            if isinstance(chosen, str) and not isinstance(returned, Mapping):
+                return getattr(returned, chosen)
+            return returned[chosen]
         except (AttributeError, IndexError, KeyError, TypeError):
             raise TaskError(
                 f"task {self.name!r}: `outputs` is {chosen!r}, but the model returns {_described(returned)}"
@@ -316,11 +310,6 @@ class Task:
             f"example outputs={_likely_output(prediction)}"
         )
 
-    @property
-    def _metric_rule(self) -> MetricRule:
-        rule: MetricRule = self.__dict__["_rule"]
-        return rule
-
 
 def is_criterion(loss: Any) -> bool:
     """Return whether a loss is called as ``loss(model(x), y)`` rather than ``loss(model, batch)``.
@@ -332,15 +321,14 @@ def is_criterion(loss: Any) -> bool:
             first parameter is called like a prediction: such a function would be handed a model.
     """
     if isinstance(loss, type):
-        raise TaskError(
-            f"`loss` must be an object or a function, got the class {loss.__name__}; write {loss.__name__}()"
-        )
+        name = loss.__name__
+        raise TaskError(f"`loss` must be an object or a function, got the class {name}; write {name}()")
     if isinstance(loss, nn.Module):
         return True
     function = loss
     while isinstance(function, functools.partial):
         function = function.func
-    if isinstance(function, nn.Module) or _is_functional(function):
+    if isinstance(function, nn.Module) or getattr(F, getattr(function, "__name__", ""), None) is function:
         return True
     if not callable(loss):
         raise TaskError(f"`loss` must be a criterion or a function (model, batch), got {loss!r}")
@@ -361,10 +349,6 @@ def is_criterion(loss: Any) -> bool:
     return False
 
 
-def _is_functional(function: Any) -> bool:
-    return getattr(F, getattr(function, "__name__", ""), None) is function
-
-
 def _checked_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise TaskError(f"`seed` must be a whole number, 0 or more, got {seed!r}")
@@ -372,18 +356,14 @@ def _checked_seed(seed: int) -> int:
 
 
 def _described(value: Any) -> str:
+    kind = type(value).__name__
+    an = "an" if kind[0] in "AEIOUaeiou" else "a"
     if isinstance(value, Tensor):
         return f"a tensor of shape {list(value.shape)}"
     if isinstance(value, Mapping):
         keys = [repr(key) for key in list(value)[:_SHOWN_KEYS]] + ["..."] * (len(value) > _SHOWN_KEYS)
-        return f"{_article(type(value).__name__)} of {', '.join(keys) or 'nothing'}"
-    if isinstance(value, list | tuple):
-        return f"{_article(type(value).__name__)} of {len(value)}"
-    return type(value).__name__
-
-
-def _article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
+        return f"{an} {kind} of {', '.join(keys) or 'nothing'}"
+    return f"{an} {kind} of {len(value)}" if isinstance(value, list | tuple) else kind
 
 
 def _likely_output(value: Any) -> str:

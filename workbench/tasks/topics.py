@@ -1,26 +1,21 @@
 """``topics-gpt``: a small byte-level transformer on Python's own help text, judged in bits per byte.
 
 The text is ``pydoc_data.topics``, the language reference as ``help()`` shows it: some 450 KB of English and code that
-every CPython carries, so nothing is downloaded. It differs between Python versions, hence the data hash names the
-version. The text is cut into ten equal blocks; one of them, chosen by the seed, is kept for evaluation.
-
-A sample is ``CONTEXT + 1`` consecutive bytes: inputs are the first ``CONTEXT``, targets the last, both int64
-``[n, CONTEXT]``. Training visits every start in the nine blocks in random order; evaluation reads windows spread
+every CPython carries; the data hash names its version. Of ten equal blocks one, chosen by the seed, is kept for
+evaluation. A sample is ``CONTEXT + 1`` consecutive bytes: inputs are the first ``CONTEXT``, targets the last, both
+int64 ``[n, CONTEXT]``. Training visits every start in nine blocks in random order; evaluation reads windows spread
 evenly over the tenth.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import platform
-from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import AdamW
 
 from workbench.tasks.batches import ShuffledBatches, digest_of_tensors
 from workbench.tasks.schedules import warmup_cosine
@@ -41,11 +36,11 @@ def topics_gpt() -> Task:
         name="topics-gpt",
         model=ByteTransformer,
         loss=next_byte_loss,
-        optimizer=_adamw,
+        optimizer=functools.partial(AdamW, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
         train=_training_batches,
         evaluate=_evaluation_batches,
         metric="bits_per_byte",
-        scheduler=_schedule,
+        scheduler=functools.partial(warmup_cosine, warmup_share=0.1, floor=0.1),
         data_hash=f"pydoc_data.topics of Python {platform.python_version()} sha256:{digest_of_tensors(load_text())}",
         description="byte-level transformer on the text of Python's help topics",
         steps=300,
@@ -67,14 +62,9 @@ def load_text() -> Tensor:
 
 
 def training_starts(n_bytes: int, seed: int) -> tuple[Tensor, tuple[int, int]]:
-    """Split a text into training windows and an evaluation block.
+    """Return the starts of a text's training windows, and the evaluation block that none touches as (first, behind).
 
-    Args:
-        n_bytes: Length of the text.
-        seed: Chooses the block: ``seed % 10``, so that ten consecutive seeds evaluate on all of the text.
-
-    Returns:
-        Starts of the training windows, none of which touches the block, and the block as (first, behind the last).
+    The block is number ``seed % 10``, so that ten consecutive seeds evaluate on all of the text.
     """
     block = n_bytes // N_BLOCKS_OF_TEXT
     first = (seed % N_BLOCKS_OF_TEXT) * block
@@ -86,12 +76,6 @@ def training_starts(n_bytes: int, seed: int) -> tuple[Tensor, tuple[int, int]]:
 
 class ByteTransformer(nn.Module):
     """Decoder-only transformer over bytes, pre-norm, learned positions (0.4 million parameters).
-
-    Args:
-        width: Features per position.
-        n_layers: Number of blocks.
-        n_heads: Attention heads; divides ``width``.
-        context: Largest number of positions.
 
     Reference:
         Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3 (GPT-2), in small.
@@ -139,22 +123,6 @@ class _Block(nn.Module):
         return features + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(features))))  # type: ignore[no-any-return]
 
 
-class _EvaluationWindows:
-    """Windows spread evenly over the evaluation block, in order."""
-
-    def __init__(self, text: Tensor, first: int, behind: int) -> None:
-        self._text = text
-        last_start = max(behind - CONTEXT - 1, first)
-        n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
-        self._starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
-
-    def __len__(self) -> int:
-        return math.ceil(len(self._starts) / EVALUATION_BATCH_SIZE)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (_windows(self._text, starts) for starts in torch.split(self._starts, EVALUATION_BATCH_SIZE))
-
-
 def _windows(text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
     window = text[starts.unsqueeze(1) + torch.arange(CONTEXT + 1, device=starts.device)].long()
     return window[:, :-1], window[:, 1:]
@@ -171,15 +139,11 @@ def _chosen_windows(held: tuple[Tensor, Tensor], indices: Tensor) -> tuple[Tenso
     return _windows(text, starts[indices])
 
 
-def _evaluation_batches(seed: int) -> Iterable[tuple[Tensor, Tensor]]:
+def _evaluation_batches(seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return windows spread evenly over the evaluation block, in order."""
     text = load_text()
     _, (first, behind) = training_starts(len(text), seed)
-    return _EvaluationWindows(text, first, behind)
-
-
-def _adamw(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    return torch.optim.AdamW(named_parameters, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-
-
-def _schedule(optimizer: Optimizer, total_steps: int) -> LRScheduler:
-    return warmup_cosine(optimizer, total_steps, warmup_share=0.1, floor=0.1)
+    last_start = max(behind - CONTEXT - 1, first)
+    n_windows = min(N_EVALUATION_WINDOWS, last_start - first + 1)
+    starts = torch.linspace(first, last_start, n_windows, dtype=torch.float64, device="cpu").long()
+    return [_windows(text, part) for part in torch.split(starts, EVALUATION_BATCH_SIZE)]

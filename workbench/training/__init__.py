@@ -3,8 +3,7 @@
 Read ``boosted.py`` first; it is the step that everything here shares.
 """
 
-from workbench.training.apply import apply
-from workbench.training.auto_boost import AutoBoost
+from workbench.training.apply import AutoBoost, apply
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import load_checkpoint, save_checkpoint
 from workbench.training.loop import training_loop

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -37,43 +37,14 @@ side of ReLU), bfloat16 0.3; there a mistake is found only in much of the gradie
 def first_losses(
     task: Task, config: BoostConfig, level: str, seed: int, device: torch.device, n: int = 20
 ) -> list[float]:
-    """Return the losses of the first batches in training mode, at the weights that a run begins with.
-
-    Random generators are put back afterwards.
-
-    Args:
-        task: What is trained.
-        config: Configuration.
-        level: Boost level.
-        seed: Seed of weights and data.
-        device: Where to train.
-        n: Forward passes, at least 1.
-
-    Raises:
-        RuntimeError: When the model cannot be compiled as the configuration asks.
-    """
+    """Return the losses of the first n batches in training mode, at the weights that a run begins with."""
     with _begun(task, config, level, seed, device) as prepared:
-        batches = islice(prepared.batches(seed), n)
-        losses = [_loss(prepared, batch).detach() for batch in batches]
+        losses = [_loss(prepared, batch).detach() for batch in islice(prepared.batches(seed), n)]
         return [float(loss) for loss in losses]
 
 
 def first_gradient(task: Task, config: BoostConfig, level: str, seed: int, device: torch.device) -> Tensor:
-    """Return the gradient of the first batch's loss at the weights that a run begins with, unscaled.
-
-    Args:
-        task: What is trained.
-        config: Configuration.
-        level: Boost level.
-        seed: Seed of weights and data.
-        device: Where to train.
-
-    Returns:
-        Float64 on the host, shape ``[n]``: of all parameters that have one, in the model's order.
-
-    Raises:
-        RuntimeError: When the model cannot be compiled as the configuration asks.
-    """
+    """Return the unscaled gradient of the first batch's loss at the weights that a run begins with, float64 ``[n]``."""
     with _begun(task, config, level, seed, device) as prepared:
         _loss(prepared, next(iter(prepared.batches(seed)))).float().backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in unwrapped(prepared.boosted.model).parameters() if p.grad is not None]
@@ -98,12 +69,7 @@ def agrees(losses: Sequence[float], baseline_losses: Sequence[float], dtype: str
     """Return why losses are not the baseline's within rounding; empty where they are.
 
     A difference is relative to the baseline's loss of that batch, but not to less than the mean of its losses: one that
-    is next to nothing has no relative accuracy.
-
-    Args:
-        losses: Losses of the first batches under a choice.
-        baseline_losses: Those of the baseline, as many.
-        dtype: Format of the coarser of both forward passes: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    is next to nothing has no relative accuracy. ``dtype`` is the format of the coarser of both forward passes.
 
     Raises:
         ValueError: When there are no losses, unequally many, or the format has no tolerance.
@@ -114,11 +80,9 @@ def agrees(losses: Sequence[float], baseline_losses: Sequence[float], dtype: str
         >>> agrees([2.3, 1.8], [2.3, 1.9], "float32")
         'the loss of batch 1 is 1.8, the baseline has 1.9: 4.8 % apart, where float32 may be 0.1 %'
     """
-    if dtype not in TOLERANCES:
-        raise ValueError(f"`dtype` must be one of {', '.join(TOLERANCES)}, got {dtype!r}")
+    tolerance = _tolerance(TOLERANCES, dtype)
     if not losses or len(losses) != len(baseline_losses):
         raise ValueError(f"as many losses as the baseline's are needed, got {len(losses)} and {len(baseline_losses)}")
-    tolerance = TOLERANCES[dtype]
     mean = sum(map(abs, baseline_losses)) / len(baseline_losses)
     for batch, (mine, wanted) in enumerate(zip(losses, baseline_losses, strict=True)):
         difference = abs(mine - wanted) / max(abs(wanted), mean) if mine != wanted else 0.0
@@ -131,21 +95,14 @@ def agrees(losses: Sequence[float], baseline_losses: Sequence[float], dtype: str
 
 
 def gradient_agrees(gradient: Tensor, baseline_gradient: Tensor, dtype: str) -> str:
-    """Return why a gradient is not the baseline's within rounding; empty where it is.
-
-    Args:
-        gradient: From `first_gradient` under a choice.
-        baseline_gradient: That of the baseline.
-        dtype: Format of the coarser of both forward passes: ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    """Return why a gradient from `first_gradient` is not the baseline's within rounding; empty where it is.
 
     Raises:
         ValueError: When they have not as many elements, or the format has no tolerance.
     """
-    if dtype not in GRADIENT_TOLERANCES:
-        raise ValueError(f"`dtype` must be one of {', '.join(GRADIENT_TOLERANCES)}, got {dtype!r}")
+    tolerance = _tolerance(GRADIENT_TOLERANCES, dtype)
     if gradient.shape != baseline_gradient.shape:
         raise ValueError(f"gradients have {gradient.numel()} and {baseline_gradient.numel()} elements")
-    tolerance = GRADIENT_TOLERANCES[dtype]
     length = float(baseline_gradient.norm())
     difference = float((gradient - baseline_gradient).norm())
     if difference <= tolerance * length:  # false where either is NaN
@@ -154,3 +111,9 @@ def gradient_agrees(gradient: Tensor, baseline_gradient: Tensor, dtype: str) -> 
         f"the gradient of the first batch differs from the baseline's by {100 * difference / (length or 1.0):.2g} % of "
         f"its length, where {dtype} may by {100 * tolerance:g} %"
     )
+
+
+def _tolerance(by_format: Mapping[str, float], dtype: str) -> float:
+    if dtype not in by_format:
+        raise ValueError(f"`dtype` must be one of {', '.join(by_format)}, got {dtype!r}")
+    return by_format[dtype]

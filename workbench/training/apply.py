@@ -1,27 +1,59 @@
-"""Boost a user's own training loop: five changed lines, any model, any torch optimizer."""
+"""Turn a configuration into a processed model and optimizer: `apply` for a loop of one's own, `AutoBoost` by its name.
+
+`AutoBoost` is named and shaped after ``mindspore.boost.AutoBoost`` (MindSpore 2.7). Differences: every instance stands
+alone (the reference keeps one for the whole process), its configuration is validated, and an unknown level is an error.
+"""
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale.scaler import LossScaling
-from workbench.methods.in_effect import MethodsInEffect, fitted
-from workbench.training.auto_boost import AutoBoost, read_config
+from workbench.methods.facts import facts_of, learning_reasons
+from workbench.methods.in_effect import MethodsInEffect, fitted, prepare_
+from workbench.methods.parameter_groups import rebuild_optimizer
+from workbench.methods.plan_mark import mark_
+from workbench.methods.protocol import Preparation
+from workbench.optim import build_optimizer, change_optimizer_
 from workbench.training.boosted import Boosted
-from workbench.training.configured_optimizer import configured_optimizer
 from workbench.training.course import changes_length, has_schedule
 from workbench.training.precision import Precision, cast_model_
 
-__all__ = ["apply", "fitted_config"]
+__all__ = ["AutoBoost", "apply", "fitted_config", "read_config"]
+
+_log = logging.getLogger("workbench")
+_noted: set[str] = set()
+
+
+def read_config(config: BoostConfig | Mapping[str, Any] | str | Path | None) -> BoostConfig:
+    """Return a validated configuration from whatever names one; None or an empty string stand for the defaults.
+
+    Raises:
+        ConfigError: When it cannot be read or is not valid; the message names the key.
+        TypeError: When it is of another kind.
+    """
+    if config is None or config == "":
+        return BoostConfig()
+    if isinstance(config, BoostConfig):
+        return config
+    if isinstance(config, Mapping):
+        return BoostConfig.from_dict(dict(config))
+    if isinstance(config, (str, Path)):
+        return BoostConfig.from_json(config)
+    raise TypeError(f"`config` must be a BoostConfig, a dict or the path of a JSON file, got {type(config).__name__}")
 
 
 def apply(
@@ -96,14 +128,14 @@ def apply(
     settings = read_config(config)
     together = ranks.world_size() if world_size is None else world_size
     if total_steps is not None:
-        settings = fitted_config(settings, level, total_steps, world_size=together)
+        settings = fitted_config(settings, level, total_steps, together)
     boost = AutoBoost(level, settings, world_size=together, seed=seed)
     inner = unwrapped(model)
     asked_for = MethodsInEffect(boost.plan)
     asked_for.refuse(model)
     if not boost.plan.why_not("optimizer.name"):
         _refuse_attached_scheduler(optimizer, asked_for, settings, scheduler is not None)
-        optimizer = configured_optimizer(settings, inner, optimizer)
+        optimizer = _configured_optimizer(settings, inner, optimizer)
     _, optimizer = boost.network_auto_process_train(
         inner, optimizer, criterion=criterion, example_inputs=example_inputs
     )
@@ -129,19 +161,170 @@ def apply(
     return boosted
 
 
-def fitted_config(config: BoostConfig, level: str, steps: int, *, world_size: int | None = None) -> BoostConfig:
-    """Return a configuration as a run of so many loader batches takes it, where methods change the number of passes.
-
-    Args:
-        config: Configuration.
-        level: Boost level.
-        steps: Loader batches.
-        world_size: Ranks that train together; None asks torch.distributed.
-    """
-    plan = config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
+def fitted_config(config: BoostConfig, level: str, steps: int, world_size: int = 1) -> BoostConfig:
+    """Return a configuration as a run of so many loader batches takes it, where methods change the number of passes."""
+    plan = config.resolve(level, world_size=world_size)
     methods = MethodsInEffect(plan)
     passes = methods.passes(steps)
     return config if passes == steps else fitted(plan, max(1, passes // methods.n_micro()))
+
+
+class AutoBoost:
+    """Apply the algorithms of a boost level to a network and its optimizer.
+
+    Args:
+        level: ``"O0"``, ``"O1"`` or ``"O2"``.
+        boost_config_dict: Configuration: a dictionary, a ``BoostConfig``, a path, or ``""`` for the defaults.
+        world_size: Ranks that train together; None asks torch.distributed.
+        seed: Seed of the freezing schedule; None draws from numpy's global generator, as the reference does (over
+            several ranks from that of the first one).
+
+    Raises:
+        ConfigError: On an unknown level, key, mode or a value out of range.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch.optim import SGD
+        >>> network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+        >>> only_freezing = {"boost": {"mode": "manual", "less_bn": False}, "grad_freeze": {"param_groups": 2}}
+        >>> boost = AutoBoost("O1", only_freezing, seed=0)
+        >>> network, optimizer = boost.network_auto_process_train(network, SGD(network.parameters(), lr=0.1))
+        >>> type(optimizer).__name__
+        'FreezeOpt'
+    """
+
+    def __init__(
+        self,
+        level: str = "O0",
+        boost_config_dict: BoostConfig | Mapping[str, Any] | str | Path | None = "",
+        *,
+        world_size: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.config = read_config(boost_config_dict)
+        self.plan = self.config.resolve(level, world_size=ranks.world_size() if world_size is None else world_size)
+        self.level = level
+        self.seed = seed
+        #: What became of the network, one line each; empty before it was processed.
+        self.notes: tuple[str, ...] = ()
+        for dropped in self.plan.dropped:
+            warnings.warn(dropped.reason, UserWarning, stacklevel=2)
+        _note_level_defaults(self.plan)
+
+    def network_auto_process_train(
+        self, network: nn.Module, optimizer: Optimizer, *, criterion: Any = None, example_inputs: Any = None
+    ) -> tuple[nn.Module, Optimizer]:
+        """Process a network and its optimizer for training, in the order of :mod:`workbench.methods.registry`.
+
+        Args:
+            network: Changed in place and returned.
+            optimizer: Rebuilt when parameters or groups change; a method may wrap or replace it. Learning-rate
+                schedulers belong on the returned optimizer.
+            criterion: What judges the network's output; a head is normalised only where this is known to be a
+                classification. A network that ends in torch's criterion says so itself.
+            example_inputs: What methods may call the network with, see :func:`workbench.apply`.
+
+        Returns:
+            The network, marked with the plan, and the optimizer to train with. From now on ``plan`` says what acts on
+            this network: a method that finds nothing to do is not in effect.
+        """
+        preparation = Preparation(
+            network,
+            optimizer,
+            self.plan,
+            criterion=criterion,
+            example_inputs=example_inputs,
+            draw_seed=self._common_seed,
+            look_again=self._acting_plan,
+        )
+        prepare_(preparation)
+        self.notes = tuple(preparation.notes)
+        mark_(network, preparation.plan)
+        return network, preparation.optimizer
+
+    def network_auto_process_eval(self, network: nn.Module, *, example_inputs: Any = None) -> nn.Module:
+        """Process a network for evaluation, in place: BatchNorms are reduced as in training, the head stays as it is.
+
+        Args:
+            network: Changed in place and returned.
+            example_inputs: As for training.
+        """
+        MethodsInEffect(self.plan).prepare_evaluation(network, example_inputs)
+        mark_(network, self.plan)
+        return network
+
+    def _acting_plan(self, preparation: Preparation) -> Plan:
+        """Return the plan with what this network offers, and warn of what it leaves without work."""
+        model = preparation.model
+        facts = facts_of(model, preparation.optimizer)
+        if facts.layers:  # else an optimizer of another network, which freezing refuses in its own words
+            reasons: dict[str, Any] = learning_reasons(
+                model, preparation.criterion, preparation.example_inputs, self.config
+            )
+            known = {dropped.name for dropped in self.plan.dropped} | {"less_bn"}  # which has warned by itself
+            self.plan = self.config.resolve(self.level, self.plan.world_size, replace(facts, **reasons))
+            for dropped in self.plan.dropped:
+                if dropped.name not in known:
+                    warnings.warn(dropped.reason, UserWarning, stacklevel=3)
+        return self.plan
+
+    def _common_seed(self) -> int | None:
+        """Return the seed of the freezing schedule: without one of our own, several ranks must still agree."""
+        if self.seed is not None or ranks.world_size() == 1:
+            return self.seed
+        drawn = [int(np.random.randint(2**31))]  # noqa: NPY002  # the reference's generator, on the first rank
+        distributed.broadcast_object_list(drawn)
+        return drawn[0]
+
+    def __repr__(self) -> str:
+        """Say what is in effect."""
+        return f"AutoBoost({self.level!r}: {self.plan.summary()})"
+
+
+def _configured_optimizer(config: BoostConfig, model: nn.Module, given: Optimizer) -> Optimizer:
+    """Return the optimizer that section ``optimizer`` asks for.
+
+    One that is named takes over what the given one trains: a parameter that the given one does not hold stays
+    untrained, a group with a rate of its own keeps its ratio to the others, and one without weight decay stays without.
+    Without a name the hyper-parameters that the section sets are changed in the given one.
+
+    Raises:
+        ValueError: When the given optimizer lacks a hyper-parameter that is set.
+    """
+    section = config.optimizer
+    if section is None:
+        return given
+    if section.name is None:
+        change_optimizer_(given, section)
+        return given
+    built = build_optimizer(section, model, config.compatibility)
+    group_of = {parameter: index for index, group in enumerate(given.param_groups) for parameter in group["params"]}
+    held = [parameter for group in built.param_groups for parameter in group["params"]]
+    if len(given.param_groups) == 1 and group_of.keys() == set(held):
+        return built
+    groups = [
+        part
+        for group in built.param_groups
+        for index, theirs in enumerate(given.param_groups)
+        if (part := _part(group, {p for p in group["params"] if group_of.get(p) == index}, theirs, given))["params"]
+    ]
+    others = [parameter for parameter in group_of if parameter not in set(held)]  # of a criterion, for example
+    return rebuild_optimizer(built, [*groups, {"params": others}] if others else groups)
+
+
+def _part(group: dict[str, Any], members: set[Tensor], theirs: dict[str, Any], given: Optimizer) -> dict[str, Any]:
+    """Return the part of a group that belongs to one of the given optimizer's, with what is particular to that."""
+    part = {**group, "params": [parameter for parameter in group["params"] if parameter in members]}
+    if "param_names" in group:
+        named = zip(group["param_names"], group["params"], strict=True)
+        part["param_names"] = [name for name, parameter in named if parameter in members]
+    usual = given.defaults.get("lr")
+    if usual and "lr" in theirs:
+        part["lr"] = group["lr"] * (float(theirs["lr"]) / float(usual))
+    decays = [other.get("weight_decay", 0) for other in given.param_groups]
+    if any(decays) and not theirs.get("weight_decay", 0) and "weight_decay" in part:
+        part["weight_decay"] = 0.0
+    return part
 
 
 def _refuse_attached_scheduler(
@@ -165,3 +348,11 @@ def _refuse_attached_scheduler(
         f"a learning-rate scheduler is attached to `optimizer`, but {why}; build the optimizer without it, and give "
         "apply() a function instead: scheduler=lambda optimizer, updates: ..."
     )
+
+
+def _note_level_defaults(plan: Plan) -> None:
+    """Say once per process what the level switches on beside the switches that are set by hand."""
+    sentence = plan.level_default_sentence() if any(plan.level_defaults().values()) else ""
+    if sentence and sentence not in _noted and ranks.rank() == 0:
+        _noted.add(sentence)
+        _log.warning("%s", sentence)

@@ -43,15 +43,17 @@ from workbench.methods.optimizer_hooks import register_step_hooks, step_hooks
 from workbench.methods.parameter_groups import plain_name
 from workbench.methods.plan_mark import boosted_module_of
 from workbench.methods.protocol import GroupSchedule
-from workbench.methods.weight_update import CompleteWindow, WeightUpdate
+from workbench.methods.weight_update import CompleteWindow
 from workbench.tasks.reading import resident
-from workbench.training.batch_statistics import RecentInputs, batch_norms
+from workbench.training.averaged_weights import OptimizersAverage, averages_weights
 from workbench.training.course import Course
 from workbench.training.gradient_reduction import GradientReduction, broadcast_from_first, require_same_tensors
 from workbench.training.outcome import StepOutcome
 from workbench.training.precision import Precision, avoid_broken_kernel_
 
 __all__ = ["Boosted", "GradientObserver"]
+
+_STATEFUL = ("optimizer", "loss_scaling", "window", "update")
 
 #: Called at the end of every window with the trained parameters that have gradients, before the update.
 GradientObserver = Callable[[list[nn.Parameter]], None]
@@ -78,8 +80,7 @@ class Boosted:
         accumulation_steps: Micro-batches per update (>= 1), multiplied by those the plan's methods ask for.
         precision: Number formats; None means as built.
         plan: What is in effect; its methods take part in the step. None when assembled by hand.
-        notes: What became of the network, one line each, for display.
-        update: What makes new weights of gradients; None leaves it to the plan's methods or the optimizer.
+        notes: What became of the network, one line each.
         criterion: What judges the model's output today; ``boosted.criterion`` is the one to train with.
         make_scheduler: Today's learning-rate schedule, see :class:`~workbench.training.course.Course`.
     """
@@ -94,7 +95,6 @@ class Boosted:
         precision: Precision | None = None,
         plan: Plan | None = None,
         notes: Sequence[str] = (),
-        update: WeightUpdate | None = None,
         criterion: Any = None,
         make_scheduler: Callable[[Optimizer, int], Any] | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class Boosted:
         self.optimizer = optimizer
         self.plan = plan
         self.notes = tuple(notes)
-        self.device = _device_of(model, optimizer)
+        self.device = next((p.device for p in _parameters_of(model, optimizer)), torch.device("cpu"))
         self._has_overflow_flag = devices.has_overflow_flag(self.device)  # asked once: a step elsewhere pays nothing
         self.loss_scaling = loss_scaling or LossScaling(device=self.device)
         self.precision = precision or Precision("O0", "float16", self.device.type)
@@ -110,7 +110,7 @@ class Boosted:
         prepared = boosted_module_of(model)
         prepared = model if prepared is None else prepared  # an empty container is false, and some wrappers neither
         self.window = AccumulationWindow(accumulation_steps * self.methods.n_micro())
-        self.update: WeightUpdate = update or self.methods.update(prepared, optimizer)
+        self.update = self.methods.update(prepared, optimizer)
         self._hooks = self.methods.step_hooks(prepared, optimizer)
         self.criterion = self.methods.criterion(criterion)
         self.course = Course(
@@ -120,15 +120,14 @@ class Boosted:
             make_scheduler=make_scheduler,
             takes_schedule=self.update.takes_schedule,
         )
-        self._averaging = _averaging_optimizer(optimizer)
-        needs_statistics = self._averaging is not None and batch_norms(model)
-        self._recent = RecentInputs(model) if needs_statistics else None
+        self._average = OptimizersAverage(model, optimizer) if averages_weights(optimizer) else None
         self.observer: GradientObserver | None = None
         self.graph_observer: Callable[[Tensor], None] | None = None
         self.events: EventSink | None = None
         self.step_index = 0
         self._schedule = optimizer if isinstance(optimizer, GroupSchedule) else None
-        self._frozen_groups = self._schedule.begin_step() if self._schedule is not None else 0
+        #: How many leading parameter groups are frozen in the coming step.
+        self.frozen_groups = self._schedule.begin_step() if self._schedule is not None else 0
         self._unseen_groups = set() if self._schedule is None else set(range(self._schedule.n_groups))
         self._found_inf = torch.zeros((), dtype=torch.float32, device=self.device)
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
@@ -141,11 +140,6 @@ class Boosted:
         if isinstance(model, DistributedDataParallel):
             self._agree = self.loss_scaling.agree = _largest_over_ranks
         avoid_broken_kernel_(self._active_optimizer, self.optimizer.param_groups)
-
-    @property
-    def frozen_groups(self) -> int:
-        """Return how many leading parameter groups are frozen in the coming step."""
-        return self._frozen_groups
 
     @property
     def loss_scale(self) -> Tensor:
@@ -175,10 +169,10 @@ class Boosted:
             self._begin_overflow_watch()
         if self.graph_observer is not None:
             self.graph_observer(loss)
-        if self._frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
+        if self.frozen_groups in self._unseen_groups:  # once per group: a walk of the graph takes about a millisecond
             if self._schedule is not None:
                 self._schedule.check_graph(loss)
-            self._unseen_groups.discard(self._frozen_groups)
+            self._unseen_groups.discard(self.frozen_groups)
         # Reduced precision losses are widened first: 65504 would otherwise be the largest scaled loss.
         scaled = loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
         seed: Tensor | None = None
@@ -191,18 +185,15 @@ class Boosted:
             scaled = self.loss_scaling.seed(scaled)
         if scaled.requires_grad:
             scaled.backward(seed)  # type: ignore[no-untyped-call]
-        elif not self._frozen_groups:  # a loss that only frozen layers feed has none on such a step
+        elif not self.frozen_groups:  # a loss that only frozen layers feed has none on such a step
             raise RuntimeError("the loss has no gradient; was it detached, or computed under torch.no_grad()?")
         self._loss = loss.detach()  # last: a backward pass that failed may be tried again
 
     def accept_gradients(self, loss: Tensor, parameters: list[nn.Parameter], gradients: Sequence[Tensor]) -> None:
         """Take gradients computed elsewhere in place of ``backward``; they add up in ``.grad``, divided by the window.
 
-        Args:
-            loss: Loss they belong to.
-            parameters: Parameters, in the order of ``gradients``.
-            gradients: One per parameter, of its shape, multiplied by the loss scale in force. Where overflows show
-                only in the device's flag (an NPU in saturation mode), those of the passes that made them are not seen.
+        They are multiplied by the loss scale in force. Where overflows show only in the device's flag (an NPU in
+        saturation mode), those of the passes that made them are not seen.
         """
         if self._has_overflow_flag:
             self._begin_overflow_watch()
@@ -216,8 +207,7 @@ class Boosted:
 
         Args:
             closure: Computes the loss of the same micro-batch at the weights as they are, for example
-                ``lambda: criterion(boosted.model(x), y)``. Only a method that tries its steps on
-                the batch needs it.
+                ``lambda: criterion(boosted.model(x), y)``. Only an update that tries its steps needs it.
 
         Returns:
             What happened; its tensors stay on the device.
@@ -229,15 +219,16 @@ class Boosted:
         if self._loss is None:
             raise RuntimeError("step() needs the gradients of a micro-batch; call backward(loss) first")
         loss, self._loss = self._loss, None
-        if not self._room_for_graphs:
-            self._make_room_for_graphs()
+        if not self._room_for_graphs and "torch._dynamo" in sys.modules and self._schedule is not None:
+            self._schedule.make_room_for_graphs()  # now only: torch.compile is loaded lazily, which takes a second
+            self._room_for_graphs = True
         if self.update.needs_distribute and not self._distributed:
             raise RuntimeError(self.update.needs_distribute)
         scaling = self.loss_scaling
         given = self.optimizer.param_groups[0]["lr"]
         # Of a tensor as it is now, and without a wait.
         rate = given.detach().clone() if isinstance(given, Tensor) else float(given)
-        frozen = self._frozen_groups
+        frozen = self.frozen_groups
         complete = self.window.advance()
         accumulated = self.window.n_steps if complete else self.window.position
         # The rule changes the scale in place, and outcomes may be read later: each keeps the value of its step.
@@ -268,14 +259,14 @@ class Boosted:
         overflow = scaling.no_overflow
         if scaling.unscales:
             self._found_inf.zero_()
-            if self._has_overflow_flag:
-                self._read_overflow_flag()
+            if self._has_overflow_flag and (flag := devices.device_overflow(self.device)) is not None:
+                self._found_inf.copy_(flag)
+            if self._has_overflow_flag and self._agree is not None:
+                self._agree(self._found_inf)  # now, since scale groups decide in `unscale_` whose scale falls
             scaling.unscale_(parameters, self._found_inf)
             if isinstance(optimizer, StepOptimizer):  # gradients may have left the device during the backward pass
                 optimizer.unscale_offloaded_(scaling.scale_of, self._found_inf)
-            if (
-                self._agree is not None
-            ):  # averaged gradients are equal on all ranks, but those of several servers may differ
+            if self._agree is not None:  # averaged gradients are equal on all ranks, those of servers apart differ
                 self._agree(self._found_inf)
             overflow = self._found_inf > 0
         if self.observer is not None:
@@ -303,7 +294,7 @@ class Boosted:
             self._schedule.advance()
         self.optimizer.zero_grad(set_to_none=True)
         if self._schedule is not None:
-            self._frozen_groups = self._schedule.begin_step()
+            self.frozen_groups = self._schedule.begin_step()
         if self.course.has_schedule:
             self.course.advance()
         return overflow, columns
@@ -312,13 +303,6 @@ class Boosted:
         if self.loss_scaling.unscales and self.window.position == 0:  # one watch for all micro-batches of a window
             devices.begin_overflow_watch(self.device)
 
-    def _read_overflow_flag(self) -> None:
-        flag = devices.device_overflow(self.device)
-        if flag is not None:
-            self._found_inf.copy_(flag)
-        if self._agree is not None:  # now, since scale groups decide in `unscale_` whose scale falls
-            self._agree(self._found_inf)
-
     def _evaluate(self, closure: Callable[[], Tensor]) -> Tensor:
         with self.autocast():
             return closure().float()
@@ -326,13 +310,7 @@ class Boosted:
     @property
     def _active_optimizer(self) -> Optimizer:
         # Not `active_optimizer`: a group chosen by `use_freezing_group` need not be the schedule's.
-        return self._schedule.optimizer_of(self._frozen_groups) if self._schedule is not None else self.optimizer
-
-    def _make_room_for_graphs(self) -> None:
-        """Raise torch.compile's limit once it is in use; it is loaded lazily, and importing it here takes a second."""
-        if self._schedule is not None and "torch._dynamo" in sys.modules:
-            self._schedule.make_room_for_graphs()
-            self._room_for_graphs = True
+        return self._schedule.optimizer_of(self.frozen_groups) if self._schedule is not None else self.optimizer
 
     @property
     def updates(self) -> int | None:
@@ -342,7 +320,7 @@ class Boosted:
     def batches(self, loader: Iterable[Any], epochs: int | None = None, *, start: int = 0) -> Iterator[Any]:
         """Return the batches of the run, on the device: merged, cut and resized, and as many as the set-up asks for.
 
-        Settings of the whole process (threads, precision of products) hold until the last one, or the iterator's end.
+        Settings of the whole process (threads, precision of products) hold until the iterator's end.
 
         Args:
             loader: Today's batches, iterated again for each epoch; samplers are given the epoch.
@@ -366,7 +344,7 @@ class Boosted:
             raise ValueError(
                 "how long is the run? Give apply() `total_steps`, or `epochs` and a loader that has a length"
             )
-        passes = self.course.passes
+        passes = self.course.passes or 1
         # The epochs of a loader with a length are counted above; it goes on, so that a last pass is merged in full.
         last = None if given is not None else epochs
         reading = self.methods.reading()
@@ -376,19 +354,16 @@ class Boosted:
             advice = "give the loader `num_workers`"
             warnings.warn(f"`runtime.data` = prefetch has no effect in a loop of your own; {advice}", stacklevel=2)
         moved = (move_batch(batch, self.device) for batch in _epochs_of(loader, last))
-        return self._checked(islice(self.methods.batches(moved, passes or 1), start, passes), (passes or 1) - start)
+        return self._checked(islice(self.methods.batches(moved, passes), start, passes), passes - start)
 
     def _checked(self, batches: Iterator[Any], wanted: int) -> Iterator[Any]:
         n_seen = 0
         with self.methods.running():
-            for batch in batches:
-                n_seen += 1
+            for n_seen, batch in enumerate(batches, start=1):  # noqa: B007
                 yield batch
         if n_seen < wanted:
-            raise ValueError(
-                f"the loader ended after {n_seen} of {wanted} forward passes; `total_steps` is "
-                f"{self.course.total_steps}"
-            )
+            total = self.course.total_steps
+            raise ValueError(f"the loader ended after {n_seen} of {wanted} forward passes; `total_steps` is {total}")
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -399,12 +374,8 @@ class Boosted:
         Afterwards weights and statistics are what they were, bit for bit. Modes and generators are the caller's.
         """
         model = unwrapped(self.model)
-        with contextlib.ExitStack() as stack:
-            if self._averaging is not None:
-                stack.enter_context(_averaged(self._averaging, model))
-            if self._recent is not None:
-                stack.enter_context(self._recent.statistics(model, self.precision.autocast()))
-            stack.enter_context(self.methods.evaluating(model))
+        average = contextlib.nullcontext() if self._average is None else self._average.in_place(model, self.precision)
+        with average, self.methods.evaluating(model):
             yield
 
     def distribute(self, *, ddp: bool = False, **options: Any) -> nn.Module:
@@ -416,8 +387,8 @@ class Boosted:
 
         Args:
             ddp: Wrap the model in DistributedDataParallel instead, which hides the exchange behind the backward pass.
-                It looks once, when it is made, which parameters there are and which require gradients, so it has to
-                come after ``apply``, which may replace modules, and must see parameters that are frozen at first.
+                It looks once which parameters there are and which require gradients, so it has to come after ``apply``,
+                which may replace modules, and must see parameters that are frozen at first.
             options: For DistributedDataParallel; ``find_unused_parameters`` is True when freezing is in effect.
 
         Returns:
@@ -448,10 +419,7 @@ class Boosted:
         return self.model
 
     def use_freezing_group(self, index: int) -> None:
-        """Freeze for a given group in the coming step, whatever the schedule says (measurements do this).
-
-        Args:
-            index: Group index; 0 freezes nothing.
+        """Freeze for a given group in the coming step (0: nothing), whatever the schedule says; measurements do this.
 
         Raises:
             RuntimeError: Without freezing, or inside an accumulation window.
@@ -459,7 +427,7 @@ class Boosted:
         if self._schedule is None or self.window.position:
             raise RuntimeError("a freezing group can be chosen only when freezing is on, between windows")
         self._schedule.enter_group(index)
-        self._frozen_groups = index
+        self.frozen_groups = index
 
     def finish(self) -> None:
         """Let every parameter require gradients again, as before training; call it, on every rank, when it is over."""
@@ -471,30 +439,22 @@ class Boosted:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, except the data stream and the random generators.
 
-        Entries: ``model``, ``optimizer``, ``loss_scaling``, ``window``, ``update``, ``step_index``, ``methods`` (of
-        those that keep a state in the step), ``course`` (where there is a schedule) and, inside an unfinished
-        accumulation window, ``gradients`` by parameter name. On several ranks every rank keeps its own.
+        ``gradients`` are those of an unfinished accumulation window, by parameter name; ``course`` and ``methods``
+        stand there where there is a schedule, or a method keeps a state. On several ranks every rank keeps its own.
         """
         model, gradients = unwrapped(self.model), {}  # names as the user knows them, compiled or not
         if self.window.position:
             gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-        return {
-            "model": model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "loss_scaling": self.loss_scaling.state_dict(),
-            "window": self.window.state_dict(),
-            "update": self.update.state_dict(),
-            "step_index": self.step_index,
-            "gradients": gradients,
-            **({"course": self.course.state_dict()} if self.course.has_schedule else {}),
-            **({"methods": {name: hook.state_dict() for name, hook in self._hooks.items()}} if self._hooks else {}),
-        }
+        parts = {name: getattr(self, name).state_dict() for name in _STATEFUL}
+        state = {"model": model.state_dict(), **parts, "step_index": self.step_index, "gradients": gradients}
+        if self.course.has_schedule:
+            state["course"] = self.course.state_dict()
+        if self._hooks:
+            state["methods"] = {name: hook.state_dict() for name, hook in self._hooks.items()}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where ``state_dict`` was taken: the next step has the same bits on a CPU.
-
-        Args:
-            state: From ``state_dict`` of the same set-up.
+        """Continue exactly where ``state_dict`` of the same set-up was taken: the next step has the same bits on a CPU.
 
         Raises:
             RuntimeError: When statistics had been folded there that this model did not have, or the other way round:
@@ -509,17 +469,15 @@ class Boosted:
                 "exist on one side only; boosted.model.load_state_dict() takes the weights alone"
             )
         model.load_state_dict(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.loss_scaling.load_state_dict(state["loss_scaling"])
-        self.window.load_state_dict(state["window"])
-        self.update.load_state_dict(state["update"])
+        for name in _STATEFUL:
+            getattr(self, name).load_state_dict(state[name])
         for name, hook in self._hooks.items():
             hook.load_state_dict(state.get("methods", {}).get(name, {}))
         if self.course.has_schedule:
             self.course.load_state_dict(state["course"])
         self.step_index = state["step_index"]
         if self._schedule is not None:
-            self._frozen_groups = self._schedule.begin_step()
+            self.frozen_groups = self._schedule.begin_step()
         for name, parameter in model.named_parameters():
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.device).clone()
@@ -528,9 +486,8 @@ class Boosted:
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy needs: torch copies neither gradients nor hooks, and both belong to the next step."""
         parameters = list(dict.fromkeys(_parameters_of(self.model, self.optimizer)))
-        copied = dict(
-            self.__dict__, observer=None, graph_observer=None, events=None
-        )  # a trace watches the original only
+        # A trace watches the original only.
+        copied = self.__dict__ | {"observer": None, "graph_observer": None, "events": None}
         return {
             "attributes": copied,
             "gradients": [(p, p.grad) for p in parameters if p.grad is not None],
@@ -578,31 +535,6 @@ def _epochs_of(loader: Iterable[Any], epochs: int | None) -> Iterator[Any]:
                 f"the loader held no batch in epoch {epoch}; an iterator can be read only once, give something that "
                 "can be iterated again, such as a list or a DataLoader"
             )
-
-
-def _averaging_optimizer(optimizer: Optimizer) -> Optimizer | None:
-    """Return the optimizer that trains other weights than those to evaluate; None where it trains just these."""
-    has_both = callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
-    return optimizer if has_both else None
-
-
-@contextlib.contextmanager
-def _averaged(optimizer: Any, model: nn.Module) -> Iterator[None]:
-    kept = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer.eval()
-    try:
-        yield
-    finally:
-        optimizer.train()  # which computes the weights back, and rounds
-        with torch.no_grad():
-            for parameter, value in zip(model.parameters(), kept, strict=True):
-                parameter.copy_(value)
-
-
-def _device_of(model: nn.Module, optimizer: Optimizer) -> torch.device:
-    for parameter in _parameters_of(model, optimizer):
-        return parameter.device
-    return torch.device("cpu")
 
 
 def _parameters_of(model: nn.Module, optimizer: Optimizer) -> Iterable[nn.Parameter]:

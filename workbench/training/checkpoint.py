@@ -19,15 +19,10 @@ _FORMAT = 1
 
 
 def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
-    """Write everything the next step depends on, atomically.
+    """Write everything the next step depends on, atomically; ``scheduler`` is the learning-rate scheduler, if any.
 
     The data stream is not part of it: open it again at position ``boosted.step_index``
     (``task.batches(seed, start=boosted.step_index)``).
-
-    Args:
-        path: File to write.
-        boosted: What is trained.
-        scheduler: Its learning-rate scheduler.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint_state(boosted, scheduler), buffer)
@@ -35,31 +30,20 @@ def save_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 
 
 def checkpoint_state(boosted: Boosted, scheduler: LRScheduler | None = None) -> dict[str, Any]:
-    """Return what `save_checkpoint` writes; its tensors are the living ones, not copies.
-
-    Args:
-        boosted: What is trained.
-        scheduler: Its learning-rate scheduler.
-    """
+    """Return what `save_checkpoint` writes; its tensors are the living ones, not copies."""
+    device = boosted.device
     return {
         "format": _FORMAT,
         "boosted": boosted.state_dict(),
-        "scheduler": scheduler.state_dict() if scheduler is not None else None,
+        "scheduler": None if scheduler is None else scheduler.state_dict(),
         "torch_rng": torch.get_rng_state(),
-        "device_rng": torch.get_device_module(boosted.device).get_rng_state(boosted.device)
-        if boosted.device.type != "cpu"
-        else None,
-        "device_type": boosted.device.type,
+        "device_rng": None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device),
+        "device_type": device.type,
     }
 
 
 def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler | None = None) -> None:
-    """Continue from a checkpoint; the objects must be built as for the run that wrote it.
-
-    Args:
-        path: File written by ``save_checkpoint``; read without pickle (``weights_only``).
-        boosted: Built from the same model, optimizer and configuration.
-        scheduler: Built like the run's; None when it had none.
+    """Continue from a file of ``save_checkpoint``; the objects must be built as for the run that wrote it.
 
     Raises:
         ValueError: When the file is no checkpoint of this format or belongs to another setup.
@@ -77,11 +61,7 @@ def load_checkpoint(path: Path | str, boosted: Boosted, scheduler: LRScheduler |
 
 
 def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
-    """Return what `checkpoint_state` gave, read without pickle.
-
-    Args:
-        path: File that holds it, possibly with more entries.
-        device: Where its tensors go.
+    """Return what `checkpoint_state` gave, possibly with more entries, read without pickle onto a device.
 
     Raises:
         FileNotFoundError: When there is no such file.
@@ -102,15 +82,8 @@ def read_checkpoint(path: Path | str, device: torch.device) -> dict[str, Any]:
 
 
 def restore_generators(state: dict[str, Any], device: torch.device) -> None:
-    """Put torch's random generators back to where they were.
-
-    Args:
-        state: What `checkpoint_state` gave.
-        device: Where training takes place; the generator of another kind of device has no place there.
-    """
+    """Put torch's random generators back to where `checkpoint_state` saw them; not that of another kind of device."""
     torch.set_rng_state(state["torch_rng"].cpu())
-    if state["device_rng"] is None:
-        return
-    generator = state["device_rng"].cpu()
-    if device.type != "cpu" and state.get("device_type", device.type) == device.type:  # older files do not say
-        torch.get_device_module(device).set_rng_state(generator, device)
+    same_kind = state.get("device_type", device.type) == device.type  # older files do not say
+    if state["device_rng"] is not None and device.type != "cpu" and same_kind:
+        torch.get_device_module(device).set_rng_state(state["device_rng"].cpu(), device)

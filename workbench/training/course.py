@@ -24,13 +24,9 @@ _MANY = 10_000
 class Course:
     """How long a run is, and how its learning rate goes.
 
-    Args:
-        methods: What is in effect.
-        optimizer: The optimizer that trains.
-        n_micro: Forward passes per update.
-        make_scheduler: Today's schedule: returns a scheduler for an optimizer and the updates of its run. None for a
-            constant rate, or one that the caller sees to.
-        takes_schedule: Whether a schedule may change the optimizer's rates at all.
+    ``make_scheduler`` returns today's schedule for an optimizer and the updates of its run; None stands for a constant
+    rate, or one that the caller sees to. ``n_micro`` are the forward passes per update, and ``takes_schedule`` says
+    whether a schedule may change the optimizer's rates at all.
     """
 
     def __init__(
@@ -46,13 +42,11 @@ class Course:
         needs_none = not getattr(optimizer, "takes_schedule", True)  # as Schedule-Free ones, unless a method has one
         self._make_scheduler = None if needs_none or not takes_schedule else make_scheduler
         self._takes_schedule = takes_schedule
-        #: Batches of the loader that the run takes today; None until they are known.
+        #: Batches of the loader that the run takes today, its forward passes, its updates, and the schedule on the
+        #: optimizer; None until they are known.
         self.total_steps: int | None = None
-        #: Forward passes of the run; None until they are known.
         self.passes: int | None = None
-        #: Updates of the run; None until they are known.
         self.updates: int | None = None
-        #: The schedule, on the optimizer; None without one, and until the length is known.
         self.scheduler: Any = None
         self.advanced = 0
         #: Whether there is a schedule to follow.
@@ -61,18 +55,12 @@ class Course:
         self.needs_length = self.has_schedule or changes_length(methods)
 
     def begin(self, total_steps: int) -> None:
-        """Say how many of the loader's batches the run takes today.
-
-        Raises:
-            ValueError: When it is no whole number of at least 1, or another one was said before.
-        """
+        """Say how many of the loader's batches the run takes today: at least 1, and never another number."""
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
             raise ValueError(f"`total_steps` must be a whole number of batches, 1 or more, got {total_steps!r}")
+        if self.total_steps is not None and total_steps != self.total_steps:
+            raise ValueError(f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}")
         if self.total_steps is not None:
-            if total_steps != self.total_steps:
-                raise ValueError(
-                    f"the run has {total_steps} batches of the loader, but was set up for {self.total_steps}"
-                )
             return
         self.total_steps = total_steps
         self.passes = self._methods.passes(total_steps)
@@ -82,11 +70,7 @@ class Course:
         self._make_scheduler = None  # it may hold the task and its data, which copies need not
 
     def advance(self) -> None:
-        """Follow the schedule by one update.
-
-        Raises:
-            RuntimeError: When the length of the run is not known.
-        """
+        """Follow the schedule by one update; a RuntimeError where the length of the run is not known."""
         if self.scheduler is None:
             if self.total_steps is None:
                 raise RuntimeError(
@@ -101,12 +85,9 @@ class Course:
                 self.scheduler.step()
             return
         if self.updates is not None and self.advanced == self.updates + 1:
-            warnings.warn(
-                f"the schedule has come to its end after {self.updates} updates; the batches of this run come from "
-                "boosted.batches(loader, epochs)",
-                UserWarning,
-                stacklevel=4,
-            )
+            ended = f"the schedule has come to its end after {self.updates} updates"
+            advice = "the batches of this run come from boosted.batches(loader, epochs)"
+            warnings.warn(f"{ended}; {advice}", UserWarning, stacklevel=4)
         self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:

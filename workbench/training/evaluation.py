@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
 from workbench.core.batch import move_batch
-from workbench.tasks import Task
+from workbench.core.metrics import MetricError
+from workbench.tasks import Task, TaskError
+from workbench.tasks.task import is_criterion
 from workbench.training.precision import Precision
+from workbench.training.setup import kept_generators
 
-__all__ = ["evaluate", "evaluation_mode"]
+__all__ = ["check_outputs", "evaluate", "evaluation_mode"]
+
+_checked: weakref.WeakValueDictionary[int, Task] = weakref.WeakValueDictionary()
+"""Tasks that were looked at in this process, by their id: a study trains one task hundreds of times."""
 
 
 def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int = 0) -> float:
-    """Return the task's metric over its evaluation batches, in the metric's own unit.
+    """Return the task's metric over its evaluation batches of a seed's split, in the metric's own unit.
 
-    Every module is put into evaluation mode and back into the mode it was in, and random generators are put back, so
-    that training goes on as if it had not been evaluated.
-
-    Args:
-        task: What is trained.
-        model: Model on ``device``.
-        device: Where to compute.
-        precision: Number formats of the forward pass.
-        seed: Seed of the data split.
+    Modes and random generators are put back, so that training goes on as if it had not been evaluated.
     """
     metric = task.new_metric()
     with evaluation_mode([model], device), precision.autocast():
@@ -39,11 +38,7 @@ def evaluate(task: Task, model: nn.Module, device: torch.device, precision: Prec
 def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Put every module into evaluation mode, without gradients, and everything back as it was afterwards.
 
-    Random generators are put back, too, so that training goes on as if nothing had been evaluated.
-
-    Args:
-        modules: What is evaluated.
-        device: Where it computes; its generator is kept as well as the CPU's.
+    torch's random generators are put back, too: the CPU's and the device's.
     """
     was_training = [child for module in modules for child in module.modules() if child.training]
     on_device = [] if device.type == "cpu" else [device]
@@ -55,3 +50,31 @@ def evaluation_mode(modules: Sequence[nn.Module], device: torch.device) -> Itera
     finally:
         for child in was_training:
             child.training = True
+
+
+def check_outputs(task: Task, model: nn.Module, device: torch.device, precision: Precision, seed: int) -> None:
+    """Try a criterion and the metric on one batch each before anything is trained, once per task and process.
+
+    An evaluation may come at the end of hours, and what a model returns does not change on the way. A TaskError or
+    MetricError says what loss or metric cannot take; the first step will tell what else may be wrong with a batch.
+    """
+    if _checked.get(id(task)) is task:
+        return
+    with kept_generators(device), evaluation_mode([model], device), precision.autocast():
+        if is_criterion(task.loss):
+            with _only_clear_errors():
+                task.compute_loss(model, move_batch(next(task.batches(seed)), device))
+        with _only_clear_errors():
+            batch = move_batch(next(iter(task.evaluation_batches(seed))), device)
+            task.update_metric(task.new_metric(), model, batch)
+    _checked[id(task)] = task
+
+
+@contextlib.contextmanager
+def _only_clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except (MetricError, TaskError):
+        raise
+    except Exception:  # a criterion for what the model returns in training only; real trouble comes back there
+        return

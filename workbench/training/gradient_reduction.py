@@ -33,13 +33,10 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: distributed.ProcessGr
 
 
 def require_same_tensors(model: nn.Module) -> None:
-    """Refuse a model that is not the same on all ranks, before a tensor of another shape is received.
-
-    Args:
-        model: Its parameters and buffers are compared by name, shape and dtype.
+    """Refuse a model that is not the same on all ranks, by name, shape and dtype, before a tensor is received.
 
     Raises:
-        RuntimeError: On every rank, when they differ; the message names the first difference.
+        RuntimeError: On every rank; the message names the first difference.
     """
     tensors = [*model.named_parameters(), *model.named_buffers()]
     own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
@@ -48,7 +45,7 @@ def require_same_tensors(model: nn.Module) -> None:
     for rank, other in enumerate(gathered):
         if other == gathered[0]:
             continue
-        one, two = next((a, b) for a, b in zip_longest(gathered[0], other, fillvalue=None) if a != b)
+        one, two = next((a, b) for a, b in zip_longest(gathered[0], other) if a != b)
         raise RuntimeError(
             "distribute() needs the same model on every rank, but "
             f"rank 0 has {len(gathered[0])} parameters and buffers, rank {rank} has {len(other)}, and the first that "
@@ -66,11 +63,8 @@ class GradientReduction:
 
     Which parameters have gradients must agree between ranks to send anything at all. Those without a gradient on one
     rank and with one on another count as zero there; those without anywhere are left out. As long as some are left
-    out, the ranks ask each other anew at every window (an accelerator waits for the answer); a set of parameters that
-    all had gradients once is not asked about again, and what lacks one later counts as zero.
-
-    Args:
-        group: The ranks; None means all.
+    out, the ranks ask each other at every window (an accelerator waits for the answer); a set of parameters that all
+    had gradients once is not asked about again, and what lacks one later counts as zero.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
@@ -80,11 +74,9 @@ class GradientReduction:
 
     @torch.no_grad()
     def reduce_(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Average ``.grad`` of some parameters, in place.
+        """Average ``.grad`` of some parameters, the same on every rank and in the same order, in place.
 
-        Args:
-            parameters: The same on every rank, in the same order; those with a ``comm_fusion`` mark (AutoBoost's
-                ``gradient_split_groups``) share buckets with their equals.
+        Those with a ``comm_fusion`` mark (AutoBoost's ``gradient_split_groups``) share buckets with their equals.
         """
         key = tuple(id(parameter) for parameter in parameters)
         present = list(parameters)

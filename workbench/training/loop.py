@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from workbench.core.batch import tensors_of
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
@@ -39,7 +40,7 @@ def training_loop(
     trace: TraceBuffer | None = None,
     batch_size: Callable[[Any], int] | None = None,
 ) -> Iterator[StepOutcome]:
-    """Train and yield one outcome per micro-batch.
+    """Train and yield one outcome per micro-batch; its tensors stay on the device.
 
     Args:
         boosted: Model and optimizer under a plan.
@@ -50,9 +51,6 @@ def training_loop(
         schedule: ``"attempted"`` steps it after skipped updates, too; ``"applied"`` waits for the device to know.
         trace: Where steps are recorded; its ``drain`` is the consumer's to call.
         batch_size: Number of samples in a batch; None takes the length of its first tensor.
-
-    Yields:
-        The outcome of each micro-batch; its tensors stay on the device.
     """
     model = boosted.model
     count = batch_size or _samples
@@ -86,7 +84,5 @@ def training_loop(
 
 
 def _samples(batch: Any) -> int:
-    """Return the length of the first tensor in a batch: ``len`` of a pair (x, y) would be 2."""
-    while isinstance(batch, (list, tuple, Mapping)) and len(batch):
-        batch = next(iter(batch.values())) if isinstance(batch, Mapping) else batch[0]
-    return len(batch) if isinstance(batch, Tensor) and batch.ndim else 0
+    tensor = next(tensors_of(batch), None)
+    return len(tensor) if tensor is not None and tensor.ndim else 0

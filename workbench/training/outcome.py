@@ -12,45 +12,26 @@ __all__ = ["BoostStep", "StepOutcome"]
 
 
 class BoostStep(NamedTuple):
-    """The triple that the train-one-step modules return; every entry is a scalar tensor on the device.
+    """The triple that the train-one-step modules return; every entry is a tensor of shape ``()`` on the device."""
 
-    Args:
-        loss: Unscaled loss before the update, shape ``()``.
-        overflow: Whether this step's gradients were not finite, bool, shape ``()``.
-        loss_scale: Loss scale after the update rule ran, float32, shape ``()``.
-    """
-
-    loss: Tensor
-    overflow: Tensor
-    loss_scale: Tensor
+    loss: Tensor  # unscaled, before the update
+    overflow: Tensor  # bool: whether this step's gradients were not finite
+    loss_scale: Tensor  # float32, after the update rule ran
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What happened in one micro-batch.
+    """What happened in one micro-batch; tensors have shape ``()`` and stay on the device."""
 
-    Args:
-        step: Micro-batch index, counted from 0.
-        loss: Unscaled loss of this micro-batch, detached, shape ``()``.
-        overflow: Whether the window's gradients were not finite, bool, shape ``()``; False before the window ends.
-        loss_scale: Scale that the backward pass used, shape ``()``.
-        loss_scale_after: Scale after the update rule ran, shape ``()``.
-        applied: Whether an accumulation window ended here, so that an update was attempted.
-        accumulated: Micro-batches in the gradient when the step ended.
-        frozen_groups: Number of leading parameter groups frozen during this step.
-        learning_rate: Rate of the first parameter group during this step; a tensor where the optimizer's is one.
-        group_scales: Scales that the backward pass used, one per scale group, shape ``[n]``; None without groups.
-        columns: Numbers of the methods in use that the host knows, by namespaced column (``"offload.hidden_share"``).
-    """
-
-    step: int
-    loss: Tensor
-    overflow: Tensor
-    loss_scale: Tensor
-    loss_scale_after: Tensor
-    applied: bool
-    accumulated: int
-    frozen_groups: int
-    learning_rate: float | Tensor
-    group_scales: Tensor | None = None
+    step: int  # counted from 0
+    loss: Tensor  # unscaled, of this micro-batch, detached
+    overflow: Tensor  # bool: whether the window's gradients were not finite; False before the window ends
+    loss_scale: Tensor  # that the backward pass used
+    loss_scale_after: Tensor  # after the update rule ran
+    applied: bool  # whether an accumulation window ended here, so that an update was attempted
+    accumulated: int  # micro-batches in the gradient when the step ended
+    frozen_groups: int  # leading parameter groups frozen during this step
+    learning_rate: float | Tensor  # of the first parameter group; a tensor where the optimizer's is one
+    group_scales: Tensor | None = None  # that the backward pass used, one per scale group, shape [n]; or no groups
+    #: Numbers of the methods in use that the host knows, by namespaced column (``"offload.hidden_share"``).
     columns: Mapping[str, float] = field(default_factory=dict)

@@ -28,19 +28,12 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The number formats of one run.
+    """The number formats of one run."""
 
-    Args:
-        level: ``"O0"``, ``"O2"`` or ``"O3"`` (``"auto"`` is resolved before).
-        dtype: ``"float16"`` or ``"bfloat16"``.
-        device_type: Device the model is on, for example ``"cpu"``.
-        keep_batchnorm_fp32: None for the level's own rule.
-    """
-
-    level: str
-    dtype: str
-    device_type: str
-    keep_batchnorm_fp32: bool | None = None
+    level: str  # "O0", "O2" or "O3"; "auto" is resolved before
+    dtype: str  # "float16" or "bfloat16"
+    device_type: str  # of the model
+    keep_batchnorm_fp32: bool | None = None  # None for the level's own rule
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which the forward pass runs."""
@@ -50,14 +43,10 @@ class Precision:
 
 
 def cast_model_(model: nn.Module, precision: Precision) -> None:
-    """Cast the model's weights in place as the level asks, and its inputs and outputs at the border.
+    """Cast the model's weights in place as the level asks; a second call changes nothing more.
 
     Under O3 floating-point inputs are cast to the level's format on entry and outputs back to float32, so that the
     criterion works in float32 and the caller need not know the level.
-
-    Args:
-        model: Any module; calling twice changes nothing more.
-        precision: Level, format and BatchNorm rule.
     """
     dtype = _DTYPES[precision.dtype]
     if precision.level == "O0":
@@ -71,15 +60,8 @@ def cast_model_(model: nn.Module, precision: Precision) -> None:
     model.to(dtype)
     if precision.keep_batchnorm_fp32:
         _cast_batch_norms_(model, torch.float32)
-
-    def cast_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        return _cast(args, dtype), _cast(kwargs, dtype)
-
-    def cast_outputs(_: nn.Module, __: Any, output: Any) -> Any:
-        return _cast(output, torch.float32)
-
-    model.register_forward_pre_hook(cast_inputs, with_kwargs=True)
-    model.register_forward_hook(cast_outputs)
+    model.register_forward_pre_hook(lambda _, *inputs: tuple(_cast(part, dtype) for part in inputs), with_kwargs=True)
+    model.register_forward_hook(lambda _, __, output: _cast(output, torch.float32))
     model._weights_cast_to = dtype  # type: ignore[assignment]  # a marker, not a parameter
 
 
@@ -88,11 +70,7 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
 
     There its kernel leaves half of every vector of weights as it was (torch 2.13: ``SGD(fused=True)`` on 37 equal
     bfloat16 weights with equal gradients moves only some). The fused Adam and Adagrad are right. Nothing is lost: a
-    CPU has no synchronisation to avoid.
-
-    Args:
-        optimizer: The torch optimizer that steps.
-        groups: Its parameter groups, where ``fused`` is set to False.
+    CPU has no synchronisation to avoid. ``fused`` is set to False in the given groups of the optimizer that steps.
     """
     if not isinstance(optimizer, SGD):
         return
@@ -103,9 +81,8 @@ def avoid_broken_kernel_(optimizer: Optimizer, groups: list[dict[str, Any]]) -> 
 
 
 def _cast_batch_norms_(model: nn.Module, dtype: torch.dtype) -> None:
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.to(dtype)
+    for norm in (module for module in model.modules() if isinstance(module, _BatchNorm)):
+        norm.to(dtype)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -15,14 +15,15 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from workbench.config import BoostConfig, Plan
+from workbench.config import Plan
+from workbench.config.run_request import RunRequest
 from workbench.core import devices
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind, StepRecord
@@ -31,13 +32,12 @@ from workbench.loss_scale import ScaleCollapseError, collapsed_at
 from workbench.runs import RunRecorder, collect_environment, new_run_id
 from workbench.tasks import Task
 from workbench.training import TraceBuffer, training_loop
-from workbench.training.evaluation import evaluate
-from workbench.training.preflight import check_outputs
+from workbench.training.evaluation import check_outputs, evaluate
 from workbench.training.setup import Prepared, prepare
 from workbench.training.snapshots import SnapshotRecorder, snapshot_recorder
 from workbench.training.trace_buffer import AT_FLOOR_COLUMN
 
-__all__ = ["Follower", "Pause", "RunProgress", "RunResult", "run_task"]
+__all__ = ["UNWATCHED", "Pause", "RunMonitor", "RunObserver", "RunProgress", "RunRequest", "RunResult", "run_task"]
 
 _TRACE_ROWS = 1024
 
@@ -47,140 +47,93 @@ class Pause(Protocol):
 
     def requested(self) -> bool:
         """Return whether to hold; asked once per step, so it must be quick."""
-        ...
 
     def wait(self) -> None:
         """Return when the run is to go on, or to be stopped."""
-        ...
 
 
-class Follower(Protocol):
-    """Who is told of a whole run, in blocks; what a mirror to another tool is."""
+class RunObserver(Protocol):
+    """Who sees a whole run, in blocks: a mirror to another tool. Only ``begin`` may raise, which ends the run."""
 
     def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Be told of a run before its first step; an exception ends it."""
-        ...
+        """See a run before its first step."""
 
     def write(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take a block; must return at once and raise nothing."""
-        ...
+        """Take a block; must return at once."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Be told how it ended, as in ``summary.json``; must raise nothing."""
-        ...
+        """See how it ended, as in ``summary.json``."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """Where a run stands, for progress displays.
+    """Where a run stands, for progress displays."""
 
-    Args:
-        step: Micro-batches done.
-        steps: Micro-batches planned.
-        loss: Last drained loss.
-        metric: Last evaluated metric; NaN before the first evaluation.
-        loss_scale: Last drained loss scale.
-        seconds: Time since the start, seconds.
-    """
+    step: int  # micro-batches done
+    steps: int  # and planned
+    loss: float  # last drained one
+    metric: float  # last evaluated one; NaN before the first evaluation
+    loss_scale: float  # last drained one
+    seconds: float  # since the start
 
-    step: int
-    steps: int
-    loss: float
-    metric: float
-    loss_scale: float
-    seconds: float
+
+@dataclass(frozen=True, slots=True)
+class RunMonitor:
+    """Who watches a run, and may end it; all but ``stop`` count on rank 0 alone."""
+
+    on_progress: Callable[[RunProgress], None] | None = None  # called at drains and evaluations
+    on_evaluation: Callable[[int, float], bool] | None = None  # with (steps done, metric); True ends the run
+    stop: Callable[[], bool] | None = None  # asked once per step; over several ranks the run ends with the next one
+    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None  # with each drain
+    drain_seconds: float = 1.0  # age at which recorded steps are drained from the device
+    pause: Pause | None = None  # holds the run between two steps, which is no part of its time; on one rank only
+    observer: RunObserver | None = None  # sees the run from its beginning to its end, with the blocks of on_records
+
+
+UNWATCHED = RunMonitor()
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run gave.
+    """What a run gave."""
 
-    Args:
-        metric: Metric of the last evaluation in the task's unit; NaN when the run diverged or was never evaluated.
-        metric_name: Its name.
-        higher_is_better: Its direction.
-        curve: Pairs (loader batches used, metric).
-        steps: Forward passes (micro-batches) trained, on each rank.
-        seconds: Time spent training, evaluation not included, seconds.
-        overflows: Windows whose gradients overflowed.
-        final_loss: Mean loss of the last tenth of the steps.
-        final_loss_scale: Loss scale at the end.
-        diverged: Whether the loss or the metric became NaN or inf, or the loss scale collapsed.
-        stopped: Whether somebody asked it to stop.
-        message: One sentence when it did not end as planned (diverged, stopped, ended early).
-        path: Run directory; None when nothing was recorded.
-        plan: What was in effect.
-        notes: What became of the network, one line each.
-    """
-
-    metric: float
+    metric: float  # of the last evaluation, in the task's unit; NaN when the run diverged or was never evaluated
     metric_name: str
     higher_is_better: bool
-    curve: tuple[tuple[int, float], ...]
-    steps: int
-    seconds: float
-    overflows: int
-    final_loss: float
+    curve: tuple[tuple[int, float], ...]  # pairs (loader batches used, metric)
+    steps: int  # forward passes (micro-batches) trained, on each rank
+    seconds: float  # spent training, evaluation not included
+    overflows: int  # windows whose gradients overflowed
+    final_loss: float  # mean over the last tenth of the steps
     final_loss_scale: float
-    diverged: bool
-    stopped: bool
-    message: str
-    path: Path | None
-    plan: Plan
-    notes: tuple[str, ...] = ()
+    diverged: bool  # the loss or the metric became NaN or inf, or the loss scale collapsed
+    stopped: bool  # somebody asked it to stop
+    message: str  # one sentence when it did not end as planned (diverged, stopped, ended early)
+    path: Path | None  # run directory; None when nothing was recorded
+    plan: Plan  # what was in effect
+    notes: tuple[str, ...] = ()  # what became of the network, one line each
 
 
 def run_task(
     task: Task,
-    config: BoostConfig,
+    request: RunRequest,
     *,
-    level: str = "O0",
-    steps: int,
-    seed: int = 0,
     device: torch.device | None = None,
     out: Path | None = None,
-    run_id: str | None = None,
-    evaluate_every: int | None = None,
-    exponents_every: int = 0,
-    on_progress: Callable[[RunProgress], None] | None = None,
-    on_evaluation: Callable[[int, float], bool] | None = None,
-    stop: Callable[[], bool] | None = None,
-    on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None = None,
-    drain_seconds: float = 1.0,
-    pause: Pause | None = None,
-    follower: Follower | None = None,
+    monitor: RunMonitor = UNWATCHED,
 ) -> RunResult:
     """Train a task as long as it is trained today, or as the configuration makes of that.
 
-    ``steps`` counts the loader's batches of today's run; a schedule may take a share of them, and a batch factor may
-    regroup them into fewer or more forward passes (micro-batches). Evaluations stand in the curve at the loader's
-    batches.
-
-    Where several ranks train together (``workbench.core.distributed``) each of them calls this with the same arguments;
-    folders and callbacks count on rank 0, ``stop`` on any. A step then is one micro-batch on each rank, its recorded
-    loss is the mean over ranks and its samples are those of all ranks.
+    Where several ranks train together (``workbench.core.distributed``) each of them calls this with the same arguments
+    and gets the same result. A step then is one micro-batch on each rank, its recorded loss is the mean over ranks and
+    its samples are those of all ranks. A diverged run is a result, not an error.
 
     Args:
         task: What is trained.
-        config: Configuration.
-        level: Boost level.
-        steps: Loader batches that the task is trained for today, on each rank.
-        seed: Seed of weights, data order and data split.
+        request: How it is trained.
         device: Where to train; None takes the accelerator if there is one.
-        out: Folder in which a run directory is made; None records nothing on disk.
-        run_id: Name of the run directory; None makes one from the time.
-        evaluate_every: Loader batches between evaluations; None evaluates at the end only.
-        exponents_every: Updates between gradient exponent histograms; 0 never.
-        on_progress: Called at drains and evaluations.
-        on_evaluation: Called with (steps done, metric); returning True ends the run (a pruner's way).
-        stop: Asked once per step; True ends the run within that step, over several ranks with the next one.
-        on_records: Called with the steps and events of each drain, on the thread that trains.
-        drain_seconds: Age at which recorded steps are drained from the device, seconds.
-        pause: Holds the run between two steps; a pause is no part of its time. For a run on one rank.
-        follower: Told of the run from its beginning to its end, with the blocks of ``on_records``.
-
-    Returns:
-        The result, the same on every rank; a diverged run is a result, not an error.
+        out: Folder in which rank 0 makes a run directory; None records nothing on disk.
+        monitor: Who watches.
 
     Raises:
         TaskError: If the model returns something that the loss or the metric cannot take.
@@ -189,74 +142,56 @@ def run_task(
         RankFailure: If another rank has died or does not answer.
         TelemetryError: If the run directory cannot be written.
     """
-    _check_count("steps", steps)
-    if evaluate_every is not None:
-        _check_count("evaluate_every", evaluate_every)
-    if pause is not None and ranks.world_size() > 1:
+    for name, count in (("steps", request.steps), ("evaluate_every", request.evaluate_every)):
+        is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        if not (is_count or (count is None and name == "evaluate_every")):
+            raise ValueError(f"`{name}` must be a whole number of micro-batches, 1 or more, got {count!r}")
+    if monitor.pause is not None and ranks.world_size() > 1:
         raise ValueError("`pause` holds a run on one rank only: the other ranks would wait for it until they give up")
     device = device or devices.select_device("auto")
-    prepared = prepare(task, config, level=level, seed=seed, device=device, steps=steps)
-    check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, seed)
-    run = _Run(task, prepared, device, seed, steps, exponents_every, on_progress, on_records, drain_seconds)
-    if ranks.rank() == 0:
-        run.recorder = _open_recorder(out, run_id, task, config, run, level)
+    prepared = prepare(task, request.config, level=request.level, seed=request.seed, device=device, steps=request.steps)
+    check_outputs(task, unwrapped(prepared.boosted.model), device, prepared.boosted.precision, request.seed)
+    this = _Run(task, request, prepared, device, monitor)
+    if this.leads and out is not None:
+        this.recorder = RunRecorder.create(out, request.config.to_dict(), this.environment(), request.run_id or None)
     try:
-        if ranks.rank() == 0 and follower is not None:
-            _introduce(follower, run, task, config, level)
-        if run.recorder is not None:
-            run.snapshots = snapshot_recorder(config, run.boosted, run.recorder.path)
+        this.begin()
         with prepared.boosted.methods.running():
-            run.train(evaluate_every, on_evaluation, stop, pause)
-        if run.recorder is not None:
-            run.recorder.finish(run.summary())
-        if run.follower is not None:
-            run.follower.finish(run.summary())
+            this.train()
+        this.finish()
     except BaseException as raised:
         error = ranks.explained(raised)
-        run.interrupt(error)
+        this.interrupt(error)
         if error is raised:
             raise
         raise error from raised
-    return ranks.broadcast_object(run.result())
+    return ranks.broadcast_object(this.result())
 
 
 class _Run:
     """The state of one run while it goes on."""
 
     def __init__(
-        self,
-        task: Task,
-        prepared: Prepared,
-        device: torch.device,
-        seed: int,
-        steps: int,
-        exponents_every: int,
-        on_progress: Callable[[RunProgress], None] | None,
-        on_records: Callable[[Sequence[StepRecord], Sequence[Event]], None] | None,
-        drain_seconds: float,
+        self, task: Task, request: RunRequest, prepared: Prepared, device: torch.device, monitor: RunMonitor
     ) -> None:
-        self.task = task
-        self.prepared = prepared
+        self.task, self.request, self.prepared = task, request, prepared
+        self.device, self.monitor = device, monitor
         self.boosted, self.plan = prepared.boosted, prepared.plan
-        self.device, self.seed = device, seed
         self.steps = prepared.passes
-        self.leads = ranks.rank() == 0
-        self.n_ranks = ranks.world_size()
+        self.leads, self.n_ranks = ranks.rank() == 0, ranks.world_size()
         self.votes = ranks.StepVotes() if self.n_ranks > 1 else None
-        self.on_progress = on_progress if self.leads else None
-        self.on_records = on_records if self.leads else None
         # The other ranks keep their losses only: what is recorded of gradients is the same everywhere.
         self.trace = TraceBuffer(
             self.boosted,
-            exponents_every=exponents_every if self.leads else 0,
+            exponents_every=request.exponents_every if self.leads else 0,
             capacity=_TRACE_ROWS,
-            max_seconds=drain_seconds,
+            max_seconds=monitor.drain_seconds,
             gradients=self.leads,
         )
-        self._undrained = 0
         self.recorder: RunRecorder | None = None
-        self.follower: Follower | None = None
+        self.observer: RunObserver | None = None  # once it has begun
         self.snapshots: SnapshotRecorder | None = None
+        self._undrained = 0
         self._records: list[StepRecord] = []  # drained, not yet on the disk
         self._events: list[Event] = []
         self.curve: list[tuple[int, float]] = []
@@ -266,28 +201,48 @@ class _Run:
         self.seconds = 0.0
         self.loss_scale = float(self.boosted.loss_scale.item())
         self.streak = 0
-        self.diverged = False
-        self.stopped = False
-        self.ended_early = False
+        self.diverged = self.stopped = self.ended_early = False
         self.message = ""
         self._resumed: float | None = None
 
-    def train(
-        self,
-        evaluate_every: int | None,
-        on_evaluation: Callable[[int, float], bool] | None,
-        stop: Callable[[], bool] | None,
-        pause: Pause | None,
-    ) -> None:
+    def environment(self) -> dict[str, Any]:
+        """Return what ``environment.json`` says of the run."""
+        device = {"type": self.device.type, "name": devices.device_name(self.device)}
+        environment = collect_environment(
+            device={**device, "threads": torch.get_num_threads()},
+            seed=self.request.seed,
+            data_hash=self.task.data_digest(),
+            task=self.task.name,
+            level=self.request.level,
+        )
+        return environment | {"steps": self.steps, "world_size": self.n_ranks}
+
+    def begin(self) -> None:
+        """Show the run to its observer, by the recorded run's own name and environment where there is one."""
+        observer = self.monitor.observer
+        if self.leads and observer is not None:
+            if self.recorder is not None:
+                name = self.recorder.run_id
+                environment = json.loads((self.recorder.path / "environment.json").read_bytes())
+            else:
+                name, environment = new_run_id(), self.environment() | {"started": datetime.now(UTC).isoformat()}
+            observer.begin(name, self.request.config.to_dict(), environment)
+            self.observer = observer
+        if self.recorder is not None:
+            self.snapshots = snapshot_recorder(self.request.config, self.boosted, self.recorder.path)
+
+    def train(self) -> None:
         """Train to the end, or until stopped, pruned or diverged."""
-        evaluate_every = None if evaluate_every is None else self._in_passes(evaluate_every)
+        stop, pause, evaluate_every = self.monitor.stop, self.monitor.pause, self.request.evaluate_every
+        if evaluate_every is not None:  # of the loader's batches; at least one forward pass
+            evaluate_every = max(round(evaluate_every / self.prepared.batches_per_pass), 1)
         loop = training_loop(
             self.boosted,
             self.prepared.task.compute_loss,
-            self.prepared.batches(self.seed),
+            self.prepared.batches(self.request.seed),
             steps=self.steps,
             trace=self.trace,
-            batch_size=self._batch_size,
+            batch_size=lambda batch: self.n_ranks * self.task.batch_size_of(batch),
         )
         self._keep_weights()
         self._start_clock()
@@ -295,7 +250,7 @@ class _Run:
             self.done += 1
             self._undrained += 1
             self._keep_weights()
-            due, stopping = self._wishes(stop)
+            due, stopping = self._wishes()
             if due:
                 self.flush()
             if self.diverged:
@@ -309,13 +264,10 @@ class _Run:
             if evaluate_every and self.done % evaluate_every == 0 and self.done < self.steps:
                 self._stop_clock()
                 self.flush()  # a loss that is NaN by now is no model to evaluate
-                if self.diverged:
-                    break
-                if self._evaluate(on_evaluation):
+                if not self.diverged and self._evaluate():
                     self.ended_early = True
                     self._end(f"ended early after {self.done} steps: its metric does not keep up")
-                    break
-                if self.diverged:
+                if self.diverged or self.ended_early:
                     break
                 self._start_clock()
         self._stop_clock()
@@ -324,36 +276,36 @@ class _Run:
         self.flush()
         self.boosted.finish()
         if not (self.diverged or self.stopped or self.ended_early):
-            self._evaluate(on_evaluation)
+            self._evaluate()
             self.flush()
 
     def flush(self) -> None:
         """Drain the trace to the recorder, act on what it shows, and report; every rank at the same step."""
-        self._drain(agree=self.n_ranks > 1)
-        if self.n_ranks > 1:
+        self._drain(agree=self.votes is not None)
+        if self.votes is not None:
             self.diverged, self.message = ranks.broadcast_object((self.diverged, self.message))
         self._write()
         self._report()
 
-    def _hold(self, pause: Pause) -> None:
-        """Wait while the caller holds the run, with everything recorded on the disk and on the screen."""
-        self._stop_clock()
-        self.flush()
-        began = time.perf_counter()
-        pause.wait()
-        self._start_clock(left_out=time.perf_counter() - began)
+    def finish(self) -> None:
+        """Close the record of a run that ended by itself, or as it was asked to."""
+        if self.recorder is not None:
+            self.recorder.finish(self.summary())
+        if self.observer is not None:
+            self.observer.finish(self.summary())
 
     def interrupt(self, error: BaseException) -> None:
         """Close the record of a run that an exception ends; never raises, so that the exception is what is seen."""
-        if self.recorder is None and self.follower is None:
+        if self.recorder is None and self.observer is None:
             return
-        self._stop_clock_quietly()
+        with contextlib.suppress(Exception):
+            self._stop_clock()
         with contextlib.suppress(Exception):  # a device that failed has nothing more to give
             self._drain()
         self.message = f"{type(error).__name__}: {error}"
-        if self.follower is not None:
+        if self.observer is not None:
             with contextlib.suppress(Exception):  # where warnings are errors, what it has to say is one
-                self.follower.finish(self.summary() | {"state": "interrupted"})
+                self.observer.finish(self.summary() | {"state": "interrupted"})
         if self.recorder is None:
             return
         try:
@@ -364,62 +316,10 @@ class _Run:
             with contextlib.suppress(Exception):
                 self.recorder.close()
 
-    def _keep_weights(self) -> None:
-        if self.snapshots is not None:
-            self.snapshots.after_step(self.done)
-
-    def _in_passes(self, n_batches: int) -> int:
-        """Return how many forward passes so many of the loader's batches are, at least one."""
-        return max(round(n_batches / self.prepared.batches_per_pass), 1)
-
-    def _wishes(self, stop: Callable[[], bool] | None) -> tuple[bool, bool]:
-        """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
-        if self.votes is None:
-            return self.trace.due(), False
-        full = self._undrained >= _TRACE_ROWS - 1  # all ranks count the same, and a vote would come one row late
-        due, stopping = self.votes.exchange(self.leads and self.trace.due(), stop is not None and stop())
-        return due or full, stopping
-
-    def _drain(self, *, agree: bool = False) -> None:
-        """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
-        records, events = self.trace.drain()
-        self._undrained = 0
-        if agree:
-            means = ranks.mean_over_ranks([record.loss for record in records])
-            records = [replace(record, loss=mean) for record, mean in zip(records, means, strict=True)]
-            events = self._judged_by_mean(records, events)
-        events += self._judge(records)
-        self._records += records
-        self._events += events
-        for record in records:
-            self.losses.append(record.loss)
-            self.overflows += record.overflow
-            self.loss_scale = record.loss_scale_after
-        diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
-        if diverged is not None and not self.diverged:
-            self.diverged, self.message = True, diverged.message
-        if self.on_records is not None and (records or events):
-            self.on_records(records, events)
-        if self.follower is not None and (records or events):
-            self.follower.write(records, events)
-
-    def _judged_by_mean(self, records: list[StepRecord], events: list[Event]) -> list[Event]:
-        """Replace what this rank's own losses say about divergence by what the mean over ranks says."""
-        events = [event for event in events if not (event.kind is EventKind.DIVERGED and event.subject == "loss")]
-        broken = next((record for record in records if not math.isfinite(record.loss)), None)
-        if broken is None or self.boosted.loss_scaling.checks_overflow or self.diverged:
-            return events
-        message = f"step {broken.step}: the loss is {broken.loss:g}; training diverged"
-        return [*events, Event(broken.step, EventKind.DIVERGED, "loss", broken.loss, message)]
-
-    def _write(self) -> None:
-        if self.recorder is not None:
-            self.recorder.write(self._records, self._events)
-        self._records, self._events = [], []
-
     def result(self) -> RunResult:
         """Return what the run gave."""
         complete = not self.diverged and bool(self.curve)
+        tail = self.losses[-max(1, len(self.losses) // 10) :]
         return RunResult(
             metric=self.curve[-1][1] if complete else math.nan,
             metric_name=self.task.metric_name,
@@ -428,7 +328,7 @@ class _Run:
             steps=self.done,
             seconds=self.seconds,
             overflows=self.overflows,
-            final_loss=self._final_loss(),
+            final_loss=sum(tail) / len(tail) if tail else math.nan,
             final_loss_scale=self.loss_scale,
             diverged=self.diverged,
             stopped=self.stopped,
@@ -441,22 +341,57 @@ class _Run:
     def summary(self) -> dict[str, Any]:
         """Return the same as plain values for summary.json."""
         result = self.result()
+        ended = {"diverged": self.diverged, "stopped": self.stopped, "ended early": self.ended_early}
+        shown = ("metric_name", "metric", "curve", "steps", "seconds", "overflows", "final_loss", "final_loss_scale")
         return {
-            "state": self._state(),
+            "state": next((state for state, reached in ended.items() if reached), "finished"),
             "task": self.task.name,
             "level": self.plan.level,
             "in_effect": self.plan.summary(),
-            "notes": list(self.boosted.notes),
-            "metric_name": result.metric_name,
-            "metric": result.metric,
-            "curve": [list(point) for point in result.curve],
-            "steps": result.steps,
-            "seconds": result.seconds,
-            "overflows": result.overflows,
-            "final_loss": result.final_loss,
-            "final_loss_scale": result.final_loss_scale,
-            "message": result.message,
+            "notes": list(result.notes),
+            **{name: getattr(result, name) for name in (*shown, "message")},
         }
+
+    def _hold(self, pause: Pause) -> None:
+        """Wait while the caller holds the run, with everything recorded on the disk and on the screen."""
+        self._stop_clock()
+        self.flush()
+        began = time.perf_counter()
+        pause.wait()
+        self._start_clock(left_out=time.perf_counter() - began)
+
+    def _keep_weights(self) -> None:
+        if self.snapshots is not None:
+            self.snapshots.after_step(self.done)
+
+    def _wishes(self) -> tuple[bool, bool]:
+        """Return whether to drain now and whether to stop now; alone, whether to stop is asked after draining."""
+        if self.votes is None:
+            return self.trace.due(), False
+        full = self._undrained >= _TRACE_ROWS - 1  # all ranks count the same, and a vote would come one row late
+        stop = self.monitor.stop
+        due, stopping = self.votes.exchange(self.leads and self.trace.due(), stop is not None and stop())
+        return due or full, stopping
+
+    def _drain(self, *, agree: bool = False) -> None:
+        """Take what the trace holds; with ``agree`` on every rank, without it for a run that ends alone."""
+        records, events = self.trace.drain(ranks.mean_over_ranks if agree else None)
+        self._undrained = 0
+        events += self._judge(records)
+        self._records += records
+        self._events += events
+        for record in records:
+            self.losses.append(record.loss)
+            self.overflows += record.overflow
+            self.loss_scale = record.loss_scale_after
+        diverged = next((event for event in events if event.kind is EventKind.DIVERGED), None)
+        if diverged is not None and not self.diverged:
+            self.diverged, self.message = True, diverged.message
+        if records or events:
+            if self.leads and self.monitor.on_records is not None:
+                self.monitor.on_records(records, events)
+            if self.observer is not None:
+                self.observer.write(records, events)
 
     def _judge(self, records: list[StepRecord]) -> list[Event]:
         """Look for a scale that collapsed."""
@@ -473,13 +408,18 @@ class _Run:
         )
         if at is None or self.diverged:
             return []
-        step = windows[at].step
-        self.diverged = True
-        self.message = str(ScaleCollapseError(step, self.streak, scaling.minimum))
-        return [Event(step, EventKind.SCALE_COLLAPSE, "", windows[at].loss_scale_after, self.message)]
+        step, scale = windows[at].step, windows[at].loss_scale_after
+        self.diverged, self.message = True, str(ScaleCollapseError(step, self.streak, scaling.minimum))
+        return [Event(step, EventKind.SCALE_COLLAPSE, "", scale, self.message)]
 
-    def _evaluate(self, on_evaluation: Callable[[int, float], bool] | None) -> bool:
-        value = math.nan
+    def _write(self) -> None:
+        if self.recorder is not None:
+            self.recorder.write(self._records, self._events)
+        self._records, self._events = [], []
+
+    def _evaluate(self) -> bool:
+        """Evaluate on rank 0, note the metric, and return whether the caller ends the run by it."""
+        value, name = math.nan, self.task.metric_name
         if self.leads:
             # Unwrapped: a DistributedDataParallel would talk to ranks that do not evaluate, and evaluation mode would
             # be compiled again.
@@ -489,43 +429,30 @@ class _Run:
                 if self.done >= self.steps:  # the weights and statistics to keep are part of the run
                     devices.synchronize(self.device)
                     self.seconds += time.perf_counter() - began
-                value = evaluate(self.task, model, self.device, self.boosted.precision, self.seed)
+                value = evaluate(self.task, model, self.device, self.boosted.precision, self.request.seed)
         value = ranks.broadcast_object(value)
         if not math.isfinite(value):
             self.diverged = True
-            self.message = f"{self.task.metric_name} is {value:g} after {self.done} steps; training diverged"
-            self.trace.emit(Event(self.done - 1, EventKind.DIVERGED, self.task.metric_name, value, self.message))
+            self.message = f"{name} is {value:g} after {self.done} steps; training diverged"
+            self.trace.emit(Event(self.done - 1, EventKind.DIVERGED, name, value, self.message))
             return False
         self.curve.append((round(self.done * self.prepared.batches_per_pass), value))
-        message = f"{self.task.metric_name} {value:.6g} after {self.done} steps"
-        self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, self.task.metric_name, value, message))
+        message = f"{name} {value:.6g} after {self.done} steps"
+        self.trace.emit(Event(self.done - 1, EventKind.EVALUATION, name, value, message))
         self._report()
-        ends = self.leads and on_evaluation is not None and on_evaluation(self.done, value)
-        return ranks.broadcast_object(ends)
-
-    def _batch_size(self, batch: Any) -> int:
-        return self.n_ranks * self.task.batch_size_of(batch)
+        judge = self.monitor.on_evaluation
+        return ranks.broadcast_object(self.leads and judge is not None and judge(self.done, value))
 
     def _end(self, message: str) -> None:
         self.message = message
         self.trace.emit(Event(self.done - 1, EventKind.STOPPED, message=message))
 
-    def _state(self) -> str:
-        if self.diverged:
-            return "diverged"
-        if self.stopped:
-            return "stopped"
-        return "ended early" if self.ended_early else "finished"
-
     def _report(self) -> None:
-        if self.on_progress is not None:
+        if self.leads and self.monitor.on_progress is not None:
             metric = self.curve[-1][1] if self.curve else math.nan
             loss = self.losses[-1] if self.losses else math.nan
-            self.on_progress(RunProgress(self.done, self.steps, loss, metric, self.loss_scale, self._elapsed()))
-
-    def _final_loss(self) -> float:
-        tail = self.losses[-max(1, len(self.losses) // 10) :]
-        return sum(tail) / len(tail) if tail else math.nan
+            seconds = self.seconds + (0.0 if self._resumed is None else time.perf_counter() - self._resumed)
+            self.monitor.on_progress(RunProgress(self.done, self.steps, loss, metric, self.loss_scale, seconds))
 
     def _start_clock(self, left_out: float = 0.0) -> None:
         self._resumed = time.perf_counter()
@@ -537,51 +464,9 @@ class _Run:
             self.seconds += time.perf_counter() - self._resumed
             self._resumed = None
 
-    def _stop_clock_quietly(self) -> None:
-        with contextlib.suppress(Exception):
-            self._stop_clock()
-
-    def _elapsed(self) -> float:
-        return self.seconds + (time.perf_counter() - self._resumed if self._resumed is not None else 0.0)
-
 
 def _height(record: StepRecord, minimum: float) -> float:
     """Return the scale that tells a collapse: with scale groups the floor where every overflowing group lies on its."""
     if not record.group_scales:
         return record.loss_scale_after
     return minimum if AT_FLOOR_COLUMN in record.columns else math.inf
-
-
-def _open_recorder(
-    out: Path | None, run_id: str | None, task: Task, config: BoostConfig, run: _Run, level: str
-) -> RunRecorder | None:
-    if out is None:
-        return None
-    return RunRecorder.create(out, config.to_dict(), _environment(task, run, level), run_id)
-
-
-def _environment(task: Task, run: _Run, level: str) -> dict[str, Any]:
-    environment = collect_environment(
-        device={"type": run.device.type, "name": devices.device_name(run.device), "threads": torch.get_num_threads()},
-        seed=run.seed,
-        data_hash=task.data_digest(),
-        task=task.name,
-        level=level,
-    )
-    return environment | {"steps": run.steps, "world_size": run.n_ranks}
-
-
-def _introduce(follower: Follower, run: _Run, task: Task, config: BoostConfig, level: str) -> None:
-    """Tell a follower of the run, by the recorded run's own name and environment where there is one."""
-    if run.recorder is not None:
-        environment = json.loads((run.recorder.path / "environment.json").read_bytes())
-        follower.begin(run.recorder.run_id, config.to_dict(), environment)
-    else:
-        began = {"started": datetime.now(UTC).isoformat()}
-        follower.begin(new_run_id(), config.to_dict(), _environment(task, run, level) | began)
-    run.follower = follower
-
-
-def _check_count(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"`{name}` must be a whole number of micro-batches, 1 or more, got {value!r}")

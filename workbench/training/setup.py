@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from workbench.config import BoostConfig, Plan
 from workbench.core import distributed as ranks
@@ -26,39 +26,22 @@ __all__ = ["FirstBatchOfTask", "Prepared", "kept_generators", "prepare", "seed_e
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A boosted model of a task, ready to train.
-
-    Args:
-        boosted: Model and optimizer.
-        plan: What is in effect.
-        task: The task, with the criterion that its methods train with.
-        steps: The loader's batches that the task is trained for today.
-        passes: Forward passes that its methods make of them.
-        batches_per_pass: Loader batches in a forward pass.
-    """
+    """A boosted model of a task, ready to train."""
 
     boosted: Boosted
-    plan: Plan
-    task: Task
-    steps: int
-    passes: int
-    batches_per_pass: float
+    plan: Plan  # what is in effect
+    task: Task  # with the criterion that the methods train with
+    passes: int  # forward passes that the methods make of the loader's batches
+    batches_per_pass: float  # of the loader
 
     def batches(self, seed: int) -> Iterator[Any]:
-        """Yield the batches of the forward passes, on the model's device; they never end.
-
-        Args:
-            seed: Seed of the data's order.
-        """
-        device = self.boosted.device
-        moved = (move_batch(batch, device) for batch in self._read(seed, device))
-        yield from self.boosted.methods.batches(moved, self.passes)
-
-    def _read(self, seed: int, device: torch.device) -> Iterator[Any]:
+        """Yield the batches of the forward passes, on the model's device; they never end."""
+        task, device = self.task, self.boosted.device
         reading = self.boosted.methods.reading()
         if reading == "resident":
-            return replace(self.task, train=resident(self.task.train, device)).batches(seed)
-        return read_ahead(self.task.batches(seed)) if reading == "prefetch" else self.task.batches(seed)
+            task = replace(task, train=resident(task.train, device))
+        read = read_ahead(task.batches(seed)) if reading == "prefetch" else task.batches(seed)
+        yield from self.boosted.methods.batches((move_batch(batch, device) for batch in read), self.passes)
 
 
 def seed_everything(seed: int) -> None:
@@ -83,46 +66,24 @@ def kept_generators(device: torch.device) -> Iterator[None]:
 class FirstBatchOfTask:
     """A call of a network as the task makes it, with its loss: what methods may record and try.
 
-    Args:
-        task: The task; its data are opened at the first call.
-        seed: Seed of the data's order.
-        device: Where the network is.
+    The task's data are opened at the first call.
     """
 
     def __init__(self, task: Task, seed: int, device: torch.device) -> None:
-        self._task, self._seed, self._device = task, seed, device
-
-    @cached_property
-    def _batch(self) -> Any:
-        return move_batch(next(self._task.batches(self._seed)), self._device)
-
-    def first(self) -> Any:
-        """Return the batch, on the device."""
-        return self._batch
-
-    def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        """Return the loss of a batch."""
-        return self._task.compute_loss(network, batch)
+        self.loss = task.compute_loss
+        self.first = functools.cache(lambda: move_batch(next(task.batches(seed)), device))
 
     def __call__(self, network: nn.Module) -> None:
         """Call a network with the batch."""
-        self._task.compute_loss(network, self._batch)
+        self.loss(network, self.first())
 
 
 def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: torch.device, steps: int) -> Prepared:
     """Build model, optimizer, boosting and scheduler; over several ranks also what averages their gradients.
 
     All ranks begin with rank 0's weights. Their random numbers part ways afterwards, so that dropout draws another mask
-    on each; rank 0 draws what it would draw alone.
-
-    Args:
-        task: What is trained.
-        config: Configuration; its ``optimizer`` section replaces the task's own optimizer.
-        level: Boost level.
-        seed: Seed of initial weights, dropout and the freezing schedule.
-        device: Where to train.
-        steps: Loader batches that the task is trained for; its methods may make fewer passes of them, and the scheduler
-            counts updates.
+    on each; rank 0 draws what it would draw alone. ``steps`` are the loader's batches that the task is trained for
+    today.
     """
     seed_everything(seed)
     model = task.new_model().to(device)
@@ -139,8 +100,7 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
         scheduler=None if task.scheduler is None else task.new_scheduler,
     )
     plan = boosted.plan
-    if plan is None:
-        raise RuntimeError("apply() returned no plan")
+    assert plan is not None  # apply() has resolved one
     if ranks.world_size() > 1:
         boosted.distribute()
     if ranks.rank() > 0:
@@ -148,4 +108,4 @@ def prepare(task: Task, config: BoostConfig, *, level: str, seed: int, device: t
     trained = task if boosted.criterion is task.loss else replace(task, loss=boosted.criterion)
     passes = boosted.methods.passes(steps)
     per_pass = boosted.methods.length(steps) / passes if passes != steps else 1.0
-    return Prepared(boosted, plan, trained, steps, passes, per_pass)
+    return Prepared(boosted, plan, trained, passes, per_pass)

@@ -1,8 +1,8 @@
-"""Keep the weights of a run as it goes on: what DimReduce's subspace is computed from.
+"""Keep the weights of a run as it goes on: what a subspace to train in is computed from.
 
 A snapshot is one ``snapshot_000100.safetensors`` of the trained parameters, float32, under their names in the task's
-model. The number counts the steps done, so the sorted order of the names is the order in time, and
-``snapshot_000000`` holds the initial weights. Buffers (BatchNorm statistics) are not trained and not kept.
+model; buffers are not kept. The number counts the steps done, so that the sorted order of the names is the order in
+time, and ``snapshot_000000`` holds the initial weights.
 
 Li et al., arXiv:2103.11154, section 3.3, sample the trajectory from its first weights on; the training in the subspace
 starts from these again.
@@ -21,7 +21,7 @@ from torch import Tensor
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.core.files import replacing
-from workbench.methods.dim_reduce.acting import trained_parameters
+from workbench.methods.plan_mark import trained_parameters
 from workbench.training import Boosted
 
 __all__ = ["FOLDER", "SnapshotRecorder", "snapshot_recorder", "snapshot_steps"]
@@ -60,27 +60,17 @@ class SnapshotRecorder:
     Example:
         In a loop of one's own::
 
-            boosted = apply(config, model, optimizer)
             recorder = SnapshotRecorder(dict(model.named_parameters()), "snapshots", every_steps=10, count=40)
             recorder.after_step(0)  # the initial weights
             for done, (x, y) in enumerate(loader, start=1):
-                with boosted.autocast():
-                    loss = criterion(boosted.model(x), y)
-                boosted.backward(loss)
-                boosted.step()
+                ...  # forward, backward, step
                 recorder.after_step(done)
 
         and then ``{"boost": {"mode": "manual", "dim_reduce": true}, "dim_reduce": {"weight_load_dir": "snapshots"}}``.
     """
 
     def __init__(
-        self,
-        parameters: Mapping[str, Tensor],
-        folder: str | Path,
-        *,
-        every_steps: int,
-        count: int,
-        start_step: int = 0,
+        self, parameters: Mapping[str, Tensor], folder: str | Path, *, every_steps: int, count: int, start_step: int = 0
     ) -> None:
         for name, value, least in (("every_steps", every_steps, 1), ("count", count, 1), ("start_step", start_step, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -91,21 +81,14 @@ class SnapshotRecorder:
         self.folder = Path(folder)
         self.steps = snapshot_steps(every_steps, count, start_step)
         self.folder.mkdir(parents=True, exist_ok=True)
-        others = sorted(self.folder.glob("snapshot_*.safetensors"))
-        if others:
+        if others := sorted(self.folder.glob("snapshot_*.safetensors")):
             raise ValueError(
                 f"`folder` must hold no snapshots yet, {self.folder} holds {len(others)}, from {others[0].name} on; "
                 "components of two runs together would describe neither"
             )
 
     def after_step(self, done: int) -> Path | None:
-        """Keep the weights if it is time.
-
-        Args:
-            done: Steps done so far; 0 before training.
-
-        Returns:
-            The file that was written; None otherwise.
+        """Keep the weights if it is time after so many steps (0: before training), and return the file written.
 
         Raises:
             DiskFullError: When there is no room for it.
@@ -113,7 +96,8 @@ class SnapshotRecorder:
         return self._write(done) if done in self.steps else None
 
     def _write(self, done: int) -> Path | None:
-        weights = {name: _kept(parameter) for name, parameter in self.parameters.items()}
+        on_host = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self.parameters.items()}
+        weights = {name: weight.contiguous() for name, weight in on_host.items()}
         path = self.folder / f"snapshot_{done:06d}.safetensors"
         if not all(bool(torch.isfinite(weight).all()) for weight in weights.values()):
             warnings.warn(f"the weights after {done} steps are inf or NaN; {path.name} was not written", stacklevel=3)
@@ -124,16 +108,10 @@ class SnapshotRecorder:
 
 
 def snapshot_recorder(config: BoostConfig, boosted: Boosted, run_path: Path | None) -> SnapshotRecorder | None:
-    """Return the recorder that section ``snapshots`` asks for, into the folder ``snapshots`` of a run.
+    """Return the recorder that section ``snapshots`` asks for, of what the optimizer trains, into a folder of a run.
 
-    Args:
-        config: Configuration.
-        boosted: What is trained; the weights are those of its optimizer.
-        run_path: Run directory; None when the run is not recorded.
-
-    Returns:
-        The recorder; None when ``snapshots.count`` is 0, nothing is recorded, or another rank is the first one (whose
-        weights are the same).
+    None when ``snapshots.count`` is 0, nothing is recorded (no ``run_path``), or another rank is the first one, whose
+    weights are the same.
     """
     asked = config.snapshots
     if asked.count == 0 or run_path is None or ranks.rank() != 0:
@@ -145,7 +123,3 @@ def snapshot_recorder(config: BoostConfig, boosted: Boosted, run_path: Path | No
         count=asked.count,
         start_step=asked.start_step,
     )
-
-
-def _kept(parameter: Tensor) -> Tensor:
-    return parameter.detach().to("cpu", torch.float32, copy=True).contiguous()

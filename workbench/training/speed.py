@@ -14,11 +14,12 @@ are, and every rank gets its answer.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from workbench.methods.protocol import GroupSchedule
 from workbench.tasks import Task
 from workbench.training.setup import prepare
 
-__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio"]
+__all__ = ["SpeedRatio", "TimedSide", "bootstrap_median_interval", "measure_speed_ratio", "take_turns"]
 
 _MEASURED_GROUPS = 5
 _DISTINCT_BATCHES = 8
@@ -39,25 +40,15 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class SpeedRatio:
-    """Step time of a candidate relative to a baseline.
-
-    Args:
-        ratio: Candidate step time / baseline step time; smaller is faster.
-        low: Lower end of its 95 % interval.
-        high: Upper end of its 95 % interval.
-        baseline_ms: Median step time of the baseline, milliseconds.
-        candidate_ms: Median step time of the candidate, milliseconds.
-        rounds: Interleaved rounds behind it.
-        cold_ms: What the candidate's first steps took beyond later ones, milliseconds: compilation above all.
-    """
+    """Step time of a candidate relative to a baseline, with the ends of its 95 % interval; smaller is faster."""
 
     ratio: float
     low: float
     high: float
-    baseline_ms: float
+    baseline_ms: float  # median step time
     candidate_ms: float
-    rounds: int
-    cold_ms: float = 0.0
+    rounds: int  # interleaved ones behind it
+    cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones: compilation above all
 
 
 def measure_speed_ratio(
@@ -76,8 +67,7 @@ def measure_speed_ratio(
 ) -> SpeedRatio:
     """Measure the ratio of step times by interleaved blocks.
 
-    A quiet machine is measured in ``rounds`` rounds; on a noisy one rounds are added, up to four times as many, until
-    the interval is narrow enough.
+    On a noisy machine rounds are added, up to four times as many, until the interval is narrow enough.
 
     Args:
         task: What is trained.
@@ -93,49 +83,39 @@ def measure_speed_ratio(
         before_window: Called before every optimizer step, outside the time that is measured; what it raises ends the
             measurement without an answer. For one rank.
 
-    Returns:
-        The ratio with its interval.
-
     Raises:
         ValueError: If ``rounds`` or ``steps_per_block`` is not at least 1.
     """
     for name, value in (("rounds", rounds), ("steps_per_block", steps_per_block)):
         if not value >= 1:
             raise ValueError(f"`{name}` must be at least 1, got {value!r}")
-    device = device or devices.select_device("auto")
-    sides = [
-        TimedSide(
-            task,
-            *side,
-            device=device,
-            seed=seed,
-            at_least=steps_per_block,
-            before_window=before_window,
-            loading=loading,
-        )
-        for side in (baseline, candidate)
-    ]
-    for side in sides:  # warm-up: allocations, lazy initialisation, compilation
+    options: Any = {"seed": seed, "at_least": steps_per_block, "before_window": before_window, "loading": loading}
+    options["device"] = device or devices.select_device("auto")
+    sides = [TimedSide(task, *side, **options) for side in (baseline, candidate)]
+    for side in sides:
         side.warm_up()
-    rows: list[tuple[float, float]] = []
+    rows, turns = [], take_turns(sides)
     while True:
-        first = len(rows) % 2  # A B, B A, ...: neither side always comes after the other
-        block = [0.0, 0.0]
-        for index in (first, 1 - first):
-            block[index] = sides[index].block()
-        rows.append((block[0], block[1]))
-        measured = None
-        if ranks.rank() == 0:
-            measured = _answer(rows, rounds, precision, seed, stop)
-            if measured is not None:
-                measured = replace(measured, cold_ms=sides[1].cold_seconds(measured.candidate_ms / 1e3) * 1e3)
+        rows.append(next(turns))
+        measured = _answer(rows, rounds, precision, seed, stop) if ranks.rank() == 0 else None
+        if measured is not None:
+            measured = replace(measured, cold_ms=sides[1].cold_seconds(measured.candidate_ms / 1e3) * 1e3)
         measured = ranks.broadcast_object(measured)
         if measured is not None:
             return measured
 
 
+def take_turns(sides: Sequence[TimedSide]) -> Iterator[list[float]]:
+    """Yield the step times of a round without end; none always comes after the same other one (A B, B A, ...)."""
+    for number in itertools.count():
+        row = [0.0] * len(sides)
+        for index in np.roll(range(len(sides)), number):
+            row[index] = sides[index].block()
+        yield row
+
+
 def _answer(
-    rows: list[tuple[float, float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
+    rows: list[list[float]], rounds: int, precision: float, seed: int, stop: Callable[[], bool] | None
 ) -> SpeedRatio | None:
     """Return the ratio, or None while more rounds are wanted."""
     done = len(rows)
@@ -147,18 +127,12 @@ def _answer(
     low, high = bootstrap_median_interval(ratios, seed)
     if high - low > precision * ratio and done < _MOST_ROUNDS * rounds and not (stop is not None and stop()):
         return None
-    base_ms, other_ms = np.median(times, axis=0) * 1e3
-    return SpeedRatio(ratio, low, high, float(base_ms), float(other_ms), done)
+    base_ms, other_ms = (float(median) * 1e3 for median in np.median(times, axis=0))
+    return SpeedRatio(ratio, low, high, base_ms, other_ms, done)
 
 
 def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a median.
-
-    Args:
-        values: Observations, shape ``[n]``, n >= 1.
-        seed: Seed of the resampling.
-        level: Coverage.
-    """
+    """Return the percentile bootstrap interval of the median of observations, shape ``[n]``, n >= 1."""
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, len(values), size=(2000, len(values)))
     medians = np.median(np.asarray(values)[picks], axis=1)
@@ -167,7 +141,7 @@ def bootstrap_median_interval(values: np.ndarray, seed: int = 0, level: float = 
 
 
 class _Cyclic(Protocol):
-    """An optimizer that does something dear every so many steps (`workbench.optim.thor.optimizer.Thor`)."""
+    """An optimizer that does something expensive every so many steps (`workbench.optim.thor.optimizer.Thor`)."""
 
     frequency: int
     refreshed: bool  # whether the last step did it
@@ -178,7 +152,7 @@ class _Cyclic(Protocol):
 
 
 class TimedSide:
-    """One of the two: trains in blocks and says what an average step of its schedule costs."""
+    """Trains a configuration in blocks and says what an average step of its schedule costs."""
 
     def __init__(
         self,
@@ -207,12 +181,15 @@ class TimedSide:
         self.position = 0
         self.warm_up_seconds, self.warm_up_passes = 0.0, 0
         optimizer = self.boosted.optimizer
-        self.frequency: dict[int, float] = {0: 1.0}
-        if isinstance(optimizer, GroupSchedule):
-            strategy = optimizer.strategy or range(optimizer.n_groups)  # without a strategy the groups take turns
-            self.frequency = {group: count / len(strategy) for group, count in Counter(strategy).items()}
-        self.groups = _spread(sorted(self.frequency), _MEASURED_GROUPS)
-        inner = optimizer.optimizer_of(self.groups[0]) if isinstance(optimizer, GroupSchedule) else optimizer
+        self.schedule = optimizer if isinstance(optimizer, GroupSchedule) else None
+        strategy: Sequence[int] = [0]
+        if self.schedule is not None:  # without a strategy the groups take turns
+            strategy = self.schedule.strategy or range(self.schedule.n_groups)
+        self.frequency = {group: count / len(strategy) for group, count in Counter(strategy).items()}
+        groups = sorted(self.frequency)  # of which some are timed, evenly spread, the first and the last among them
+        picks = np.linspace(0, len(groups) - 1, min(len(groups), _MEASURED_GROUPS)).round().astype(int)
+        self.groups = [groups[i] for i in picks]
+        inner = optimizer if self.schedule is None else self.schedule.optimizer_of(self.groups[0])
         self.cyclic = cast("_Cyclic", inner) if hasattr(inner, "refresh_next") else None
 
     def warm_up(self) -> None:
@@ -227,54 +204,46 @@ class TimedSide:
 
     def block(self) -> float:
         """Train one block and return the schedule's mean step time, seconds per micro-batch."""
-        with self.boosted.methods.running():
-            return self._block()
-
-    def _block(self) -> float:
         by_group: dict[int, list[float]] = {group: [] for group in self.groups}
-        window = self.boosted.window.n_steps
-        passes = max(1, -(-self.at_least // (len(self.groups) * window)))
-        for _ in range(passes):
-            for group in self.groups:
-                seconds = self._window(group)
-                if self.cyclic is not None and self.cyclic.refreshed:
-                    seconds = self._window(group)  # what is dear is counted below
-                by_group[group].append(seconds)
-        measured = np.array([np.mean(by_group[group]) for group in self.groups])
+        passes = max(1, -(-self.at_least // (len(self.groups) * self.boosted.window.n_steps)))
+        expensive = 0.0
+        with self.boosted.methods.running():
+            for _ in range(passes):
+                for group in self.groups:
+                    seconds = self._window(group)
+                    if self.cyclic is not None and self.cyclic.refreshed:
+                        seconds = self._window(group)  # an expensive step is counted below
+                    by_group[group].append(seconds)
+            measured = np.array([np.mean(by_group[group]) for group in self.groups])
+            if self.cyclic is not None:
+                self.cyclic.refresh_next()
+                expensive = (self._window(self.groups[0]) - float(measured[0])) / self.cyclic.frequency
         cost = np.interp(list(self.frequency), self.groups, measured)
-        return float(np.dot(cost, list(self.frequency.values()))) + self._dear(float(measured[0])) + self.loading
-
-    def _dear(self, ordinary: float) -> float:
-        """Return what the optimizer's dear steps add to an average one; ``ordinary`` is one without."""
-        if self.cyclic is None:
-            return 0.0
-        self.cyclic.refresh_next()
-        return (self._window(self.groups[0]) - ordinary) / self.cyclic.frequency
+        return float(np.dot(cost, list(self.frequency.values()))) + expensive + self.loading
 
     def _window(self, group: int) -> float:
         """Train one accumulation window with this freezing group; return seconds per micro-batch."""
         if self.before_window is not None:
             self.before_window()
-        boosted, task = self.boosted, self.task
-        if isinstance(boosted.optimizer, GroupSchedule):
-            boosted.use_freezing_group(group)
+        self._enter(group)
+        n_steps = self.boosted.window.n_steps
         devices.synchronize(self.device)
         ranks.barrier()  # a rank that lags from the window before would be waited for in this one
         began = self.clock()
-        for _ in range(boosted.window.n_steps):
-            batch = self.batches[self.position % len(self.batches)]
+        for step in range(n_steps):
+            self._train(self.batches[self.position % len(self.batches)], group, ends=step + 1 == n_steps)
             self.position += 1
-            with boosted.autocast():
-                loss = task.compute_loss(boosted.model, batch)
-            boosted.backward(loss)
-            boosted.step(functools.partial(task.compute_loss, boosted.model, batch))  # some try their steps
         devices.synchronize(self.device)
-        return (self.clock() - began) / boosted.window.n_steps
+        return (self.clock() - began) / n_steps
 
+    def _enter(self, group: int) -> None:
+        if self.schedule is not None:
+            self.boosted.use_freezing_group(group)
 
-def _spread(groups: list[int], at_most: int) -> list[int]:
-    """Pick evenly spread groups, the first and the last among them."""
-    if len(groups) <= at_most:
-        return groups
-    picks = np.linspace(0, len(groups) - 1, at_most).round().astype(int)
-    return [groups[i] for i in picks]
+    def _train(self, batch: Any, group: int, *, ends: bool) -> None:
+        """Train a micro-batch, the last one of its window or not."""
+        boosted, compute_loss = self.boosted, self.task.compute_loss
+        with boosted.autocast():
+            loss = compute_loss(boosted.model, batch)
+        boosted.backward(loss)
+        boosted.step(functools.partial(compute_loss, boosted.model, batch))  # an update may try its steps

@@ -1,4 +1,4 @@
-"""DimReduce's recipe, both halves: a run that records weight snapshots, and a run in the subspace that they span.
+"""Both halves of training in a subspace: a run that records weight snapshots, and a run in what they span.
 
 The second run starts from the initial weights of the first (same seed), as in arXiv:2103.11154: what is compared is
 how many steps either takes from there to the loss at which the first one ended.
@@ -9,32 +9,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 from workbench.config import BoostConfig, ConfigError
+from workbench.methods.registry import METHODS
 from workbench.tasks import Task
-from workbench.training.run import RunProgress, RunResult, run_task
+from workbench.training.run import RunMonitor, RunProgress, RunRequest, RunResult, run_task
 from workbench.training.snapshots import FOLDER
 
 __all__ = ["SubspaceRuns", "subspace_table", "train_in_subspace"]
 
+_METHOD = next(method for method in METHODS if method.snapshot_folder)  # that trains in a subspace
+
 
 @dataclass(frozen=True)
 class SubspaceRuns:
-    """Both runs of one seed.
+    """Both runs of one seed."""
 
-    Args:
-        seed: Seed of initial weights, data order and split.
-        warm_up: The run that recorded the snapshots.
-        reduced: The run in their subspace.
-    """
-
-    seed: int
-    warm_up: RunResult
-    reduced: RunResult
+    seed: int  # of initial weights, data order and split
+    warm_up: RunResult  # which recorded the snapshots
+    reduced: RunResult  # in their subspace
 
     @property
     def target(self) -> float:
@@ -67,52 +65,38 @@ def train_in_subspace(
     Args:
         task: What is trained; a task that is judged by its training loss shows it directly.
         warm_up: Configuration of the first run; its ``snapshots`` section says what is kept.
-        reduced: Configuration of the second run, with ``boost.dim_reduce`` in effect. Its ``weight_load_dir`` is set to
-            the snapshots of the same seed.
+        reduced: Configuration of the second run, with the method in effect that trains in a subspace; the folder that
+            it reads is set to the snapshots of the same seed.
         seeds: Seeds.
         steps: Micro-batches of the first run.
-        out: Folder for the run directories ``warm-up-<seed>`` and ``dim-reduce-<seed>``.
+        out: Folder for the run directories ``warm-up-<seed>`` and ``<method>-<seed>``.
         reduced_task: The task of the second run where it differs, for example in its batch size; None for the same.
         reduced_steps: Micro-batches of the second run; None for as many as the first one's.
         evaluate_every: Micro-batches between evaluations.
         device: Where to train; None takes the accelerator if there is one.
         on_progress: Called with the name of a run and its progress.
 
-    Returns:
-        Both runs of every seed.
-
     Raises:
-        ConfigError: When the first configuration keeps no snapshots, or the second has no DimReduce in effect.
+        ConfigError: When the first configuration keeps no snapshots, or the second does not train in a subspace.
     """
     if warm_up.snapshots.count == 0:
         raise ConfigError("`snapshots.count` must be above 0 in the configuration that records the snapshots, got 0")
-    if not reduced.with_values({"dim_reduce.weight_load_dir": FOLDER}).resolve("O0").dim_reduce:
-        raise ConfigError("`boost.dim_reduce` must be true, with mode manual, in the configuration of the second run")
+    plan = reduced.with_values({_METHOD.snapshot_folder: FOLDER}).resolve("O0")
+    if not plan.matters(_METHOD.snapshot_folder):
+        raise ConfigError(f"`{_METHOD.switch}` must be true, with mode manual, in the configuration of the second run")
+
+    def run(name: str, task: Task, config: BoostConfig, seed: int, steps: int) -> RunResult:
+        request = RunRequest(config, "O0", seed, steps, evaluate_every, name)
+        monitor = RunMonitor(None if on_progress is None else partial(on_progress, name))
+        return run_task(task, request, device=device, out=out, monitor=monitor)
+
     runs = []
     for seed in seeds:
-        results: list[RunResult] = []
-        for name, what, budget in (
-            (f"warm-up-{seed}", task, steps),
-            (f"dim-reduce-{seed}", reduced_task or task, reduced_steps or steps),
-        ):
-            config = warm_up
-            if results:
-                folder = out / f"warm-up-{seed}" / FOLDER
-                config = reduced.with_values({"dim_reduce.weight_load_dir": str(folder)})
-            results.append(
-                run_task(
-                    what,
-                    config,
-                    steps=budget,
-                    seed=seed,
-                    device=device,
-                    out=out,
-                    run_id=name,
-                    evaluate_every=evaluate_every,
-                    on_progress=None if on_progress is None else _named(on_progress, name),
-                )
-            )
-        runs.append(SubspaceRuns(seed, *results))
+        first = run(f"warm-up-{seed}", task, warm_up, seed, steps)
+        config = reduced.with_values({_METHOD.snapshot_folder: str(out / f"warm-up-{seed}" / FOLDER)})
+        name = f"{_METHOD.name.replace('_', '-')}-{seed}"
+        second = run(name, reduced_task or task, config, seed, reduced_steps or steps)
+        runs.append(SubspaceRuns(seed, first, second))
     return runs
 
 
@@ -120,7 +104,7 @@ def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
     """Return one row per seed.
 
     Columns: ``seed``, ``warm_up_steps``, ``target`` (the metric at the end of the warm-up), ``reached_after`` (steps;
-    NaN when never), ``dim_reduce_steps``, ``end`` (the metric at the end of the second run), ``end_share`` (that as a
+    NaN when never), ``<method>_steps``, ``end`` (the metric at the end of the second run), ``end_share`` (that as a
     share of the target).
     """
     return pd.DataFrame(
@@ -129,12 +113,8 @@ def subspace_table(runs: Sequence[SubspaceRuns]) -> pd.DataFrame:
             "warm_up_steps": [one.warm_up.steps for one in runs],
             "target": [one.target for one in runs],
             "reached_after": [one.reached for one in runs],
-            "dim_reduce_steps": [one.reduced.steps for one in runs],
+            f"{_METHOD.name}_steps": [one.reduced.steps for one in runs],
             "end": [one.reduced.metric for one in runs],
             "end_share": [one.reduced.metric / one.target for one in runs],
         }
     )
-
-
-def _named(told: Callable[[str, RunProgress], None], name: str) -> Callable[[RunProgress], None]:
-    return lambda progress: told(name, progress)

@@ -22,6 +22,7 @@ from workbench.methods.batch.method import concatenated
 from workbench.optim.muon.optimizer import parameter_groups
 from workbench.tasks import Task
 from workbench.tasks.reading import gains_from_memory
+from workbench.training.loop import training_loop
 from workbench.training.network_facts import network_facts
 from workbench.training.setup import kept_generators, prepare
 
@@ -32,52 +33,28 @@ _TIMED_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class TaskLook:
-    """What was seen.
+    """What was seen."""
 
-    Args:
-        optimizer: Class of the task's optimizer.
-        rates: Learning rate of each of its groups.
-        momentum: Its momentum; 0 where it has none.
-        nesterov: Whether that is Nesterov's.
-        weight_decay: Largest weight decay of its groups.
-        has_scheduler: Whether the task has a learning-rate schedule.
-        no_merging: Why batches cannot be concatenated, to stand after "because"; empty where they can.
-        convolutions: Convolutions over images.
-        matrices: Hidden matrices that Muon would take.
-        network: What the boost methods, smoothing and smaller inputs find.
-        fast_bfloat16: Whether the device multiplies bfloat16 faster than float32.
-        device: Type of the device.
-        gains_from_memory: Whether samples kept in memory are gathered faster than the loader picks them.
-        threads: Threads that CPU operations use.
-        step_seconds: Time of a step, seconds.
-        epoch_batches: Batches of an epoch; None where the loader does not say.
-    """
-
-    optimizer: str
-    rates: tuple[float, ...]
-    momentum: float
+    optimizer: str  # its class
+    rates: tuple[float, ...]  # learning rate of each of its groups
+    momentum: float  # 0 where it has none
     nesterov: bool
-    weight_decay: float
+    weight_decay: float  # the largest of its groups
     has_scheduler: bool
-    no_merging: str
-    convolutions: int
-    matrices: int
+    no_merging: str  # why batches cannot be concatenated, to stand after "because"; empty where they can
+    convolutions: int  # over images
+    matrices: int  # hidden ones, that Muon would take
     network: NetworkFacts
-    fast_bfloat16: bool
-    device: str
-    gains_from_memory: bool
-    threads: int
+    fast_bfloat16: bool  # whether the device multiplies it faster than float32
+    device: str  # its type
+    gains_from_memory: bool  # whether samples kept in memory are gathered faster than the loader picks them
+    threads: int  # that CPU operations use
     step_seconds: float
-    epoch_batches: int | None
+    epoch_batches: int | None  # None where the loader does not say
 
 
 def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
-    """Look at a task.
-
-    Args:
-        task: The task.
-        device: Where it would be trained.
-        seed: Seed of the copy and of the batches.
+    """Look at a task on the device where it would be trained; ``seed`` is that of the copy and of the batches.
 
     Raises:
         TaskError: When the task's own functions do not give what a task needs.
@@ -88,7 +65,7 @@ def look_at(task: Task, device: torch.device, seed: int = 0) -> TaskLook:
         model = task.new_model().to(device)
         optimizer = task.new_optimizer(model)
         groups = optimizer.param_groups
-        rates = tuple(_number(group.get("lr", 0.0)) for group in groups)
+        rates = tuple(_number(group.get("lr", 0.0)) for group in groups)  # before a scheduler changes them
         scheduler = task.new_scheduler(optimizer, 100)
         first, n_batches = list(islice(task.batches(seed), 2)), epoch_batches(task, seed)
         return TaskLook(
@@ -129,27 +106,17 @@ def _step_seconds(task: Task, device: torch.device, seed: int) -> float:
     """Time some steps of the task as given, the first of which does not count."""
     off = BoostConfig().with_values({"boost.mode": "disable_all"})
     prepared = prepare(task, off, level="O0", seed=seed, device=device, steps=100)
-    stream, boosted = prepared.batches(seed), prepared.boosted
-    seconds = []
-    for _ in range(_TIMED_STEPS):
-        began = time.perf_counter()
-        batch = next(stream)
-        with boosted.autocast():
-            loss = prepared.task.compute_loss(boosted.model, batch)
-        boosted.backward(loss)
-        boosted.step()
+    loop = training_loop(prepared.boosted, prepared.task.compute_loss, prepared.batches(seed), steps=_TIMED_STEPS)
+    seconds, began = [], time.perf_counter()
+    for _ in loop:
         devices.synchronize(device)
         seconds.append(time.perf_counter() - began)
+        began = time.perf_counter()
     return min(seconds[1:])
 
 
 def epoch_batches(task: Task, seed: int = 0) -> int | None:
-    """Return the batches of an epoch; None where the loader does not say.
-
-    Args:
-        task: The task.
-        seed: Seed of the batches.
-    """
+    """Return the batches of an epoch; None where the loader does not say."""
     source = task.train
     with contextlib.suppress(Exception):  # a function of more than a seed, an endless stream
         source = source(seed) if callable(source) and not hasattr(source, "__len__") else source

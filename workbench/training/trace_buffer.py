@@ -9,19 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from workbench.core import devices
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
 from workbench.core.wrapped_model import unwrapped
 from workbench.loss_scale import exponent_table, host_values, underflow_share
 from workbench.loss_scale.gradient_statistics import (
@@ -33,18 +28,22 @@ from workbench.loss_scale.gradient_statistics import (
 )
 from workbench.loss_scale.host_values import float32
 from workbench.training.boosted import Boosted
-from workbench.training.float16_gradients import float16_gradient_parameters
 from workbench.training.outcome import StepOutcome
 
-__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer"]
+__all__ = ["AT_FLOOR_COLUMN", "TraceBuffer", "float16_gradient_parameters"]
 
 _LOSS, _SCALE, _AFTER, _OVERFLOW, _NORM, _AMAX, _HALF_AMAX, _RATE = range(8)
 _N_COLUMNS = 8
 _MEMORY_SECONDS = 0.1  # how old a reading of the memory may be: to ask for it takes 50 to 200 us amid a training
 _HALF_COLUMN = "amp.float16_grad_amax"
+_SHOWN_MODULES = 3
 
 AT_FLOOR_COLUMN = "loss_scale.at_floor"
 """Column that is 1 where a step overflowed and no group's scale could fall any further."""
+
+Mean = Callable[[Sequence[float]], list[float]]
+_Pairs = tuple[tuple[int, int], ...]
+"""Group of modules and scale group (-1 for none) of each exponent histogram: the share that underflows needs both."""
 
 
 @dataclass(slots=True)
@@ -56,11 +55,11 @@ class _HostRow:
     step_ms: float
     samples: int
     memory_bytes: int
-    columns: Mapping[str, float] = field(default_factory=dict)
-    exponents: Tensor | None = None
-    pairs: tuple[tuple[int, int], ...] = ()
-    n_scales: int = 0
-    values: list[float] | None = None
+    columns: Mapping[str, float]
+    exponents: Tensor | None
+    pairs: _Pairs
+    n_scales: int
+    values: list[float] | None  # the device's columns, where the host could read them without waiting
 
 
 class TraceBuffer:
@@ -88,34 +87,32 @@ class TraceBuffer:
         self.capacity = capacity
         self.max_seconds = max_seconds
         self._events: list[Event] = []
-        model = unwrapped(boosted.model)  # names as the user knows them
-        self._names = {id(p): name for name, p in model.named_parameters()}
-        self._module_of = {name: name.rpartition(".")[0] or name for name in self._names.values()}
-        self._index = {id(p): i for i, (_, p) in enumerate(model.named_parameters())}
-        self._group_of = group_by_module(model)
-        self._groups = list(dict.fromkeys(self._group_of.values()))
-        device = boosted.device
+        model, device = unwrapped(boosted.model), boosted.device  # names as the user knows them
+        named = list(model.named_parameters())
+        group_of = group_by_module(model)
+        self._groups = list(dict.fromkeys(group_of.values()))
+        self._index = {id(p): i for i, (_, p) in enumerate(named)}
+        self._modules = [name.rpartition(".")[0] or name for name, _ in named]  # of each parameter, and its group
+        self._group_index = [self._groups.index(group_of[name]) for name, _ in named]
         self._nan = torch.full((), math.nan, device=device)
         self._columns = torch.zeros(capacity, _N_COLUMNS, device=device)
-        self._nonfinite = torch.zeros(capacity, max(len(self._names), 1), dtype=torch.bool, device=device)
+        self._nonfinite = torch.zeros(capacity, max(len(named), 1), dtype=torch.bool, device=device)
+        # Norm, maximum, that of float16 gradients, what is not finite, and its positions; where the host has norm and
+        # maximum, these instead.
         self._gradient_row: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = None
-        self._gradient_values: tuple[float, float] | None = None  # norm and maximum, where the host has them
+        self._gradient_values: tuple[float, float] | None = None
         # Group scales used and left behind, per row; there are none before groups have been found.
         self._scales: Tensor | None = None
         self._pending_exponents: Tensor | None = None
-        # A histogram per group of modules and scale group in it: the share that underflows depends on both.
-        self._pending_pairs: tuple[tuple[int, int], ...] = ()
+        self._pending_pairs: _Pairs = ()
         self._positions: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
         self._float16: set[int] = set()
         self._graphs_seen: set[int] = set()
         self._rows: list[_HostRow] = []
         self._updates = 0
-        self._began = time.perf_counter()
-        self._last = self._began
-        self._oldest = self._began
+        self._began = self._last = self._oldest = time.perf_counter()
         self._memory_bytes, self._memory_read = 0, -math.inf
-        self._was_at_floor = False
-        self._diverged = False
+        self._was_at_floor = self._diverged = False
         boosted.events = self
         if gradients:
             boosted.observer = self._observe
@@ -129,8 +126,7 @@ class TraceBuffer:
     def restart_clock(self, left_out: float = 0.0) -> None:
         """Let the next step's time begin now, after something that is no part of a step (evaluation, a pause).
 
-        Args:
-            left_out: How much of it is no time of the run at all, seconds.
+        ``left_out`` is how much of it is no time of the run at all, seconds.
         """
         self._last = time.perf_counter()
         self._began += left_out
@@ -138,10 +134,7 @@ class TraceBuffer:
     def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
         """Add one step; no host synchronisation.
 
-        Args:
-            outcome: What the step gave back.
-            samples: Samples in the micro-batch.
-            columns: Namespaced numbers the host knows, for example ``{"time.forward": 1.2}`` in milliseconds.
+        ``columns`` are namespaced numbers the host knows, for example ``{"time.forward": 1.2}`` in milliseconds.
         """
         if len(self._rows) == self.capacity:
             raise RuntimeError("the trace buffer is full; call drain() when due() says so")
@@ -183,17 +176,20 @@ class TraceBuffer:
         full = len(self._rows) >= self.capacity
         return full or (bool(self._rows) and time.perf_counter() - self._oldest >= self.max_seconds)
 
-    def drain(self) -> tuple[list[StepRecord], list[Event]]:
+    def drain(self, mean: Mean | None = None) -> tuple[list[StepRecord], list[Event]]:
         """Copy what was recorded to the host, in one transfer, and empty the buffer.
 
-        Returns:
-            Step records in order, and the events of these steps: overflows with the leaf modules whose gradients went
-            non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
+        Returns step records in order, and the events of these steps: overflows with the leaf modules whose gradients
+        went non-finite, changes of the scale, a scale at its floor, a loss that is not finite, and what was emitted.
+        ``mean`` turns the losses of these steps into their means over ranks.
         """
         n, emitted = len(self._rows), len(self._events)
         known = [host.values for host in self._rows]
         on_device = self._columns[:n].cpu().tolist() if None in known else known
         values: list[list[float]] = [row or other for row, other in zip(known, on_device, strict=True)]
+        if mean is not None:
+            losses = mean([row[_LOSS] for row in values])
+            values = [[loss, *row[1:]] for loss, row in zip(losses, values, strict=True)]
         # A row that was known on the host had finite gradients only, or none.
         overflowed = any(row[_OVERFLOW] for row, host in zip(values, self._rows, strict=True) if host.values is None)
         nonfinite = self._nonfinite[:n].cpu() if overflowed else None
@@ -201,13 +197,14 @@ class TraceBuffer:
         records, events = [], list(self._events)
         for i, (host, row) in enumerate(zip(self._rows, values, strict=True)):
             used, left = grouped[i] if host.n_scales else ([], [])
-            record = self._record(host, row, tuple(used), tuple(left))
-            records.append(record)
+            records.append(self._record(host, row, tuple(used), left))
             flags = nonfinite[i] if nonfinite is not None and host.values is None else None
-            events.extend(self._events_of(record, flags, tuple(left)))
+            events += self._events_of(records[-1], flags, left)
         # Cleared last and together, so that an interrupt on the way here loses nothing.
         self._rows, self._events = [], self._events[emitted:]
         return records, sorted(events, key=lambda event: event.step)
+
+    # -- on the device ------------------------------------------------------------------------------------------------
 
     def _values_on_host(self, outcome: StepOutcome) -> list[float] | None:
         """Return the numbers of a step that already lie in host memory; None where the device has to be asked."""
@@ -217,8 +214,6 @@ class TraceBuffer:
         norm, amax = self._gradient_values or (math.nan, math.nan)
         self._gradient_values = None
         return [*(float32(scalar.item()) for scalar in scalars), norm, amax, math.nan, math.nan]
-
-    # -- on the device ------------------------------------------------------------------------------------------------
 
     def _record_on_device(self, row: int, outcome: StepOutcome) -> None:
         norm = amax = half_amax = self._nan
@@ -230,6 +225,7 @@ class TraceBuffer:
         elif self._gradient_values is not None:
             norm, amax = (torch.tensor(value, device=self._nan.device) for value in self._gradient_values)
             self._gradient_values = None
+        rate = outcome.learning_rate  # here only where the host would have to wait for it
         self._columns[row] = torch.stack(
             [
                 outcome.loss.float().reshape(()),
@@ -239,7 +235,7 @@ class TraceBuffer:
                 norm,
                 amax,
                 half_amax,
-                _on_device(outcome.learning_rate, self._nan),
+                rate.float().reshape(()) if isinstance(rate, Tensor) and not rate.is_cpu else self._nan,
             ]
         )
 
@@ -289,22 +285,19 @@ class TraceBuffer:
         """Sort gradients by group of modules and scale group (-1 for none)."""
         scaling = self.boosted.loss_scaling
         split: dict[tuple[int, int], list[Tensor]] = {(group, -1): [] for group in range(len(self._groups))}
-        position = {group: index for index, group in enumerate(self._groups)}
         for parameter in parameters:
             if parameter.grad is not None:
-                key = position[self._group_of[self._names[id(parameter)]]], scaling.group_of(parameter)
+                key = self._group_index[self._index[id(parameter)]], scaling.group_of(parameter)
                 split.setdefault(key, []).append(parameter.grad)
         return split
 
     # -- on the host --------------------------------------------------------------------------------------------------
 
     def _record(
-        self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: tuple[float, ...]
+        self, host: _HostRow, row: list[float], group_scales: tuple[float, ...], left: list[float]
     ) -> StepRecord:
-        outcome = host.outcome
-        overflow = bool(row[_OVERFLOW])
-        counts = None if host.exponents is None else host.exponents.cpu().tolist()
-        exponents = self._exponents(counts, host.pairs)
+        outcome, overflow = host.outcome, bool(row[_OVERFLOW])
+        counts = [] if host.exponents is None else host.exponents.cpu().tolist()
         amax, half = row[_AMAX], row[_HALF_AMAX]
         columns = dict(host.columns)
         if not (math.isnan(half) or overflow):
@@ -324,21 +317,19 @@ class TraceBuffer:
             accumulated=outcome.accumulated,
             grad_norm=row[_NORM],
             grad_amax=amax if amax > 0 or not overflow else math.nan,
-            underflow_share=self._underflow_share(counts, host.pairs, row[_SCALE], group_scales),
+            underflow_share=_underflow_share(counts, host.pairs, row[_SCALE], group_scales),
             group_scales=group_scales,
             frozen_groups=outcome.frozen_groups,
             learning_rate=row[_RATE] if math.isfinite(row[_RATE]) else float(outcome.learning_rate),
             samples=host.samples,
             memory_bytes=host.memory_bytes,
-            grad_exponents=exponents,
+            grad_exponents=self._exponents(counts, host.pairs),
             columns=columns,
         )
 
-    def _exponents(
-        self, counts: list[list[int]] | None, pairs: tuple[tuple[int, int], ...]
-    ) -> tuple[ExponentCounts, ...]:
+    def _exponents(self, counts: list[list[int]], pairs: _Pairs) -> tuple[ExponentCounts, ...]:
         """Return one histogram per group of modules; a frozen group has none."""
-        if counts is None:
+        if not counts:
             return ()
         sums = [[0] * EXPONENT_BINS for _ in self._groups]
         for (group, _), row in zip(pairs, counts, strict=True):
@@ -346,103 +337,92 @@ class TraceBuffer:
         histograms = [_histogram(name, row) for name, row in zip(self._groups, sums, strict=True)]
         return tuple(h for h in histograms if h.counts or h.zeros or h.nonfinite)
 
-    def _underflow_share(
-        self,
-        counts: list[list[int]] | None,
-        pairs: tuple[tuple[int, int], ...],
-        scale: float,
-        group_scales: tuple[float, ...],
-    ) -> float:
-        """Return the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown."""
-        if counts is None:
-            return math.nan
-        lost = total = 0.0
-        for (_, scale_group), row in zip(pairs, counts, strict=True):
-            table = exponent_table([_histogram("", row)])
-            elements = float(table.counts.sum())
-            if not elements:
-                continue
-            if group_scales:
-                scale = group_scales[scale_group] if scale_group >= 0 else 1.0
-            lost += elements * float(underflow_share(table, scale)[0])
-            total += elements
-        return lost / total if total else math.nan
+    def _events_of(self, record: StepRecord, nonfinite: Tensor | None, scales_after: list[float]) -> list[Event]:
+        events: list[Event] = []
+        scaling, before, after = self.boosted.loss_scaling, record.loss_scale, record.loss_scale_after
 
-    def _events_of(self, record: StepRecord, nonfinite: Tensor | None, scales_after: tuple[float, ...]) -> list[Event]:
-        events = []
-        step, before, after = record.step, record.loss_scale, record.loss_scale_after
+        def add(kind: EventKind, subject: str, value: float, text: str) -> None:
+            events.append(Event(record.step, kind, subject, value, f"step {record.step}: {text}"))
+
         if record.overflow:
-            subject = self._modules(nonfinite) if nonfinite is not None else ""
-            who = _shortened(subject) or "a gradient"
+            modules = self._modules_of(nonfinite) if nonfinite is not None else []
+            rest = len(modules) - _SHOWN_MODULES  # the event's subject holds them all
+            who = ", ".join(modules[:_SHOWN_MODULES]) + (f" and {rest} more" if rest > 0 else "")
             then = "skipped" if record.skipped else "applied all the same"
             at = "" if record.group_scales else f"at loss scale {before:g} "
-            events.append(
-                Event(
-                    step,
-                    EventKind.OVERFLOW,
-                    subject,
-                    before,
-                    f"step {step}: gradients overflowed {at}in {who}; the update was {then}",
-                )
-            )
+            text = f"gradients overflowed {at}in {who or 'a gradient'}; the update was {then}"
+            add(EventKind.OVERFLOW, ", ".join(modules), before, text)
+        changes = [("", "loss scale", before, after)]
         if record.group_scales:
-            events.extend(self._group_events(record, scales_after))
-        elif after > before:
-            events.append(Event(step, EventKind.SCALE_UP, "", after, f"step {step}: loss scale grew to {after:g}"))
-        elif after < before:
-            events.append(Event(step, EventKind.SCALE_DOWN, "", after, f"step {step}: loss scale fell to {after:g}"))
-        scaling = self.boosted.loss_scaling
-        if (
-            scaling.adapts and not record.group_scales and record.accumulated == self.boosted.window.n_steps
-        ):  # a window ended, so it was judged
+            of_groups = zip(scaling.group_names, record.group_scales, scales_after, strict=True)
+            changes = [(name, f"loss scale of {name}", used, now) for name, used, now in of_groups]
+        for name, what, used, now in changes:
+            if now < used:
+                add(EventKind.SCALE_DOWN, name, now, f"{what} fell to {now:g}")
+            elif now > used and (not name or _is_news(used, now)):
+                add(EventKind.SCALE_UP, name, now, f"{what} grew to {now:g}")
+        ended = record.accumulated == self.boosted.window.n_steps  # a window, so it was judged
+        if ended and (record.group_scales or scaling.adapts):
             at_floor = record.overflow and after <= scaling.minimum
+            text = f"loss scale is at its floor {after:g}; further overflows cannot lower it"
+            if record.group_scales:
+                at_floor, text = AT_FLOOR_COLUMN in record.columns, "no loss scale of a group can fall any further"
             if at_floor and not self._was_at_floor:
-                message = f"step {step}: loss scale is at its floor {after:g}; further overflows cannot lower it"
-                events.append(Event(step, EventKind.SCALE_FLOOR, "", after, message))
+                add(EventKind.SCALE_FLOOR, "", after, text)
             self._was_at_floor = at_floor
         # Once: every loss after it is as bad. Where overflows are skipped, the rule of the loss scale judges instead.
         if not (math.isfinite(record.loss) or scaling.checks_overflow or self._diverged):
             self._diverged = True
-            message = f"step {step}: the loss is {record.loss:g}; training diverged"
-            events.append(Event(step, EventKind.DIVERGED, "loss", record.loss, message))
+            add(EventKind.DIVERGED, "loss", record.loss, f"the loss is {record.loss:g}; training diverged")
         return events
 
-    def _group_events(self, record: StepRecord, after: tuple[float, ...]) -> list[Event]:
-        """Return what happened to the scale of each group; its name is the subject."""
-        scaling, step, events = self.boosted.loss_scaling, record.step, []
-        changes = list(zip(scaling.group_names, record.group_scales, after, strict=True))
-        for name, before, now in changes:
-            if now < before:
-                message = f"step {step}: loss scale of {name} fell to {now:g}"
-                events.append(Event(step, EventKind.SCALE_DOWN, name, now, message))
-            elif _is_news(before, now):
-                message = f"step {step}: loss scale of {name} grew to {now:g}"
-                events.append(Event(step, EventKind.SCALE_UP, name, now, message))
-        if record.accumulated == self.boosted.window.n_steps:
-            at_floor = AT_FLOOR_COLUMN in record.columns
-            if at_floor and not self._was_at_floor:
-                message = f"step {step}: no loss scale of a group can fall any further"
-                events.append(Event(step, EventKind.SCALE_FLOOR, "", record.loss_scale_after, message))
-            self._was_at_floor = at_floor
-        return events
-
-    def _modules(self, nonfinite: Tensor) -> str:
+    def _modules_of(self, nonfinite: Tensor) -> list[str]:
         """Name the modules with non-finite gradients, last registered first: the backward pass met them so."""
-        names = list(self._names.values())
-        hit = [self._module_of[names[i]] for i in torch.nonzero(nonfinite).flatten().tolist()]
-        return ", ".join(dict.fromkeys(reversed(hit)))
+        hit = [self._modules[i] for i in torch.nonzero(nonfinite).flatten().tolist()]
+        return list(dict.fromkeys(reversed(hit)))
 
 
-def _on_device(rate: float | Tensor, unknown: Tensor) -> Tensor:
-    """Return a learning rate that the host would have to wait for as a scalar; ``unknown`` for one that it knows."""
-    return rate.float().reshape(()) if isinstance(rate, Tensor) and not rate.is_cpu else unknown
+def float16_gradient_parameters(loss: Tensor) -> list[nn.Parameter]:
+    """Return the parameters whose gradients are computed in float16 under autocast, each once; only these can overflow.
+
+    Autocast runs linear and convolutional layers in float16 and normalisations, embeddings and losses in float32. A
+    parameter that was cast on its way in gets its gradient back through that cast, so the gradient was a float16
+    before. The walk takes milliseconds for thousands of nodes, and nothing is found where ``torch.compile`` hides it.
+    """
+    through_cast: dict[Tensor, None] = {}
+    directly: set[Tensor] = set()
+    waiting = [] if loss.grad_fn is None else [loss.grad_fn]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for source, _ in node.next_functions:
+            if source is None:
+                continue
+            leaf = getattr(source, "variable", None)  # only AccumulateGrad has one
+            if leaf is not None:
+                if node.name().startswith("ToCopyBackward"):
+                    through_cast[leaf] = None
+                else:
+                    directly.add(leaf)
+            elif source not in seen:
+                seen.add(source)
+                waiting.append(source)
+    return [leaf for leaf in through_cast if leaf not in directly and isinstance(leaf, nn.Parameter)]
 
 
-def _shortened(subject: str, at_most: int = 3) -> str:
-    """Return the first names of a list of modules; the event's subject holds them all."""
-    names = subject.split(", ")
-    rest = len(names) - at_most
-    return ", ".join(names[:at_most]) + (f" and {rest} more" if rest > 0 else "")
+def _underflow_share(counts: list[list[int]], pairs: _Pairs, scale: float, group_scales: tuple[float, ...]) -> float:
+    """Return the share of non-zero elements that float16 cannot represent at their scale; NaN if unknown."""
+    lost = total = 0.0
+    for (_, scale_group), row in zip(pairs if counts else (), counts, strict=True):
+        table = exponent_table([_histogram("", row)])
+        elements = float(table.counts.sum())
+        if not elements:
+            continue
+        if group_scales:
+            scale = group_scales[scale_group] if scale_group >= 0 else 1.0
+        lost += elements * float(underflow_share(table, scale)[0])
+        total += elements
+    return lost / total if total else math.nan
 
 
 def _histogram(name: str, row: list[int]) -> ExponentCounts:
@@ -454,8 +434,5 @@ def _histogram(name: str, row: list[int]) -> ExponentCounts:
 
 
 def _is_news(before: float, after: float) -> bool:
-    """Return whether a scale grew by enough to be told: by a tenth, or past a power of two.
-
-    The reference's rule lets every scale grow by 0.07 % in every step.
-    """
+    """Return whether a scale grew by a tenth, or past a power of two: the reference's grow by 0.07 % in every step."""
     return after >= 1.1 * before or (after > before and math.floor(math.log2(after)) > math.floor(math.log2(before)))

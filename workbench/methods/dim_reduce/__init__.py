@@ -16,4 +16,5 @@ DESCRIPTION = Description(
     paper="Li, Tan, Huang, Tao, Liu, Huang, "
     '"Low Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny Subspaces", '
     "IEEE TPAMI 2022, doi:10.1109/TPAMI.2022.3178101, arXiv:2103.11154",
+    snapshot_folder="dim_reduce.weight_load_dir",
 )

@@ -13,15 +13,14 @@ from torch.optim import SGD, Optimizer
 from workbench.config import ConfigError, Plan, line_search_trials
 from workbench.core import distributed as ranks
 from workbench.core.records import Event, EventKind
-from workbench.core.wrapped_model import unwrapped
 from workbench.methods.dim_reduce.method import DimReduce, component_rows
 from workbench.methods.dim_reduce.pca import principal_components
 from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, prepare_pca_matrix
-from workbench.methods.plan_mark import boosted_module_of
+from workbench.methods.plan_mark import prepared_module, trained_parameters
 from workbench.methods.protocol import Method, Preparation
 from workbench.methods.weight_update import CompleteWindow, WeightUpdate
 
-__all__ = ["DimReduceMethod", "DimReduceUpdate", "trained_parameters"]
+__all__ = ["DimReduceMethod", "DimReduceUpdate"]
 
 
 class DimReduceMethod(Method):
@@ -99,23 +98,6 @@ class DimReduceUpdate(WeightUpdate):
         self.dim_reduce.load_state_dict(state)
 
 
-def trained_parameters(network: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
-    """Return what an optimizer trains by the names snapshots are written and read under, in the order of the columns.
-
-    The network may be in wrappers (torch.compile, DistributedDataParallel, a module with its loss). Raises ConfigError
-    when the optimizer trains parameters that it does not hold.
-    """
-    names = {id(parameter): name for name, parameter in _inner(network).named_parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    strangers = sum(id(parameter) not in names for parameter in trained)
-    if strangers:
-        raise ConfigError(
-            f"weight snapshots go by the names of the network's parameters, and {strangers} of the {len(trained)} that "
-            "the optimizer trains are not in the network; let AutoBoost process the module that holds all of them"
-        )
-    return {names[id(parameter)]: parameter for parameter in trained}
-
-
 def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduceUpdate:
     """Read the components, or compute them from the snapshots; a ConfigError says what is missing, broken or foreign.
 
@@ -150,7 +132,7 @@ def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduc
         raise ConfigError(f"dim_reduce cannot start: {error}") from error
     shares = load_explained_variance(path)
     method = DimReduce(
-        _inner(network),
+        prepared_module(network),
         optimizer,
         list(named.values()),
         rows,
@@ -165,8 +147,3 @@ def _update_of(plan: Plan, network: nn.Module, optimizer: Optimizer) -> DimReduc
         arithmetic=arithmetic,
     )
     return DimReduceUpdate(method, None if shares is None else float(shares[:k].sum()))
-
-
-def _inner(network: nn.Module) -> nn.Module:
-    prepared = boosted_module_of(network)
-    return unwrapped(network) if prepared is None else prepared

@@ -15,4 +15,5 @@ DESCRIPTION = Description(
     builder="workbench.methods.grad_freeze.method:GradientFreeze",
     paper='Brock, Lim, Ritchie, Weston, "FreezeOut: Accelerate Training by Progressively Freezing Layers", '
     "NIPS 2017 workshop on optimization, arXiv:1706.04983",
+    schedules_groups=True,
 )

@@ -11,7 +11,8 @@ opposite.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,19 @@ def freeze_index_sequence(
         >>> freeze_index_sequence(3, 0, 0.5, 6)
         [0, 0, 1, 2, 0, 0, 1, 2]
     """
+    if n_groups > 1 and freeze_type not in {CONTINUOUS, INTERVAL}:
+        raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
     _check_freeze_p(freeze_p, freeze_type if n_groups > 1 else INTERVAL)
+    return _index_sequence(n_groups, freeze_type, freeze_p, total_steps, rng)
+
+
+def _index_sequence(n_groups: int, freeze_type: int, freeze_p: float, total_steps: int, rng: Randomness) -> list[int]:
     length = int(total_steps * LENGTH_MARGIN)
     if n_groups <= 1:
         return [0] * length
     if freeze_type == CONTINUOUS:
         return _continuous_sequence(n_groups, freeze_p, length)
-    if freeze_type == INTERVAL:
-        return _interval_sequence(n_groups, freeze_p, length, rng)
-    raise ValueError(f"`grad_freeze.freeze_type` must be 0 (continuous) or 1 (interval), got {freeze_type!r}")
+    return _interval_sequence(n_groups, freeze_p, length, rng)
 
 
 def _check_freeze_p(freeze_p: float, freeze_type: int) -> None:
@@ -206,23 +211,41 @@ class GradientFreeze:
             ValueError: When the optimizer holds no trainable parameter of the network.
         """
         checked_optimizer("optimizer", optimizer)
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        trainable = named_trainable_parameters(network)
-        among_held, in_network = set(held), {p for _, p in trainable}
-        named = [(name, p) for name, p in trainable if p in among_held]
-        if not named:
-            raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
-        groups: list[list[Any]] = list(_nested_parameters(named, self.param_groups))
-        if self.param_groups > 1 and len(groups[-1]) == len(groups[0]):
-            warnings.warn(
-                f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
-                f"{self.param_groups} (stride 0), so every group is the whole network; lower it",
-                stacklevel=2,
-            )
-        always = [p for p in held if p not in in_network]
-        strategy = self.generate_freeze_index_sequence(len(groups), self.freeze_type, self.freeze_p, self.total_steps)
-        groups = [group + always for group in groups]
-        return network, FreezeOpt(optimizer, groups, strategy, state=self.state, learning_rates=learning_rates)
+        draw = partial(
+            _index_sequence,
+            freeze_type=self.freeze_type,
+            freeze_p=self.freeze_p,
+            total_steps=self.total_steps,
+            rng=self.rng,
+        )
+        return network, _freezing(network, optimizer, self.param_groups, draw, self.state, learning_rates)
+
+
+def _freezing(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    n_groups: int,
+    draw: Callable[[int], list[int]],
+    state: FreezeState,
+    learning_rates: Sequence[float] | Tensor | None = None,
+) -> FreezeOpt:
+    """Form the groups, draw each step's index among so many, and wrap the optimizer."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    trainable = named_trainable_parameters(network)
+    among_held, in_network = set(held), {p for _, p in trainable}
+    named = [(name, p) for name, p in trainable if p in among_held]
+    if not named:
+        raise ValueError("the optimizer holds no trainable parameter of this network; was the network replaced?")
+    groups: list[list[Any]] = list(_nested_parameters(named, n_groups))
+    if n_groups > 1 and len(groups[-1]) == len(groups[0]):
+        warnings.warn(
+            f"gradient freezing has no effect: the network has fewer layers than `grad_freeze.param_groups` = "
+            f"{n_groups} (stride 0), so every group is the whole network; lower it",
+            stacklevel=3,
+        )
+    always = [p for p in held if p not in in_network]
+    groups = [group + always for group in groups]
+    return FreezeOpt(optimizer, groups, draw(len(groups)), state=state, learning_rates=learning_rates)
 
 
 def _nested_parameters(named: Sequence[tuple[str, nn.Parameter]], n_groups: int) -> list[list[nn.Parameter]]:
@@ -253,14 +276,14 @@ class FreezingMethod(Method):
         return config.with_values({"grad_freeze.total_steps": updates})
 
     def prepare(self, preparation: Preparation) -> None:
-        """Form the groups, draw the schedule and wrap the optimizer."""
+        """Form the groups, draw the schedule and wrap the optimizer; the configuration has checked its values."""
         freeze, seed = self.config.grad_freeze, preparation.draw_seed()
-        made = GradientFreeze(
-            freeze.param_groups,
-            freeze.freeze_type,
-            freeze.freeze_p,
-            freeze.total_steps,
-            state=self.config.compatibility.freeze_state,
+        draw = partial(
+            _index_sequence,
+            freeze_type=freeze.freeze_type,
+            freeze_p=freeze.freeze_p,
+            total_steps=freeze.total_steps,
             rng=None if seed is None else np.random.RandomState(seed),
         )
-        _, preparation.optimizer = made.freeze_generate(preparation.model, preparation.optimizer)
+        model, state = preparation.model, self.config.compatibility.freeze_state
+        preparation.optimizer = _freezing(model, preparation.optimizer, freeze.param_groups, draw, state)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from workbench.methods.facts import facts_of
 from workbench.methods.less_bn.full_normalization import NEEDS_CRITERION, HeadRule
 from workbench.methods.less_bn.method import REPORT_ATTRIBUTE, LessBNReport, reduce_batch_norms_
-from workbench.methods.parameter_groups import rebuild_optimizer
+from workbench.methods.parameter_groups import named_trainable_parameters, rebuild_optimizer, split_into_chunks
 from workbench.methods.protocol import Method, Preparation
 
 __all__ = ["LessBNMethod"]
@@ -39,6 +40,30 @@ class LessBNMethod(Method):
             "removable": removed,
             "removable_by_reference": removed,
         }
+
+    @staticmethod
+    def foreseen(
+        network: nn.Module,
+        new_network: Callable[[], nn.Module],
+        untrained: Collection[str],
+        call: Callable[[nn.Module], None] | None,
+    ) -> Mapping[str, int]:
+        """Return how many BatchNorms would go by either rule, and how many layers would be left."""
+        norms = sum(isinstance(module, _BatchNorm) for module in network.modules())
+        if not norms:
+            return {}
+
+        def reduced(network: nn.Module, match: Literal["reference", "structure"]) -> tuple[int, int]:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that none is removed is an answer here
+                report = reduce_batch_norms_(network, match=match, example_inputs=call)
+            names = [name for name, _ in named_trainable_parameters(network) if name not in untrained]
+            return len(report.removed), len(split_into_chunks(names))
+
+        counts = dict(zip(("removable", "layers_left"), reduced(network, "structure"), strict=True))
+        by_reference = reduced(new_network(), "reference")
+        counts |= zip(("removable_by_reference", "layers_left_by_reference"), by_reference, strict=True)
+        return {"batch_norms": norms, **counts}
 
     def refusal(self, model: nn.Module) -> str:
         """Refuse a DistributedDataParallel, which lists its parameters when it is made."""

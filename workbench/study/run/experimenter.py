@@ -6,6 +6,7 @@ a deterministic fake in place of `TaskExperimenter`.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -150,30 +151,21 @@ class TaskExperimenter:
 
     def _train(self, job: TrainJob, monitor: Monitor) -> Trained:
         from workbench.core import distributed as ranks
-        from workbench.training.run import RunProgress, run_task
+        from workbench.training.run import RunMonitor, RunProgress, run_task
 
         def tell(progress: RunProgress) -> None:
             if monitor.on_step is not None:
                 monitor.on_step(RunStep(progress.step, progress.steps, progress.metric))
 
-        run_id = job.run_id
-        if run_id and ranks.rank() == 0:
+        if job.run_id and ranks.rank() == 0:
             self._runs.mkdir(parents=True, exist_ok=True)
-            run_id = self._free_name(run_id)
+            job = dataclasses.replace(job, run_id=self._free_name(job.run_id))
         result = run_task(
             self._task,
-            job.config,
-            level=job.level,
-            steps=job.steps,
-            seed=job.seed,
+            job,
             device=self._device,
-            out=self._runs if run_id else None,
-            run_id=run_id or None,
-            evaluate_every=job.evaluate_every,
-            exponents_every=job.exponents_every,
-            on_progress=tell,
-            on_evaluation=monitor.on_evaluation,
-            stop=monitor.stop,
+            out=self._runs if job.run_id else None,
+            monitor=RunMonitor(tell, monitor.on_evaluation, monitor.stop),
         )
         return Trained(
             metric=float(result.metric),

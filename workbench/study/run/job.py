@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from workbench.config import BoostConfig
+from workbench.config.run_request import RunRequest
 
 __all__ = [
     "UNMONITORED",
@@ -232,28 +233,10 @@ class Job(ABC, Generic[OutcomeT]):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainJob(Job[Trained]):
-    """Train one run.
-
-    Args:
-        config: What is trained.
-        level: Its boost level.
-        seed: Seed of weights and data.
-        steps: Micro-batches.
-        evaluate_every: Micro-batches between two evaluations.
-        run_id: Name of the run directory; nothing is recorded without one.
-        exponents_every: Micro-batches between two recordings of the gradients' exponents; 0 for none.
-    """
+class TrainJob(RunRequest, Job[Trained]):
+    """Train one run; nothing is recorded without a ``run_id``."""
 
     kind: ClassVar[str] = "train"
-
-    config: BoostConfig
-    level: str
-    seed: int
-    steps: int
-    evaluate_every: int
-    run_id: str = ""
-    exponents_every: int = 0
 
     @property
     def configs(self) -> tuple[BoostConfig, ...]:

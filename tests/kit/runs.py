@@ -1,0 +1,20 @@
+"""A run in one line: a test names what it asks for and who watches, and this sorts it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from workbench.config import BoostConfig
+from workbench.tasks import Task
+from workbench.training import run
+
+REQUESTED = {field.name for field in fields(run.RunRequest)}
+WATCHING = {field.name for field in fields(run.RunMonitor)}
+
+
+def run_task(task: Task, config: BoostConfig, **options: Any) -> run.RunResult:
+    """Train a task; options are fields of `RunRequest` and `RunMonitor`, and ``device`` and ``out``."""
+    request = run.RunRequest(config, **{name: options.pop(name) for name in REQUESTED & options.keys()})
+    monitor = run.RunMonitor(**{name: options.pop(name) for name in WATCHING & options.keys()})
+    return run.run_task(task, request, monitor=monitor, **options)

@@ -1,0 +1,97 @@
+"""Evaluate at the average that an optimizer keeps: its weights, and BatchNorm's statistics for them.
+
+The running statistics belong to the weights of the last forward passes. For other weights they are estimated again from
+the last training inputs, as a plain mean over a few batches: Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021,
+arXiv:2105.07576, section 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from workbench.core.wrapped_model import unwrapped
+from workbench.training.precision import Precision
+
+__all__ = ["OptimizersAverage", "averages_weights"]
+
+_KEPT = 16
+"""Batches that are kept: references, so that nothing is copied, and their memory is not given back meanwhile."""
+
+
+def averages_weights(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer trains other weights than those to evaluate: it has ``train()`` and ``eval()``."""
+    return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))
+
+
+class OptimizersAverage:
+    """Puts the average of an optimizer with ``train()`` and ``eval()`` into the weights' place.
+
+    A model with BatchNorms gets a hook that keeps what it was last called with in training.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._inputs: deque[tuple[tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_KEPT)
+        if _batch_norms(model):
+            model.register_forward_pre_hook(self._keep, with_kwargs=True)
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if unwrapped(module).training:
+            self._inputs.append((args, kwargs))
+
+    @contextlib.contextmanager
+    def in_place(self, model: nn.Module, precision: Precision) -> Iterator[None]:
+        """Give the bare model the average and its statistics, and what it had back afterwards."""
+        weights = [parameter.detach().clone() for parameter in model.parameters()]
+        self._optimizer.eval()
+        try:
+            with self._statistics(model, precision.autocast()):
+                yield
+        finally:
+            self._optimizer.train()  # which computes the weights back, and rounds
+            with torch.no_grad():
+                for parameter, value in zip(model.parameters(), weights, strict=True):
+                    parameter.copy_(value)
+
+    @contextlib.contextmanager
+    def _statistics(self, model: nn.Module, autocast: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
+        kept = [(norm, norm.momentum, dict(norm.named_buffers())) for norm in _batch_norms(model)]
+        copies = [{name: buffer.clone() for name, buffer in buffers.items()} for _, _, buffers in kept]
+        training = [module for module in model.modules() if module.training]
+        try:
+            if self._inputs:
+                model.eval()  # as in the evaluation: without dropout
+                for norm, _, _ in kept:
+                    norm.reset_running_stats()
+                    norm.momentum = None  # the mean over all batches
+                    norm.training = True
+                with torch.no_grad(), autocast:
+                    for args, kwargs in self._inputs:
+                        model(*args, **kwargs)
+                model.eval()
+                for module in training:
+                    module.training = True
+            for norm, momentum, _ in kept:
+                norm.momentum = momentum
+            yield
+        finally:
+            for (norm, momentum, buffers), copy in zip(kept, copies, strict=True):
+                norm.momentum = momentum
+                for name, buffer in buffers.items():
+                    buffer.copy_(copy[name])
+            for module in training:
+                module.training = True
+
+
+def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Return the modules of a model that keep running statistics of their inputs."""
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return [norm for norm in norms if norm.track_running_stats and norm.running_mean is not None]
