@@ -20,27 +20,22 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from workbench.core.files import DISK_FULL_CODES, write_bytes_atomically, write_text_atomically
 from workbench.core.records import Event, StepRecord
-from workbench.runs import writer_lock
+from workbench.runs import tables, writer_lock
 from workbench.runs.errors import RunError, TelemetryError
-from workbench.runs.json_lines import (
-    encode_events,
-    encode_steps,
-    intact_size,
-    read_rows,
-)
+from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
 
 __all__ = ["RunRecorder", "new_run_id"]
 
+_TABLES = (tables.STEPS, tables.EVENTS)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_FIXED = frozenset(COLUMNS)
 
 
 def new_run_id() -> str:
@@ -59,9 +54,9 @@ class RunRecorder:
         path: The run directory.
     """
 
-    def __init__(self, path: Path, *, _counts: _Counts | None = None) -> None:
+    def __init__(self, path: Path, counts: _Counts) -> None:
         self.path = path
-        self._counts = _counts or _Counts()
+        self._counts = counts
         self._state = "open"
         self._pending: list[Event] = []
         self._pending_lock = threading.Lock()
@@ -105,13 +100,13 @@ class RunRecorder:
             writer_lock.acquire(path)
             for name, text in texts.items():
                 write_text_atomically(path / name, text)
-            for name in ("steps.jsonl", "events.jsonl"):
-                (path / name).touch()
+            for table in _TABLES:
+                (path / f"{table.name}.jsonl").touch()
         except FileExistsError as error:
             raise TelemetryError(f"{path} exists already; choose another `run_id` or reopen that run") from error
         except OSError as error:
             raise TelemetryError(f"cannot start the run {path}: {_reason(error)}") from error
-        return cls(path)
+        return cls(path, _Counts())
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str], *, next_step: int | None = None) -> RunRecorder:
@@ -145,7 +140,7 @@ class RunRecorder:
                 raise
         except OSError as error:
             raise TelemetryError(f"cannot continue the run {path}: {_reason(error)}") from error
-        return cls(path, _counts=counts)
+        return cls(path, counts)
 
     @property
     def run_id(self) -> str:
@@ -160,9 +155,6 @@ class RunRecorder:
     def emit(self, event: Event) -> None:
         """Take one event; it goes to the disk with the next block.
 
-        Args:
-            event: What happened.
-
         Raises:
             TelemetryError: When the run is closed.
         """
@@ -171,11 +163,7 @@ class RunRecorder:
             self._pending.append(event)
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Append one block, and the events emitted since the last one, and hand it to the operating system.
-
-        Args:
-            records: Steps, in order; may be empty.
-            events: Events, after the emitted ones.
+        """Append one block of steps, in order, after the events emitted since the last one those given.
 
         Raises:
             ValueError: When a method's column has no namespace, as in ``dim_reduce.rho``.
@@ -214,15 +202,13 @@ class RunRecorder:
         The lines are removed last: a crash at any point leaves a run that reads back whole.
 
         Args:
-            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of
-                the end are added as ``recorded``.
+            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of the end
+                are added as ``recorded``.
 
         Raises:
             TypeError: When ``summary`` holds something that JSON cannot.
             TelemetryError: When the run is closed or a file cannot be written; the lines stay, call again.
         """
-        from workbench.runs import tables  # pyarrow takes a while to load, and a running run needs none of it
-
         with self._write_lock:
             self._require_open()
             recorded = {
@@ -232,13 +218,12 @@ class RunRecorder:
             }
             text = _json_text({**summary, "recorded": recorded}, "summary")
             self.write(())
-            schemas = {"steps": tables.step_schema(self._counts.columns), "events": tables.event_schema()}
             try:
-                for name, schema in schemas.items():
-                    tables.compact(self.path / f"{name}.jsonl", self.path / f"{name}.parquet", schema)
+                for table in _TABLES:
+                    tables.compact(self.path, table, self._counts.columns)
                 write_text_atomically(self.path / "summary.json", text)
-                for name in schemas:
-                    (self.path / f"{name}.jsonl").unlink()
+                for table in _TABLES:
+                    (self.path / f"{table.name}.jsonl").unlink()
             except OSError as error:
                 raise TelemetryError(
                     f"cannot finish the run {self.path}: {_reason(error)}; everything recorded is intact"
@@ -264,9 +249,7 @@ class RunRecorder:
     def __enter__(self) -> RunRecorder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -277,18 +260,18 @@ class RunRecorder:
             raise TelemetryError(f"the run {self.path} is {self._state}; nothing more can be recorded in it")
 
 
+@dataclass
 class _Counts:
     """What ``finish`` and ``list_runs`` must know of the steps without reading them again."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.overflow_steps = 0
-        self.columns: set[str] = set()
+    steps: int = 0
+    overflow_steps: int = 0
+    columns: set[str] = field(default_factory=set)
 
     def add_row(self, row: Mapping[str, Any]) -> None:
         self.steps += 1
         self.overflow_steps += bool(row.get("overflow", False))
-        self.columns |= row.keys() - _FIXED
+        self.columns |= row.keys() - COLUMNS.keys()
 
 
 def _append_all(blocks: Mapping[Path, bytes]) -> None:

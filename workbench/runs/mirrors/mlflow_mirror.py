@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event
-from workbench.runs.mirrors.errors import MirrorError, MirrorFailedError
-from workbench.runs.mirrors.mirror import (
-    Mirror,
-    MirroredRun,
-    State,
-    require,
-    summary_numbers,
-)
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point
 
 if TYPE_CHECKING:
@@ -65,23 +58,12 @@ class MlflowMirror(Mirror):
         return f"MLflow at {hide_passwords(self.uri)}" if self.uri else "MLflow"
 
     def check(self) -> None:
-        """See that MLflow is installed.
-
-        Raises:
-            MirrorError: When it is not.
-        """
+        """See that MLflow is installed."""
         with _quiet():
             require("mlflow", "MLflow")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there, by the tags that this mirror gives its runs.
-
-        Args:
-            run: The run.
-
-        Raises:
-            MirrorError: When MLflow cannot be reached.
-        """
+        """Say whether the run is there, by the tags that this mirror gives its runs."""
         with self._plain_errors(), _quiet():
             found = self._find(run)
         if found is None:
@@ -112,11 +94,7 @@ class MlflowMirror(Mirror):
             self._send_metrics([(point.step, self._run.started + point.seconds, point.values) for point in points])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send the results and end the MLflow run.
-
-        Args:
-            summary: As in ``summary.json``.
-        """
+        """Send the results and end the MLflow run."""
         end = self._run.started + self._selection.seconds_at(-1)
         state = str(summary.get("state", ""))
         client = self._opened()
@@ -184,7 +162,7 @@ class MlflowMirror(Mirror):
         """Say what keeps MLflow from being opened; the libraries below it raise one class per store."""
         try:
             yield
-        except (MirrorError, MirrorFailedError):
+        except MirrorError:
             raise
         except Exception as error:
             reason = hide_passwords(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)

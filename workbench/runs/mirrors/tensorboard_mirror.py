@@ -15,14 +15,7 @@ from typing import Any, BinaryIO
 
 from workbench.core.files import write_text_atomically
 from workbench.core.records import Event
-from workbench.runs.mirrors.errors import MirrorError
-from workbench.runs.mirrors.mirror import (
-    Mirror,
-    MirroredRun,
-    State,
-    require,
-    summary_numbers,
-)
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point, described
 
 __all__ = ["TensorBoardMirror"]
@@ -53,18 +46,11 @@ class TensorBoardMirror(Mirror):
         return f"TensorBoard in {self.folder}"
 
     def check(self) -> None:
-        """See that tensorboard is installed.
-
-        Raises:
-            MirrorError: When it is not.
-        """
+        """See that tensorboard is installed."""
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
         """Say whether the run is there; a file of ours beside the event files tells.
-
-        Args:
-            run: The run.
 
         Raises:
             MirrorError: When another run, or somebody else's event files, are in its folder.
@@ -120,11 +106,7 @@ class TensorBoardMirror(Mirror):
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the results and the state, and close the event file.
-
-        Args:
-            summary: As in ``summary.json``.
-        """
+        """Write the results and the state, and close the event file."""
         end = self._run.started + self._selection.seconds_at(-1)
         step = int(summary.get("steps") or 0)
         self._scalars(summary_numbers(summary), step, end)
