@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from workbench.online.interrupts import Interrupts
 from workbench.online.read_ahead import ReadAhead
-from workbench.online.stream import (
-    OpenStream,
-    Read,
-    StreamPosition,
-    read_stream,
-)
+from workbench.online.stream import OpenStream, Read, StreamPosition, read_stream
 
 __all__ = ["Feed"]
 
@@ -49,7 +43,7 @@ class Feed:
         sift: Callable[[Any], Any | None],
         interrupts: Interrupts,
         stopped: Callable[[], bool],
-        opened: Callable[[], None] = lambda: None,
+        opened: Callable[[], None],
     ) -> None:
         self.dataset = stream
         self.position = start
@@ -117,10 +111,3 @@ class Feed:
 
     def _is_to_stop(self) -> bool:
         return self._interrupts.asked or self._stopped()
-
-    def __enter__(self) -> Feed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            self.close()

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.metrics import OutputKind
-from workbench.online.ranking import exact_auc
 
-__all__ = ["Prequential", "binary_log_losses", "click_scores"]
+__all__ = ["Prequential", "binary_log_losses", "click_scores", "exact_auc"]
 
 _LARGEST_LOG = 100.0  # as torch's BCELoss: a probability of exactly 0 or 1 costs 100, not infinity
 
@@ -146,12 +145,34 @@ class Prequential:
         self.n_seen += len(places)
 
 
+def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve, 0 to 1; NaN while there are records of one class only.
+
+    It is the probability that a positive record has a higher score (none of them NaN) than a negative one; a tie counts
+    half. Only one class has to be sorted: the other one's places in it are looked up, which for rare clicks is most of
+    the work saved.
+
+    Reference:
+        Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than the Other",
+        Annals of Mathematical Statistics 18(1), 1947.
+
+    Example:
+        >>> exact_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
+        0.75
+    """
+    hits, others = scores[positive], np.sort(scores[~positive])
+    if not len(hits) or not len(others):
+        return math.nan
+    hits.sort()  # neighbours are looked up in cached memory
+    below = int(np.searchsorted(others, hits, "left").sum())
+    not_above = int(np.searchsorted(others, hits, "right").sum())
+    return (below + not_above) / (2 * len(hits) * len(others))
+
+
 def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
     """Return one number per record from what a network returned: a logit, or a probability where it returns those.
 
-    Args:
-        prediction: Shape ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
-        kind: What the numbers are.
+    Its shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
 
     Raises:
         ValueError: When the shape is another.
@@ -166,13 +187,7 @@ def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
 def binary_log_losses(
     scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], kind: OutputKind
 ) -> npt.NDArray[np.float64]:
-    """Return the log loss of each record, in nats; NaN where a score or label is not finite.
-
-    Args:
-        scores: What `click_scores` returned, shape ``[n]``.
-        labels: 0 or 1, or probabilities, shape ``[n]``.
-        kind: ``"probabilities"``, or anything else for logits.
-    """
+    """Return the log loss of each record, in nats; NaN where a score of `click_scores` or a label is not finite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if kind == "probabilities":
             hit = np.maximum(np.log(scores), -_LARGEST_LOG)

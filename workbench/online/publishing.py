@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +84,7 @@ class SnapshotPublisher:
         full_every: int = 30,
         delta_rows: int = 1024,
     ) -> None:
-        if every_steps is None and every_seconds is None:
-            raise ValueError("`every_steps` and `every_seconds` are both None; say when to publish")
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
-        if every_seconds is not None and not every_seconds > 0:
-            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        self._writer = BackgroundWriter("a snapshot", every_steps, every_seconds)
         if full_every < 0:
             raise ValueError(f"`full_every` must be at least 0, got {full_every}")
         if delta_rows < 1:
@@ -100,24 +94,14 @@ class SnapshotPublisher:
         self.every_seconds = every_seconds
         self.full_every = full_every
         self.delta_rows = delta_rows
-        self._writer = BackgroundWriter("a snapshot")
         self._last: dict[str, Tensor] = {}
         self._base = ""
         self._deltas: list[str] = []
         self._version: int | None = None
-        self._published_at = time.monotonic()
-        self._is_late = False
 
     def is_due(self, n_steps: int) -> bool:
-        """Return whether to publish now; while a version is being written, the next one waits.
-
-        Args:
-            n_steps: Steps taken so far.
-        """
-        by_step = self.every_steps is not None and n_steps % self.every_steps == 0
-        by_time = self.every_seconds is not None and time.monotonic() - self._published_at >= self.every_seconds
-        self._is_late = self._is_late or by_step or by_time
-        return self._is_late and not self._writer.is_busy
+        """Return whether to publish after so many steps; while a version is being written, the next one waits."""
+        return self._writer.is_due(n_steps)
 
     def publish(self, model: nn.Module, n_steps: int, *, wait: bool = False) -> int:
         """Publish the state of a model, written in the background unless told otherwise.
@@ -139,9 +123,10 @@ class SnapshotPublisher:
         state = _tensors_of(model)
         self._finish_writing()
         if self._version is None:
-            self._version = _newest_version(self.folder)
+            published = _read_manifest(self.folder)
+            self._version = 0 if published is None else int(published["version"])
         self._version += 1
-        self._is_late, self._published_at = False, time.monotonic()
+        self._writer.restart()
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         same = forms == {name: (tensor.shape, tensor.dtype) for name, tensor in self._last.items()}
         if not same or len(self._deltas) >= self.full_every:
@@ -156,13 +141,8 @@ class SnapshotPublisher:
             content = self._difference(state)
             file = f"delta-{self._version:012d}.safetensors"
             self._deltas.append(file)
-        manifest = {
-            "format": _FORMAT,
-            "version": self._version,
-            "step": n_steps,
-            "base": self._base,
-            "deltas": list(self._deltas),
-        }
+        files = {"base": self._base, "deltas": list(self._deltas)}
+        manifest = {"format": _FORMAT, "version": self._version, "step": n_steps, **files}
         self._writer.start(lambda: self._write(file, content, manifest))
         if wait:
             self._finish_writing()
@@ -204,7 +184,7 @@ class SnapshotPublisher:
             save_file(dict(content), temporary)
         write_text_atomically(self.folder / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
         # A reader that has just read the manifest before finds its files; one that is slower reads the new manifest.
-        needed = {*_files_of(manifest), *_files_of(before or {})}
+        needed = {name for one in (manifest, before) if one for name in (one["base"], *one["deltas"])}
         for path in self.folder.glob("*.safetensors"):
             if path.name.startswith(("full-", "delta-")) and path.name not in needed:
                 path.unlink(missing_ok=True)
@@ -294,12 +274,7 @@ def _wrong_in_delta(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) 
 
 
 def apply_delta_(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
-    """Bring the state of a model from one version to the next, in place.
-
-    Args:
-        tensors: State of the version before.
-        delta: Content of a delta file.
-    """
+    """Bring the state of a model from one version to the next, in place, by the content of a delta file."""
     for key, value in delta.items():
         if key.startswith(_WHOLE):
             tensors[key.removeprefix(_WHOLE)].copy_(value)
@@ -309,12 +284,7 @@ def apply_delta_(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> 
 
 
 def changed_rows(now: Tensor, last: Tensor) -> Tensor:
-    """Return the numbers of the rows whose bits differ, int64, ascending.
-
-    Args:
-        now: Contiguous, on the CPU.
-        last: Of the same shape and dtype.
-    """
+    """Return the numbers of the rows whose bits differ, int64, ascending; both contiguous on the CPU, and alike."""
     if now.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     rows = len(now) if now.ndim else 1
@@ -355,12 +325,3 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if not all(type(manifest.get(key)) is int and 0 <= manifest[key] < 10**12 for key in ("version", "step")):
         raise ValueError(f"{folder / _MANIFEST}: not a manifest, `version` and `step` must be whole numbers")
     return manifest
-
-
-def _files_of(manifest: Mapping[str, Any]) -> list[str]:
-    return [name for name in (manifest.get("base"), *manifest.get("deltas", ())) if name]
-
-
-def _newest_version(folder: Path) -> int:
-    manifest = _read_manifest(folder)
-    return 0 if manifest is None else int(manifest["version"])

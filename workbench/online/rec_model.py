@@ -178,7 +178,8 @@ class RecModel(Model):
         first_step = boosted.step_index
         self._session = session
         try:
-            with interrupts.taken(), session.open(train_dataset, queue_size) as feed:
+            with interrupts.taken():
+                feed = session.open(train_dataset, queue_size)
                 self._train(feed.passes(), None, feed, listeners, dataset_sink_mode, sink_size)
         finally:
             self._session = None

@@ -9,7 +9,6 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
@@ -20,14 +19,13 @@ from workbench.mindspore.callbacks import Callback, CallbackParameters, RunConte
 from workbench.online.checkpoints import OnlineCheckpoints
 from workbench.online.feed import Feed
 from workbench.online.interrupts import Interrupts
-from workbench.online.online_trace import OnlineTrace, StepSink
+from workbench.online.online_trace import OnlineTrace, StepSink, table_figures
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
 from workbench.online.publishing import SnapshotPublisher
 from workbench.online.record_rules import RecordRules
 from workbench.online.record_sieve import RecordSieve
 from workbench.online.stream import OpenStream, StreamPosition
-from workbench.online.table_growth import table_figures
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.outcome import StepOutcome
@@ -43,18 +41,12 @@ class RefusedBatchError(Exception):
 
 
 class OnlineSession(Callback):
-    """State of one online training besides the model's.
+    """State of one online training besides the model's; arguments as for ``RecModel.online_train``.
 
-    Args:
-        boosted: What is trained.
-        interrupts: Who takes Ctrl-C.
-        rules: What is checked of records; None checks nothing.
-        prequential: Figures of the predictions; None for none.
-        drift: Looks at the log loss of each step; None for nobody.
-        checkpoints: Where checkpoints go; None for nowhere.
-        publisher: Where snapshots for serving go; None for nowhere.
-        recorder: What keeps steps and events; None for nothing.
-        record_gradients: Whether norm and maximum of the gradients are among what is kept.
+    Attributes:
+        columns: The newest figures, by column.
+        numbers: Epoch and step that a resumed run continues.
+        trace: Where steps are recorded; None without a recorder.
     """
 
     def __init__(
@@ -72,7 +64,7 @@ class OnlineSession(Callback):
     ) -> None:
         self.boosted = boosted
         self.interrupts = interrupts
-        self.sieve = RecordSieve(rules or RecordRules(), self._tell_rejected)
+        self.sieve = RecordSieve(rules or RecordRules(), self._report_rejected)
         self.prequential = prequential
         self.n_drifts = 0
         self.columns: dict[str, float] = {}
@@ -82,9 +74,9 @@ class OnlineSession(Callback):
         self._publisher = publisher
         self._recorder = recorder
         self._record_gradients = record_gradients
-        self._trace: OnlineTrace | None = None
+        self.trace: OnlineTrace | None = None
+        self.numbers = (0, 0)
         self._position = StreamPosition()
-        self._numbers = (0, 0)
         self._generators: dict[str, Any] | None = None
         self._context: RunContext | None = None
         self._is_in_step = False
@@ -101,23 +93,8 @@ class OnlineSession(Callback):
         assert self._feed is not None, "open() comes first"
         return self._feed
 
-    @property
-    def trace(self) -> OnlineTrace | None:
-        """Where steps are recorded."""
-        return self._trace
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """Epoch and step that a resumed run continues."""
-        return self._numbers
-
     def open(self, stream: Iterable[Any] | OpenStream, queue_size: int) -> Feed:
-        """Return the feed of a stream, at the place where this session is.
-
-        Args:
-            stream: Iterable of batches, or what opens one.
-            queue_size: Batches to read ahead.
-        """
+        """Return the feed of a stream, at the place where this session is, which reads so many batches ahead."""
         self._feed = Feed(
             stream,
             self._position,
@@ -137,11 +114,7 @@ class OnlineSession(Callback):
         return is_first
 
     def saw(self, prediction: Any, label: Any) -> None:
-        """Take what the first forward pass of a step predicted.
-
-        Args:
-            prediction: Output of the network.
-            label: What it should have been.
+        """Take what the first forward pass of a step predicted, and what it should have been.
 
         Raises:
             ValueError: When they are to be measured and are no tensors that fit each other.
@@ -156,11 +129,7 @@ class OnlineSession(Callback):
         self.prequential.see(prediction, label)
 
     def refuse(self, error: RefusedBatchError, state: CallbackParameters) -> None:
-        """Skip the batch of this step, which the network could not compute with.
-
-        Args:
-            error: What it raised.
-            state: Its step is taken back.
+        """Skip the batch of this step, which the network could not compute with; the step is taken back.
 
         Raises:
             BaseException: The cause itself, when several in a row were refused, or records are not checked.
@@ -176,23 +145,15 @@ class OnlineSession(Callback):
         self.sieve.refuse(state.train_dataset_element, reason, forget_form=self._n_steps == 0)
 
     def end_step(self, outcome: StepOutcome) -> None:
-        """Note that a step is complete.
-
-        Args:
-            outcome: What it gave back.
-        """
+        """Note that a step is complete."""
         self._is_in_step = False
         self._n_refused = 0
         self._n_steps += 1
-        if self._trace is None:
+        if self.trace is None:
             self.figures_after(outcome)
 
     def figures_after(self, outcome: StepOutcome) -> Mapping[str, float]:
-        """Return the figures after a step, by column; those that are dear only now and then.
-
-        Args:
-            outcome: What the step gave back.
-        """
+        """Return the figures after a step, by column; those that are expensive only now and then."""
         columns = {
             "online.rejected": float(self.sieve.rejected),
             "online.queue_depth": float(self.feed.depth),
@@ -200,11 +161,11 @@ class OnlineSession(Callback):
         }
         every = self.prequential.every if self.prequential is not None else _FIGURES_EVERY
         if (outcome.step + 1) % every == 0:
-            columns.update(self._dear_figures(outcome.step))
+            columns.update(self._expensive_figures(outcome.step))
         self.columns.update(columns)
         return columns
 
-    def _dear_figures(self, step: int) -> dict[str, float]:
+    def _expensive_figures(self, step: int) -> dict[str, float]:
         columns = {}
         if self.prequential is not None:
             self._take_in(step)
@@ -234,9 +195,7 @@ class OnlineSession(Callback):
     def __enter__(self) -> Self:
         """Begin to record."""
         if self._recorder is not None:
-            self._trace = OnlineTrace(
-                self.boosted, self._recorder, self.figures_after, gradients=self._record_gradients
-            )
+            self.trace = OnlineTrace(self.boosted, self._recorder, self.figures_after, gradients=self._record_gradients)
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -248,8 +207,8 @@ class OnlineSession(Callback):
         state = run_context.original_args()
         if self.interrupts.asked:
             run_context.request_stop()
-        if self._trace is not None:
-            self._trace.write_if_due()
+        if self.trace is not None:
+            self.trace.write_if_due()
         if self._checkpoints is not None and self._checkpoints.is_due(self.boosted.step_index):
             self._save(state)
         if self._publisher is not None and self._publisher.is_due(self.boosted.step_index):
@@ -269,24 +228,16 @@ class OnlineSession(Callback):
         """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
         assert self._checkpoints is not None
         content = self.state_dict(state)
-        if self._trace is not None:
-            self._trace.write()
+        if self.trace is not None:
+            self.trace.write()
         self._checkpoints.save(content, self.boosted.step_index, wait=wait)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the threads and write what was recorded.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
+    def __exit__(self, *_: object) -> None:
+        """End the threads and write what was recorded."""
         with contextlib.ExitStack() as endings:  # each of them, whatever becomes of the others; the last one first
-            if self._trace is not None:
-                endings.callback(self._trace.write)
-                endings.callback(self._trace.detach)
+            if self.trace is not None:
+                endings.callback(self.trace.write)
+                endings.callback(self.trace.detach)
             if self._publisher is not None:
                 endings.callback(self._publisher.close)
             if self._checkpoints is not None:
@@ -296,11 +247,7 @@ class OnlineSession(Callback):
     # Going on
 
     def state_dict(self, state: CallbackParameters) -> dict[str, Any]:
-        """Return everything that the rest of this training depends on, the user's callbacks excepted.
-
-        Args:
-            state: For the numbers of epoch and step.
-        """
+        """Return everything that the rest of this training depends on, the user's callbacks excepted."""
         self._take_in(self.boosted.step_index - 1)
         position = self.feed.position
         return {
@@ -312,15 +259,12 @@ class OnlineSession(Callback):
                 "n_drifts": self.n_drifts,
                 "prequential": None if self.prequential is None else self.prequential.state_dict(),
                 "drift": None if self._drift is None else self._drift.state_dict(),
-                "also": self._also_states(),
+                "also": {name: part.state_dict() for name, part in self._also().items()},
             },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; the random generators follow when the stream is open.
-
-        Args:
-            state: Read from a checkpoint.
 
         Raises:
             ValueError: When this run has parts that the other had not.
@@ -331,8 +275,7 @@ class OnlineSession(Callback):
         self.boosted.load_state_dict(state["boosted"])
         self._generators = state
         self._position = StreamPosition(*online["position"])
-        epoch, step = online["numbers"]
-        self._numbers = epoch, step
+        self.numbers = tuple(online["numbers"])
         self.sieve.load_state_dict(online["sieve"])
         self.n_drifts = online["n_drifts"]
         parts = {"prequential": self.prequential, "drift": self._drift, **self._also()}
@@ -353,12 +296,7 @@ class OnlineSession(Callback):
     def _also(self) -> dict[str, Any]:
         return {} if self._checkpoints is None else self._checkpoints.also
 
-    def _also_states(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._also().items()}
-
-    # Telling
-
-    def _tell_rejected(self, reason: str, number: float, message: str) -> None:
+    def _report_rejected(self, reason: str, number: float, message: str) -> None:
         step = self.boosted.step_index
         self._emit(Event(step, EventKind.RECORD_REJECTED, reason, float(number), f"step {step}: {message}"))
 
