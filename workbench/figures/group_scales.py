@@ -64,11 +64,7 @@ class GroupScalesNumbers:
 
 
 def group_scales_numbers(
-    steps: StepTable,
-    events: EventTable = None,
-    *,
-    names: Sequence[str] | None = None,
-    limit: int = MAXIMUM_POINTS,
+    steps: StepTable, events: EventTable = None, *, names: Sequence[str] | None = None, limit: int = MAXIMUM_POINTS
 ) -> GroupScalesNumbers:
     """Reduce a recorded run to one line, of at most ``limit`` points, per group; else as ``group_scales_figure``.
 

@@ -65,12 +65,7 @@ def offload_numbers(steps: StepTable, *, warmup_steps: int = 10, limit: int = MA
 
 
 def offload_drawing(
-    steps: StepTable,
-    *,
-    warmup_steps: int = 10,
-    limit: int = MAXIMUM_POINTS,
-    theme: Theme = "auto",
-    height: int = 480,
+    steps: StepTable, *, warmup_steps: int = 10, limit: int = MAXIMUM_POINTS, theme: Theme = "auto", height: int = 480
 ) -> Drawing:
     """Draw host and transfer times per step and, where gradients travel, the share that is hidden.
 

@@ -132,12 +132,7 @@ def second_order_drawing(
         reason = "No step refreshed any curvature; set optimizer.name to thor to train with it."
         return Drawing.empty(_QUESTION, reason, theme=theme)
     drawing = Drawing(
-        _answer(numbers),
-        _details(numbers),
-        theme=theme,
-        height=height,
-        row_heights=(0.28, 0.3, 0.42),
-        row_spacing=0.05,
+        _answer(numbers), _details(numbers), theme=theme, height=height, row_heights=(0.28, 0.3, 0.42), row_spacing=0.05
     )
     _add_refreshes(drawing, numbers)
     _add_damping(drawing, numbers)

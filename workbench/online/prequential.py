@@ -52,9 +52,11 @@ class Prequential:
         self.kind: OutputKind = "logits"
         self.n_seen = 0
         self.n_nonfinite = 0
-        self._scores = np.zeros(window)
-        self._positive = np.zeros(window, dtype=np.bool_)
-        self._losses = np.zeros(window)
+        self._records: dict[str, npt.NDArray[Any]] = {
+            "scores": np.zeros(window),
+            "positive": np.zeros(window, dtype=np.bool_),
+            "losses": np.zeros(window),
+        }
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def see(self, prediction: Tensor, label: Tensor) -> None:
@@ -96,12 +98,12 @@ class Prequential:
     def auc(self) -> float:
         """Return the area under the ROC curve over the window, 0 to 1; NaN while only one class is in it."""
         n = min(self.n_seen, self.window)
-        return exact_auc(self._scores[:n], self._positive[:n])
+        return exact_auc(self._records["scores"][:n], self._records["positive"][:n])
 
     def log_loss(self) -> float:
         """Return the mean log loss over the window, in nats per record; NaN while it is empty."""
         n = min(self.n_seen, self.window)
-        return float(self._losses[:n].mean()) if n else math.nan
+        return float(self._records["losses"][:n].mean()) if n else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window: ``n_seen``, ``n_nonfinite``, ``scores``, ``positive``, ``losses``.
@@ -111,13 +113,8 @@ class Prequential:
         """
         if self._pending:
             raise RuntimeError("predictions wait to be taken in; call take_in() before state_dict()")
-        return {
-            "n_seen": self.n_seen,
-            "n_nonfinite": self.n_nonfinite,
-            "scores": torch.from_numpy(self._scores.copy()),
-            "positive": torch.from_numpy(self._positive.copy()),
-            "losses": torch.from_numpy(self._losses.copy()),
-        }
+        records = {name: torch.from_numpy(values.copy()) for name, values in self._records.items()}
+        return {"n_seen": self.n_seen, "n_nonfinite": self.n_nonfinite, **records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken.
@@ -128,9 +125,8 @@ class Prequential:
         if len(state["scores"]) != self.window:
             raise ValueError(f"`window` must be {len(state['scores'])}, as in the checkpoint, got {self.window}")
         self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
-        self._scores[:] = state["scores"].cpu().numpy()
-        self._positive[:] = state["positive"].cpu().numpy()
-        self._losses[:] = state["losses"].cpu().numpy()
+        for name, values in self._records.items():
+            values[:] = state[name].cpu().numpy()
         self._pending = []
 
     def _append(
@@ -139,9 +135,9 @@ class Prequential:
         skipped = max(len(scores) - self.window, 0)  # what would be overwritten at once
         self.n_seen += skipped
         places = (self.n_seen + np.arange(len(scores) - skipped)) % self.window
-        self._scores[places] = scores[skipped:]
-        self._positive[places] = labels[skipped:] > 0.5
-        self._losses[places] = losses[skipped:]
+        self._records["scores"][places] = scores[skipped:]
+        self._records["positive"][places] = labels[skipped:] > 0.5
+        self._records["losses"][places] = losses[skipped:]
         self.n_seen += len(places)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
@@ -17,8 +18,7 @@ from workbench.core.records import Event, EventKind
 from workbench.core.wrapped_model import unwrapped
 from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
 from workbench.online.checkpoints import OnlineCheckpoints
-from workbench.online.feed import Feed
-from workbench.online.interrupts import Interrupts
+from workbench.online.feed import Feed, Interrupts
 from workbench.online.online_trace import OnlineTrace, StepSink, table_figures
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
@@ -40,6 +40,7 @@ class RefusedBatchError(Exception):
     """The network could not compute with a batch; the cause is what it raised."""
 
 
+@dataclass(eq=False)
 class OnlineSession(Callback):
     """State of one online training besides the model's; arguments as for ``RecModel.online_train``.
 
@@ -49,31 +50,20 @@ class OnlineSession(Callback):
         trace: Where steps are recorded; None without a recorder.
     """
 
-    def __init__(
-        self,
-        boosted: Boosted,
-        interrupts: Interrupts,
-        *,
-        rules: RecordRules | None,
-        prequential: Prequential | None,
-        drift: DriftDetector | None,
-        checkpoints: OnlineCheckpoints | None,
-        publisher: SnapshotPublisher | None,
-        recorder: StepSink | None,
-        record_gradients: bool,
-    ) -> None:
-        self.boosted = boosted
-        self.interrupts = interrupts
-        self.sieve = RecordSieve(rules or RecordRules(), self._report_rejected)
-        self.prequential = prequential
+    boosted: Boosted
+    interrupts: Interrupts
+    rules: RecordRules | None
+    prequential: Prequential | None
+    drift: DriftDetector | None
+    checkpoints: OnlineCheckpoints | None
+    publisher: SnapshotPublisher | None
+    recorder: StepSink | None
+    record_gradients: bool
+
+    def __post_init__(self) -> None:
+        self.sieve = RecordSieve(self.rules or RecordRules(), self._report_rejected)
         self.n_drifts = 0
         self.columns: dict[str, float] = {}
-        self._checks = rules is not None
-        self._drift = drift
-        self._checkpoints = checkpoints
-        self._publisher = publisher
-        self._recorder = recorder
-        self._record_gradients = record_gradients
         self.trace: OnlineTrace | None = None
         self.numbers = (0, 0)
         self._position = StreamPosition()
@@ -99,7 +89,7 @@ class OnlineSession(Callback):
             stream,
             self._position,
             queue_size=queue_size,
-            sift=self.sieve.sift if self._checks else lambda batch: batch,
+            sift=self.sieve.sift if self.rules is not None else lambda batch: batch,
             interrupts=self.interrupts,
             stopped=lambda: self._context is not None and self._context.get_stop_requested(),
             opened=self._restore_generators,
@@ -137,7 +127,7 @@ class OnlineSession(Callback):
         self._is_in_step = False
         self._n_refused += 1
         cause = error.__cause__ or error
-        if not self._checks or self._n_refused >= _REFUSED_IN_A_ROW:
+        if self.rules is None or self._n_refused >= _REFUSED_IN_A_ROW:
             raise cause
         state.cur_step_num -= 1
         state.cur_step_in_epoch -= 1
@@ -172,7 +162,7 @@ class OnlineSession(Callback):
             columns["online.auc"] = self.prequential.auc()
             columns["online.log_loss"] = self.prequential.log_loss()
         now, accepted = time.perf_counter(), self.sieve.accepted
-        if self._checks:
+        if self.rules is not None:
             columns["online.records_per_second"] = (accepted - self._figured[1]) / max(now - self._figured[0], 1e-9)
         self._figured = now, accepted
         columns.update(table_figures(unwrapped(self.boosted.model)))
@@ -184,7 +174,7 @@ class OnlineSession(Callback):
             return
         losses = self.prequential.take_in()
         for index, loss in enumerate(losses):
-            if self._drift is not None and self._drift.update(loss):
+            if self.drift is not None and self.drift.update(loss):
                 self.n_drifts += 1
                 at = step - len(losses) + 1 + index
                 message = f"step {at}: the log loss of new records has risen (to {loss:.4g} in this step); drift"
@@ -194,8 +184,8 @@ class OnlineSession(Callback):
 
     def __enter__(self) -> Self:
         """Begin to record."""
-        if self._recorder is not None:
-            self.trace = OnlineTrace(self.boosted, self._recorder, self.figures_after, gradients=self._record_gradients)
+        if self.recorder is not None:
+            self.trace = OnlineTrace(self.boosted, self.recorder, self.figures_after, gradients=self.record_gradients)
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -209,28 +199,28 @@ class OnlineSession(Callback):
             run_context.request_stop()
         if self.trace is not None:
             self.trace.write_if_due()
-        if self._checkpoints is not None and self._checkpoints.is_due(self.boosted.step_index):
+        if self.checkpoints is not None and self.checkpoints.is_due(self.boosted.step_index):
             self._save(state)
-        if self._publisher is not None and self._publisher.is_due(self.boosted.step_index):
-            self._publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
+        if self.publisher is not None and self.publisher.is_due(self.boosted.step_index):
+            self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Write what was reached, unless an interrupt tore the last step apart."""
         if self._is_in_step:
             return
         self._take_in(self.boosted.step_index - 1)
-        if self._checkpoints is not None:
+        if self.checkpoints is not None:
             self._save(run_context.original_args(), wait=True)
-        if self._publisher is not None:
-            self._publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=True)
+        if self.publisher is not None:
+            self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=True)
 
     def _save(self, state: CallbackParameters, *, wait: bool = False) -> None:
         """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
-        assert self._checkpoints is not None
+        assert self.checkpoints is not None
         content = self.state_dict(state)
         if self.trace is not None:
             self.trace.write()
-        self._checkpoints.save(content, self.boosted.step_index, wait=wait)
+        self.checkpoints.save(content, self.boosted.step_index, wait=wait)
 
     def __exit__(self, *_: object) -> None:
         """End the threads and write what was recorded."""
@@ -238,10 +228,10 @@ class OnlineSession(Callback):
             if self.trace is not None:
                 endings.callback(self.trace.write)
                 endings.callback(self.trace.detach)
-            if self._publisher is not None:
-                endings.callback(self._publisher.close)
-            if self._checkpoints is not None:
-                endings.callback(self._checkpoints.close)
+            if self.publisher is not None:
+                endings.callback(self.publisher.close)
+            if self.checkpoints is not None:
+                endings.callback(self.checkpoints.close)
             endings.callback(self.feed.close)
 
     # Going on
@@ -258,7 +248,7 @@ class OnlineSession(Callback):
                 "sieve": self.sieve.state_dict(),
                 "n_drifts": self.n_drifts,
                 "prequential": None if self.prequential is None else self.prequential.state_dict(),
-                "drift": None if self._drift is None else self._drift.state_dict(),
+                "drift": None if self.drift is None else self.drift.state_dict(),
                 "also": {name: part.state_dict() for name, part in self._also().items()},
             },
         }
@@ -278,7 +268,7 @@ class OnlineSession(Callback):
         self.numbers = tuple(online["numbers"])
         self.sieve.load_state_dict(online["sieve"])
         self.n_drifts = online["n_drifts"]
-        parts = {"prequential": self.prequential, "drift": self._drift, **self._also()}
+        parts = {"prequential": self.prequential, "drift": self.drift, **self._also()}
         states = {"prequential": online["prequential"], "drift": online["drift"], **online["also"]}
         for name, part in parts.items():
             if part is not None:
@@ -294,7 +284,7 @@ class OnlineSession(Callback):
             self._generators = None
 
     def _also(self) -> dict[str, Any]:
-        return {} if self._checkpoints is None else self._checkpoints.also
+        return {} if self.checkpoints is None else self.checkpoints.also
 
     def _report_rejected(self, reason: str, number: float, message: str) -> None:
         step = self.boosted.step_index

@@ -49,10 +49,7 @@ COLUMNS: dict[str, ColumnInfo] = {
     "seconds": ColumnInfo("float64", "s", "Time since the run began when the step was dispatched."),
     "step_ms": ColumnInfo("float64", "ms", "Wall-clock time of the step.", "time/step_ms"),
     "loss": ColumnInfo(
-        "float64",
-        "1",
-        "Unscaled loss of this micro-batch; the mean over ranks where several train.",
-        "training/loss",
+        "float64", "1", "Unscaled loss of this micro-batch; the mean over ranks where several train.", "training/loss"
     ),
     "loss_scale": ColumnInfo(
         "float64", "1", "Scale the backward pass used; 1 without loss scaling.", "loss_scale/scale", repeats=True
