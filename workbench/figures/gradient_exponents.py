@@ -72,30 +72,34 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
     frame = steps_frame(steps)
     step, log2_scale = column(frame, "step"), log2_known(column(frame, "loss_scale", 1.0))
     cells: list[Any] = frame["grad_exponents"].tolist() if "grad_exponents" in frame.columns else []
-    table = _read_cells(cells)
+    rows, groups, histograms, counts = _read_cells(cells)
+    group_of, record_of, lowest, lengths, others = histograms.T
+    owner = np.repeat(np.arange(lengths.size), lengths)  # the histogram of each bin
+    exponent = lowest[owner] + np.arange(counts.size) - (np.cumsum(lengths) - lengths)[owner]
     overflowed = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(log2_scale)))
     shares: dict[str, Floats] = {}
     exponents, middle, mean_scale = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
-    scale_at = log2_scale[table.rows]
-    if table.counts.size:
-        exponents = np.arange(table.exponent.min(), table.exponent.max() + 1)
-        n_groups, n_records = len(table.groups), table.rows.size
-        affordable = max(_FEWEST_COLUMNS, _MAXIMUM_CELLS // (exponents.size * (n_groups + 1)))
-        edges = bin_edges(n_records, min(limit, affordable))
-        column_of = np.searchsorted(edges, np.arange(n_records), side="right") - 1
-        shape = (n_groups, exponents.size, edges.size - 1)
-        cell_index = np.ravel_multi_index((table.group, table.exponent - exponents[0], column_of[table.record]), shape)
-        count = np.bincount(cell_index, weights=table.counts, minlength=math.prod(shape)).reshape(shape)
-        total_index = table.total_group * shape[2] + column_of[table.total_record]
-        total = np.bincount(total_index, weights=table.total, minlength=shape[0] * shape[2]).reshape(shape[::2])
+    scale_at = log2_scale[rows]
+    if counts.size:
+        exponents = np.arange(exponent.min(), exponent.max() + 1)
+        affordable = max(_FEWEST_COLUMNS, _MAXIMUM_CELLS // (exponents.size * (len(groups) + 1)))
+        edges = bin_edges(rows.size, min(limit, affordable))
+        column_of = (np.searchsorted(edges, np.arange(rows.size), side="right") - 1)[record_of]
+        shape = (len(groups), exponents.size, edges.size - 1)
+        cell_index = np.ravel_multi_index((group_of[owner], exponent - exponents[0], column_of[owner]), shape)
+        count = np.bincount(cell_index, weights=counts, minlength=math.prod(shape)).reshape(shape)
+        # All elements of a histogram, zeros and non-finite ones included.
+        elements = others + np.bincount(owner, weights=counts, minlength=lengths.size)
+        total_index = group_of * shape[2] + column_of
+        total = np.bincount(total_index, weights=elements, minlength=shape[0] * shape[2]).reshape(shape[::2])
         shares[ALL_GROUPS] = _share(count.sum(axis=0), total.sum(axis=0))
-        if n_groups > 1:
-            shares |= {group: _share(count[g], total[g]) for g, group in enumerate(table.groups)}
+        if len(groups) > 1:
+            shares |= {group: _share(count[g], total[g]) for g, group in enumerate(groups)}
         middle = (edges[:-1] + edges[1:] - 1) // 2
         mean_scale = _nan_mean_by_bin(scale_at, edges)
-    below, subnormal = _shares_outside(table.counts, table.exponent, scale_at[table.record])
+    below, subnormal = _shares_outside(counts, exponent, scale_at[record_of[owner]])
     return GradientExponentNumbers(
-        steps=step[table.rows][middle],
+        steps=step[rows][middle],
         exponents=exponents,
         shares=shares,
         log2_scale=mean_scale,
@@ -106,7 +110,7 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
         overflow_limits=_MAXIMUM_LOG2 - log2_scale[overflowed],
         below_share=below,
         subnormal_share=subnormal,
-        n_records=table.rows.size,
+        n_records=rows.size,
     )
 
 
@@ -185,29 +189,17 @@ def _detail(numbers: GradientExponentNumbers) -> str:
     return f"{percent(numbers.subnormal_share)} of the gradient would lose bits; {overflows} overflowed"
 
 
-@dataclass(frozen=True, eq=False)
-class _Histograms:
-    """All histograms of a run as flat arrays: one entry per bin, and one total per histogram."""
-
-    rows: Ints  # [records] row of the step table
-    groups: list[str]
-    counts: Floats  # [bins], with exponent, group and record of each
-    exponent: Ints
-    group: Ints
-    record: Ints
-    total: Floats  # [histograms] all elements, zeros and non-finite ones included
-    total_group: Ints
-    total_record: Ints
-
-
-def _read_cells(cells: Sequence[Any]) -> _Histograms:
+def _read_cells(cells: Sequence[Any]) -> tuple[Ints, list[str], Ints, Floats]:
     """Read the grad_exponents column; a cell holds records, dictionaries read from Parquet or JSON, or nothing.
 
     A run of a million steps holds a hundred thousand histograms: an even choice of records is read, its numbers are
     gathered once, and everything else is done on whole arrays.
+
+    Returns the rows of the step table that are read; the names of the groups; per histogram its group, its record, its
+    lowest exponent, how many bins it has, and how many elements in none ``[histograms, 5]``; the counts of all bins.
     """
     groups: dict[str, int] = {}
-    found: list[tuple[int, int, int, int, int]] = []  # group, record, lowest exponent, number of bins, other elements
+    found: list[tuple[int, int, int, int, int]] = []
     parts: list[Iterable[int]] = []
     rows = thin_marks(np.array(filled_rows(cells), dtype=np.int64), _MAXIMUM_RECORDS)
     for record, row in enumerate(rows.tolist()):
@@ -217,21 +209,8 @@ def _read_cells(cells: Sequence[Any]) -> _Histograms:
             rest = entry.get("zeros", 0) + entry.get("nonfinite", 0)
             found.append((group, record, entry["lowest"], len(entry["counts"]), rest))
             parts.append(entry["counts"])
-    group_of, record_of, lowest, lengths, others = np.array(found, dtype=np.int64).reshape(-1, 5).T
-    flat = np.fromiter(chain.from_iterable(parts), dtype=np.float64, count=int(lengths.sum()))
-    owner = np.repeat(np.arange(lengths.size), lengths)
-    start = np.cumsum(lengths) - lengths
-    return _Histograms(
-        rows=rows,
-        groups=list(groups),
-        counts=flat,
-        exponent=lowest[owner] + np.arange(flat.size) - start[owner],
-        group=group_of[owner],
-        record=record_of[owner],
-        total=others.astype(np.float64) + np.bincount(owner, weights=flat, minlength=lengths.size),
-        total_group=group_of,
-        total_record=record_of,
-    )
+    counts = np.fromiter(chain.from_iterable(parts), dtype=np.float64)
+    return rows, list(groups), np.array(found, dtype=np.int64).reshape(-1, 5), counts
 
 
 def _share(count: Floats, total: Floats) -> Floats:

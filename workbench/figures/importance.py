@@ -24,7 +24,6 @@ class ImportanceNumbers:
 
     names: tuple[str, ...]  # config paths; the last may stand for several
     shares: tuple[float, ...]  # they sum to 1, or are all zero when nothing mattered
-    n_merged: int  # how many paths the last bar stands for; 0 when each has its own
 
 
 def importance_numbers(importance: Mapping[str, float], *, limit: int = _MAXIMUM_BARS) -> ImportanceNumbers:
@@ -35,7 +34,7 @@ def importance_numbers(importance: Mapping[str, float], *, limit: int = _MAXIMUM
     tail = ranked[limit - 1 :] if len(ranked) > limit else []
     if tail:
         ranked = [*ranked[: limit - 1], (f"{len(tail)} others", sum(value for _, value in tail))]
-    return ImportanceNumbers(tuple(path for path, _ in ranked), tuple(v / total for _, v in ranked), len(tail))
+    return ImportanceNumbers(tuple(path for path, _ in ranked), tuple(v / total for _, v in ranked))
 
 
 def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto") -> go.Figure:

@@ -142,6 +142,7 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
+    worst = [f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else "" for bound in numbers.bounds]
     reach = np.where(np.isfinite(bounds), bounds - means, 0.0)
     drawing.marks(
         means,
@@ -151,13 +152,9 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
         # The bound is one-sided: the bar points the way that could still be worse.
         error_x=interval(np.maximum(-reach, 0.0), np.maximum(reach, 0.0), translucent(VERMILLION, 0.9)),
         name="mean; the bar is the one-sided 95 % bound",
-        customdata=[[plain(numbers.labels[i]), _bound_text(numbers.bounds[i])] for i in known],
+        customdata=[[plain(numbers.labels[i]), worst[i]] for i in known],
         row=2,
     )
-
-
-def _bound_text(bound: float) -> str:
-    return f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else ""
 
 
 def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:

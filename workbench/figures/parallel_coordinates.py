@@ -73,7 +73,6 @@ class ParallelCoordinatesNumbers:
     ]  # parameters that differ between trials, the most important first, then the objective
     lines: tuple[ParallelLine, ...]  # trials with an objective, by number
     left_out: tuple[str, ...]  # parameters without an axis: equal in all trials, or beyond the most that fit
-    n_without_value: int  # trials that have no objective
 
 
 def parallel_coordinates_numbers(
@@ -91,15 +90,16 @@ def parallel_coordinates_numbers(
     differing = [path for path in ranked if len({str(t.parameters[path]) for t in known if path in t.parameters}) > 1]
     shown = differing[:limit]
     if not known:
-        return ParallelCoordinatesNumbers((), (), (), len(trials))
+        return ParallelCoordinatesNumbers((), (), ())
     placed = [_place(path, [t.parameters.get(path) for t in known]) for path in shown]
     ceiling = value_ceiling(known)
     placed.append(_place(objective, [min(t.value, ceiling) for t in known]))
-    best = {t.number for t in sorted((t for t in known if t.feasible and t.number), key=lambda t: t.value)[:_N_BEST]}
+    good = sorted((t for t in known if t.feasible and t.number), key=lambda t: t.value)
+    best = {t.number: "best" for t in good[:_N_BEST]}
     lines = tuple(
         ParallelLine(
             number=trial.number,
-            kind="best" if trial.number in best else _kind(trial),
+            kind="baseline" if trial.number == 0 else best.get(trial.number, "within" if trial.feasible else "beyond"),
             heights=tuple(heights[row] for _, heights in placed),
             values=(*(_text(trial.parameters.get(path)) for path in shown), compact(trial.value)),
             value=trial.value,
@@ -108,7 +108,7 @@ def parallel_coordinates_numbers(
         for row, trial in enumerate(known)
     )
     left_out = tuple(path for path in paths if path not in shown)
-    return ParallelCoordinatesNumbers(tuple(axis for axis, _ in placed), lines, left_out, len(trials) - len(known))
+    return ParallelCoordinatesNumbers(tuple(axis for axis, _ in placed), lines, left_out)
 
 
 def parallel_coordinates_figure(
@@ -212,12 +212,6 @@ def _place_numbers(name: str, values: Sequence[Any], given: Sequence[float]) -> 
 
     ticks = tuple((height(value), compact(value)) for value in marked)
     return ParallelAxis(name, ticks, is_log), [None if value is None else height(value) for value in values]
-
-
-def _kind(trial: TrialRecord) -> str:
-    if trial.number == 0:
-        return "baseline"
-    return "within" if trial.feasible else "beyond"
 
 
 def _text(value: Any) -> str:

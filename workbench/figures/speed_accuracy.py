@@ -54,15 +54,9 @@ class TrialPoint:
 
 @dataclass(frozen=True, slots=True)
 class CandidatePoint:
-    """One candidate: mean position, ends of both intervals, verdict; metrics in the shown unit."""
+    """One candidate, with its mean metric and the bound of that in the shown unit."""
 
-    label: str
-    target: str
-    trial_number: int
-    verdict: Verdict
-    speedup: float
-    speedup_low: float
-    speedup_high: float
+    record: CandidateRecord
     metric: float
     metric_bound: float
     text: str
@@ -107,7 +101,7 @@ def speed_accuracy_numbers(
     drops = allowed_drops or {}
     return SpeedAccuracyNumbers(
         trials=known,
-        candidates=tuple(p for p in placed if math.isfinite(p.speedup) and math.isfinite(p.metric)),
+        candidates=tuple(p for p in placed if math.isfinite(p.record.speedup) and math.isfinite(p.metric)),
         baseline=baseline * metric.factor,
         bounds={target: (baseline - sign * drop) * metric.factor for target, drop in drops.items()},
         left_out=count_trials((t for t in trials if t.number not in shown), allowed_drops).plain_text(),
@@ -159,7 +153,7 @@ def speed_accuracy_figure(
         drawing.marks([1.0], [numbers.baseline], mark, told, **place, name="O0", customdata=[[0]])
         drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})
-    _add_candidates(drawing, numbers, {(choice.target, plain(choice.label)) for choice in choices})
+    _add_candidates(drawing, numbers, {(choice.target, choice.label) for choice in choices})
     _add_bounds(drawing, numbers)
     drawing.set_x(f"Speed: time of O0 / time{f' {per}' if per else ''} (×)", ticksuffix=" ×")
     drawing.set_y(metric.title, range=[low, high])
@@ -190,18 +184,8 @@ def _candidate_point(c: CandidateRecord, metric: MetricScale, baseline: float, s
         f"at most {metric.difference_text(c.drop_bound)}; "
         f"allowed {metric.difference_text(c.allowed_drop)}: {c.verdict}."
     )
-    return CandidatePoint(
-        label=plain(c.label),
-        target=c.target,
-        trial_number=c.trial_number,
-        verdict=c.verdict,
-        speedup=c.speedup,
-        speedup_low=c.speedup_low,
-        speedup_high=c.speedup_high,
-        metric=(baseline - sign * c.drop) * metric.factor,
-        metric_bound=(baseline - sign * c.drop_bound) * metric.factor,
-        text=text,
-    )
+    mean, bound = ((baseline - sign * drop) * metric.factor for drop in (c.drop, c.drop_bound))
+    return CandidatePoint(c, mean, bound, text)
 
 
 def _answer(choices: Sequence[Choice]) -> str:
@@ -287,31 +271,32 @@ def _add_tuned_plain(
 
 def _add_candidates(drawing: Drawing, numbers: SpeedAccuracyNumbers, exported: Set[tuple[str, str]]) -> None:
     for verdict, mark in _CANDIDATE_MARKS.items():
-        chosen = [c for c in numbers.candidates if c.verdict is verdict]
+        chosen = [point for point in numbers.candidates if point.record.verdict is verdict]
         if not chosen:
             continue
-        slower, faster = [c.speedup - c.speedup_low for c in chosen], [c.speedup_high - c.speedup for c in chosen]
+        records = [point.record for point in chosen]
+        slower, faster = [c.speedup - c.speedup_low for c in records], [c.speedup_high - c.speedup for c in records]
         # The bound on the drop is one-sided: the bar points the way that could still be worse.
-        lower, higher = ([max(0.0, sign * (c.metric_bound - c.metric)) for c in chosen] for sign in (-1, 1))
+        lower, higher = ([max(0.0, sign * (p.metric_bound - p.metric)) for p in chosen] for sign in (-1, 1))
         drawing.marks(
-            [c.speedup for c in chosen],
-            [c.metric for c in chosen],
+            [c.speedup for c in records],
+            [p.metric for p in chosen],
             mark,
             "%{customdata[1]}",
-            text=[_label(c, exported) for c in chosen],
+            text=[_label(c, exported) for c in records],
             # One trial may be exported for both, at nearly the same point: two labels there.
-            textposition=["bottom center" if c.target == "o2" else "top center" for c in chosen],
+            textposition=["bottom center" if c.target == "o2" else "top center" for c in records],
             cliponaxis=False,
             error_x=interval(slower, faster, mark.colour, thickness=1.6),
             error_y=interval(lower, higher, mark.colour, thickness=1.6),
             name=f"{verdict} {VERDICT_SYMBOLS[verdict]}",
-            customdata=[[c.trial_number, c.text] for c in chosen],
+            customdata=[[p.record.trial_number, p.text] for p in chosen],
         )
 
 
-def _label(candidate: CandidatePoint, exported: Set[tuple[str, str]]) -> str:
+def _label(candidate: CandidateRecord, exported: Set[tuple[str, str]]) -> str:
     """Return what stands at a candidate's point: once something is exported, only that is named."""
-    name = f"{candidate.label} {VERDICT_SYMBOLS[candidate.verdict]}"
+    name = f"{plain(candidate.label)} {VERDICT_SYMBOLS[candidate.verdict]}"
     if (candidate.target, candidate.label) in exported:
         return f"{candidate.target}: {name}"
     return "" if exported else name
