@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -130,9 +130,10 @@ class RunRecorder:
             if not writer_lock.acquire(path):
                 raise TelemetryError(f"{path} is being written by another process; stop that one first")
             try:
-                counts = _Counts()
-                _repair(path / "events.jsonl", next_step, lambda row: None)
-                _repair(path / "steps.jsonl", next_step, counts.add_row)
+                _repair(path / "events.jsonl", next_step)
+                rows = _repair(path / "steps.jsonl", next_step)
+                overflow_steps = sum(bool(row.get("overflow", False)) for row in rows)
+                counts = _Counts(len(rows), overflow_steps, set[str]().union(*rows) - COLUMNS.keys())
                 if strange := sorted(name for name in counts.columns if not is_method_column(name)):
                     raise RunError(f"{path}: unknown column `{strange[0]}`; the file was damaged after it was written")
             except BaseException:
@@ -266,12 +267,7 @@ class _Counts:
 
     steps: int = 0
     overflow_steps: int = 0
-    columns: set[str] = field(default_factory=set)
-
-    def add_row(self, row: Mapping[str, Any]) -> None:
-        self.steps += 1
-        self.overflow_steps += bool(row.get("overflow", False))
-        self.columns |= row.keys() - COLUMNS.keys()
+    columns: set[str] = field(default_factory=set)  # those of methods
 
 
 def _append_all(blocks: Mapping[Path, bytes]) -> None:
@@ -299,8 +295,8 @@ def _append(path: Path, block: bytes) -> None:
         os.close(descriptor)
 
 
-def _repair(path: Path, next_step: int | None, visit: Callable[[Mapping[str, Any]], None]) -> None:
-    """Cut off a torn tail and the records from ``next_step`` on; show every row that stays."""
+def _repair(path: Path, next_step: int | None) -> list[dict[str, Any]]:
+    """Cut off a torn tail and the records from ``next_step`` on; return every row that stays."""
     if not path.exists():
         path.touch()
     content = path.read_bytes()
@@ -316,9 +312,7 @@ def _repair(path: Path, next_step: int | None, visit: Callable[[Mapping[str, Any
     else:
         lines = content[:intact].split(b"\n")[:-1]
         write_bytes_atomically(path, b"".join(line + b"\n" for line, kept in zip(lines, stays, strict=True) if kept))
-    for row, kept in zip(rows, stays, strict=True):
-        if kept:
-            visit(row)
+    return [row for row, kept in zip(rows, stays, strict=True) if kept]
 
 
 def _json_text(values: Mapping[str, Any], name: str) -> str:

@@ -158,7 +158,7 @@ class Mirror(ABC):
     def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None: ...
 
     def _when(self, step: int) -> float:
-        """Return when a step of this block ended, seconds since the epoch."""
+        """Return when a step of this block ended, seconds since the epoch; -1 is the end of the block."""
         return self._run.started + self._selection.seconds_at(step)
 
 

@@ -103,13 +103,9 @@ class Selection:
 def described(names: Sequence[str]) -> dict[str, ColumnInfo]:
     """Return unit and meaning of mirrored numbers; names that no column explains are left out."""
     explained = [name for name in names if not name.startswith(("evaluation/", "summary/"))]
-    return {name: _DESCRIBED.get(name) or column_info(_column_of(name)) for name in explained}
+    return {name: _DESCRIBED.get(name) or column_info(name.replace("/", ".")) for name in explained}
 
 
 def _method_name(column: str) -> str:
     unit = "_ms" if column.startswith("time.") else ""  # the column's name leaves out what its documentation says
     return column.replace(".", "/") + unit
-
-
-def _column_of(name: str) -> str:
-    return name.removesuffix("_ms").replace("/", ".") if name.startswith("time/") else name.replace("/", ".")

@@ -101,21 +101,22 @@ class TensorBoardMirror(Mirror):
             kind = str(event.kind)
             self._sentences[kind] = self._sentences.get(kind, 0) + 1
             if self._sentences[kind] <= _MOST_SENTENCES:
-                sentence = event.message or " ".join(filter(None, (kind, event.subject, _number(event.value))))
+                value = f"{event.value:g}" if event.value == event.value else ""
+                sentence = event.message or " ".join(filter(None, (kind, event.subject, value)))
                 self._text(f"events/{kind}", sentence, event.step, self._when(event.step))
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the results and the state, and close the event file."""
-        end = self._run.started + self._selection.seconds_at(-1)
-        step = int(summary.get("steps") or 0)
+        end, step, state = self._when(-1), int(summary.get("steps") or 0), summary.get("state")
         self._scalars(summary_numbers(summary), step, end)
         shown = {name: value for name, value in summary.items() if name != "curve"}
         self._text("about/summary", _as_table(shown), step, end)
-        self._add(_session_end(str(summary.get("state", "")), end), step, end)
+        outcome = "FAILURE" if state in {"diverged", "interrupted"} else "SUCCESS" if state else "UNKNOWN"
+        self._add(_session_end(f"STATUS_{outcome}", end), step, end)
         self._writer.close()
         self._file = None
-        self._mark(complete=bool(summary.get("state")))
+        self._mark(complete=bool(state))
 
     def abandon(self) -> None:
         """Close the event file; what is in it stays readable."""
@@ -154,14 +155,12 @@ class TensorBoardMirror(Mirror):
         self._writer.write(FileEvent(wall_time=when, step=step, summary=summary).SerializeToString())
 
 
-def _session_end(state: str, when: float) -> Any:
+def _session_end(status: str, when: float) -> Any:
+    """Return what ``hparams.summary.session_end_pb`` would, which needs TensorFlow."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
     from tensorboard.plugins.hparams.api_pb2 import Status
 
-    status = "STATUS_FAILURE" if state in {"diverged", "interrupted"} else "STATUS_SUCCESS"
-    if not state:
-        status = "STATUS_UNKNOWN"
     ended = plugin_data_pb2.SessionEndInfo(status=Status.Value(status), end_time_secs=when)
     content = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
     entry = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=content, tensor=metadata.NULL_TENSOR)
@@ -182,7 +181,3 @@ def _as_table(values: Mapping[str, Any]) -> str:
         for name, value in values.items()
     ]
     return "\n".join(["| | |", "| --- | --- |", *rows])
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if value == value else ""
