@@ -124,7 +124,7 @@ def attribution_figure(
     ):
         if math.isfinite(speed):
             told = f"{name}, {speed:.2f} ×"
-            drawing.line([speed] * 2, [-0.6, len(parts) + 0.6], Stroke(colour, 1.8, dash), told, name=told)
+            drawing.line(([speed] * 2, [-0.6, len(parts) + 0.6]), Stroke(colour, 1.8, dash), told, name=told)
     low, high = _reach(numbers)
     drawing.set_x(
         "Speed to the same quality (× as given)",

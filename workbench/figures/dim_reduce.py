@@ -11,10 +11,20 @@ import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import EventTable, Floats, StepTable, column, mean_known, steps_frame, subjects_by_step
+from workbench.figures.frames import (
+    EventTable,
+    Floats,
+    Line,
+    StepTable,
+    column,
+    mean_known,
+    steps_frame,
+    subjects_by_step,
+    thin_line,
+)
 from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
 
 __all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
 
@@ -45,20 +55,17 @@ class DimReduceNumbers:
     """Numbers behind one pair's curves; x counts micro-batches, and a single number is NaN where it is not known."""
 
     label: str
-    warm_up_x: Floats
-    warm_up_loss: Floats
+    warm_up: Line  # losses of the first run
     target: float  # loss of the first run at its end
     warm_up_steps: float  # micro-batches of the first run
     x: Floats
-    loss: Floats
+    loss: Floats  # of the second run
     reached: float  # micro-batches after which the second run first stood at or below the target
-    rho_x: Floats
-    rho: Floats  # share of the quasi-Newton step that was taken; 0 where the search failed
+    rho: Line  # share of the quasi-Newton step that was taken; 0 where the search failed
     failed_x: Floats  # steps whose line search failed, thinned
     n_failed: int
     n_steps: int  # recorded of the second run
-    condition_x: Floats
-    condition: Floats  # condition number of the inverse Hessian in the subspace
+    condition: Line  # condition number of the inverse Hessian in the subspace
     explained_variance: float  # share of the snapshots' variance in the subspace
     mean_trials: float  # forward passes of the line search per step
 
@@ -79,30 +86,23 @@ def dim_reduce_numbers(pair: SubspacePair, *, limit: int = MAXIMUM_POINTS) -> Di
     step, rho, condition = (column(frame, name) for name in ("step", "dim_reduce.rho", "dim_reduce.condition"))
     explained = column(frame, "dim_reduce.explained_variance")
     failed = np.array(sorted(subjects_by_step(pair.events, EventKind.LINE_SEARCH_FAILED)), np.float64)
-    taken, known = thin_indices(step, rho, limit), thin_indices(step, condition, limit)
     first, second = np.array(pair.warm_up, np.float64).reshape(-1, 2), np.array(pair.reduced, np.float64).reshape(-1, 2)
-    if not len(second):
-        loss = column(frame, "loss")
-        drawn = thin_indices(step, loss, limit)
-        second = np.stack([step[drawn], loss[drawn]], axis=1)
+    losses = Line(*second.T) if len(second) else thin_line(step, column(frame, "loss"), limit)
     warm_up_steps, target = first[-1].tolist() if len(first) else (float("nan"), float("nan"))
     shares = explained[np.isfinite(explained)]
     return DimReduceNumbers(
         label=pair.label,
-        warm_up_x=first[:, 0],
-        warm_up_loss=first[:, 1],
+        warm_up=Line(*first.T),
         target=target,
         warm_up_steps=warm_up_steps,
-        x=second[:, 0],
-        loss=second[:, 1],
+        x=losses.x,
+        loss=losses.y,
         reached=first_at_or_below(pair.reduced, target),
-        rho_x=step[taken],
-        rho=rho[taken],
+        rho=thin_line(step, rho, limit),
         failed_x=failed[thin_marks(np.arange(failed.size), limit)],
         n_failed=int(failed.size),
         n_steps=len(frame),
-        condition_x=step[known],
-        condition=condition[known],
+        condition=thin_line(step, condition, limit),
         explained_variance=float(shares[0]) if shares.size else float("nan"),
         mean_trials=mean_known(column(frame, "dim_reduce.trials")),
     )
@@ -125,24 +125,18 @@ def dim_reduce_figure(
     numbers = [one for one in numbers if one.n_steps or one.x.size]
     if not numbers:
         return empty_figure(_QUESTION, "No run in a subspace has been recorded yet.", theme=theme)
-    drawing = Drawing(
-        _answer(numbers),
-        _details(numbers),
-        theme=theme,
-        height=height,
-        row_heights=(0.52, 0.22, 0.26),
-        row_spacing=0.05,
-    )
+    rows = (0.52, 0.22, 0.26)
+    drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows)
     for index, one in reversed(list(enumerate(numbers))):  # the first one on top
         _add_losses(drawing, one, is_first=index == 0)
     _add_search(drawing, numbers[0])
     label = plain(numbers[0].label)
-    losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up_loss)])
+    losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up.y)])
     drawing.show_legend(96)
     drawing.set_steps()
     drawing.set_y(f"{plain(loss_name)} (log)", **_log_axis(losses))
     drawing.set_y(f"Accepted rho<br>({label})", range=[-0.08, 1.08], row=2)
-    drawing.set_y(f"Condition, log<br>({label})", **_log_axis(numbers[0].condition), row=3)
+    drawing.set_y(f"Condition, log<br>({label})", **_log_axis(numbers[0].condition.y), row=3)
     return drawing.figure()
 
 
@@ -184,20 +178,21 @@ def _details(numbers: Sequence[DimReduceNumbers]) -> str:
 
 def _add_losses(drawing: Drawing, one: DimReduceNumbers, *, is_first: bool) -> None:
     label, faint = plain(one.label), 1.0 if is_first else 0.4
-    for x, loss, name, colour, dash in (
-        (one.warm_up_x, one.warm_up_loss, "SGD that made the snapshots", ORANGE, "dash"),
-        (one.x, one.loss, "DimReduce", BLUE, "solid"),
+    for losses, name, colour, dash in (
+        (one.warm_up, "SGD that made the snapshots", ORANGE, "dash"),
+        ((one.x, one.loss), "DimReduce", BLUE, "solid"),
     ):
         told = f"{name}, {label}: %{{y:.4g}} after %{{x:,}} steps."
         stroke = Stroke(translucent(colour, faint), 2.4 if is_first else 1.2, dash)
-        drawing.line(x, loss, stroke, told, name=f"{name} (bold: {label})", showlegend=is_first)
+        drawing.line(losses, stroke, told, name=f"{name} (bold: {label})", showlegend=is_first)
     at = one.x == one.reached
+    reached = one.x[at], one.loss[at]
     told = (
         f"{label}: the warm-up's end loss {one.target:.4g} is reached after %{{x:,}} steps; the warm-up "
         f"took {one.warm_up_steps:,.0f}."
     )
     mark = Mark("star", 14 if is_first else 9, translucent(BLUE, faint))
-    drawing.marks(one.x[at], one.loss[at], mark, told, name="the warm-up's end loss reached", showlegend=is_first)
+    drawing.marks(reached, mark, told, name="the warm-up's end loss reached", showlegend=is_first)
     if is_first and one.target > 0:
         drawing.rule(Stroke(GREY, 1.5, "dot"), y=one.target)
         # On the right the warm-up comes down to the line from above.
@@ -208,9 +203,9 @@ def _add_losses(drawing: Drawing, one: DimReduceNumbers, *, is_first: bool) -> N
 
 def _add_search(drawing: Drawing, one: DimReduceNumbers) -> None:
     told = "At step %{x:,} the share %{y:.3g} of the quasi-Newton step was taken."
-    drawing.marks(one.rho_x, one.rho, Mark("circle", 4, BLUE), told, name="accepted rho", showlegend=False, row=2)
+    drawing.marks(one.rho, Mark("circle", 4, BLUE), told, name="accepted rho", showlegend=False, row=2)
     told = "At step %{x:,} no trial lowered the loss enough."
-    zero, is_there = np.zeros_like(one.failed_x), bool(one.failed_x.size)
-    drawing.marks(one.failed_x, zero, OVERFLOW, told, name="line search failed", showlegend=is_there, row=2)
+    failed, is_there = (one.failed_x, np.zeros_like(one.failed_x)), bool(one.failed_x.size)
+    drawing.marks(failed, OVERFLOW, told, name="line search failed", showlegend=is_there, row=2)
     told = "At step %{x:,} the condition number was %{y:.3g}."
-    drawing.line(one.condition_x, one.condition, Stroke(BLUE, 1.6), told, name="condition", showlegend=False, row=3)
+    drawing.line(one.condition, Stroke(BLUE, 1.6), told, name="condition", showlegend=False, row=3)

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, ParamSpec
 
 import plotly.graph_objects as go
 
+from workbench.figures.frames import EventPoints
 from workbench.figures.labels import sentence, unmarked, wrapped
 from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
 
 __all__ = ["OVERFLOW", "Drawing", "Mark", "Stroke", "empty_figure", "figure_of", "figure_text", "interval", "shares_of"]
 
 Properties = dict[str, Any]
+Points = tuple[Any, Any]  # positions and heights
 P = ParamSpec("P")
 
 
@@ -59,8 +61,8 @@ class Drawing:
         subtitle: One line of figures that support it.
         theme: ``"auto"``, ``"light"`` or ``"dark"``, see ``theme.inks``.
         height: Height, pixels; the width follows the page.
-        row_heights: Shares of the rows, from the top, which need not sum to 1.
-        row_spacing: Room between two rows as a share of the whole height.
+        rows: Shares of the rows, from the top, which need not sum to 1.
+        spacing: Room between two rows as a share of the whole height.
 
     Attributes:
         traces: Properties of each trace; to be read.
@@ -74,8 +76,8 @@ class Drawing:
         *,
         theme: Theme = "auto",
         height: int,
-        row_heights: Sequence[float] = (1.0,),
-        row_spacing: float = 0.0,
+        rows: Sequence[float] = (1.0,),
+        spacing: float = 0.06,
     ) -> None:
         head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
         self.traces: list[Properties] = []
@@ -90,9 +92,9 @@ class Drawing:
             },
             "margin": {"t": TOP_MARGIN + 19 * (len(head) - 1) + 17 * (len(below) - 1)},
         }
-        self._n_rows = len(row_heights)
+        self._n_rows = len(rows)
         if self._n_rows > 1:
-            self._divide(row_heights, row_spacing)
+            self._divide(rows, spacing)
 
     @classmethod
     def empty(cls, title: str, reason: str, *, theme: Theme = "auto", height: int = 220) -> Drawing:
@@ -131,23 +133,24 @@ class Drawing:
         trace = {"type": kind, "xaxis": f"x{number}", "yaxis": f"y{number}", **properties, **told}
         self.traces.append({name: value for name, value in trace.items() if value is not None})
 
-    def line(self, x: Any, y: Any, stroke: Stroke, hover: str = "", **properties: Any) -> None:
+    def line(self, points: Points, stroke: Stroke, hover: str = "", **properties: Any) -> None:
         """Add a line; further properties as in ``add``."""
         look = {name: value for name, value in stroke._asdict().items() if value is not None}
         look["color"] = look.pop("colour")
-        self.add("scatter", hover, x=x, y=y, **{"mode": "lines", "line": look, **properties})
+        self.add("scatter", hover, x=points[0], y=points[1], **{"mode": "lines", "line": look, **properties})
 
-    def marks(self, x: Any, y: Any, mark: Mark, hover: str = "", *, text: Any = None, **properties: Any) -> None:
+    def marks(self, points: Points, mark: Mark, hover: str = "", *, text: Any = None, **properties: Any) -> None:
         """Add points with ``text`` beside them; further properties as in ``add``."""
         marker: Properties = {"symbol": mark.symbol, "size": mark.size, "color": mark.colour}
         if mark.edge:
             marker["line"] = {"width": mark.edge, "color": mark.colour}
         mode = "markers" if text is None else "markers+text"
-        self.add("scatter", hover, x=x, y=y, **{"mode": mode, "text": text, "marker": marker, **properties})
+        self.add("scatter", hover, x=points[0], y=points[1], mode=mode, text=text, marker=marker, **properties)
 
-    def events(self, x: Any, y: Any, mark: Mark, messages: Sequence[str], **properties: Any) -> None:
-        """Add points that say each its message, a sentence that begins in lower case; properties as in ``add``."""
-        self.marks(x, y, mark, "%{customdata[0]}", customdata=[[sentence(said)] for said in messages], **properties)
+    def events(self, events: EventPoints, mark: Mark, **properties: Any) -> None:
+        """Add points that say each its message; properties as in ``add``."""
+        carried = [[sentence(message)] for message in events.messages]
+        self.marks(events[:2], mark, "%{customdata[0]}", customdata=carried, **properties)
 
     def rule(self, stroke: Stroke, *, x: float | None = None, y: float | None = None, row: int | None = 1) -> None:
         """Add a line behind the points of a row, upright at ``x`` or level at ``y``; with row None through all rows."""

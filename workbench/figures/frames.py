@@ -4,17 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from workbench.core.records import Event, StepRecord
+from workbench.figures.thinning import staircase_indices, thin_indices
 
 StepTable: TypeAlias = pd.DataFrame | Sequence[StepRecord]
 EventTable: TypeAlias = pd.DataFrame | Sequence[Event] | None
 Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class Line(NamedTuple):
+    """Steps, or other positions, and the values at them."""
+
+    x: Floats
+    y: Floats
+
+
+class EventPoints(NamedTuple):
+    """Steps at which something happened, where that stands in a figure, and what was said of it."""
+
+    x: Floats
+    y: Floats
+    messages: tuple[str, ...]
+
+
+def thin_line(x: Floats, y: Floats, limit: int) -> Line:
+    """Return a line of at most ``limit`` points with the same look; values that are not finite are left out."""
+    chosen = thin_indices(x, y, limit)
+    return Line(x[chosen], y[chosen])
+
+
+def thin_stairs(x: Floats, y: Floats, limit: int) -> Line:
+    """Return a staircase of at most ``limit`` points, exactly if its corners are no more."""
+    chosen = staircase_indices(x, y, limit)
+    return Line(x[chosen], y[chosen])
 
 
 def steps_frame(steps: StepTable) -> pd.DataFrame:
@@ -43,6 +71,11 @@ def events_of(events: EventTable, *kinds: str) -> pd.DataFrame:
     """Return the events of these kinds, as ``events_frame`` does."""
     frame = events_frame(events)
     return frame[frame["kind"].astype(str).isin(kinds)]
+
+
+def messages_of(events: pd.DataFrame, chosen: Any) -> tuple[str, ...]:
+    """Return what was said of some of the events."""
+    return tuple(str(message) for message in events["message"].iloc[chosen])
 
 
 def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> Floats:

@@ -243,7 +243,7 @@ def _add_time(drawing: Drawing, saved: TimeSaved, domain: tuple[float, float]) -
     )
     if np.isfinite(saved.limit):
         at, told = 100 * saved.limit, "If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
-        drawing.marks([at], ["saved"], Mark("line-ns-open", 40, ORANGE, edge=3), told, name="limit", row=3)
+        drawing.marks(([at], ["saved"]), Mark("line-ns-open", 40, ORANGE, edge=3), told, name="limit", row=3)
         place = {"x": at, "xref": "x3", "y": 1, "yref": "y3 domain", "yanchor": "bottom", "font": {"size": 12}}
         drawing.note(f"limit {percent(saved.limit)}", **place)
     ends = [100 * value for value in (0.0, saved.share, saved.low, saved.high, saved.limit) if np.isfinite(value)]

@@ -22,7 +22,7 @@ import plotly.graph_objects as go
 
 from workbench.core.records import ExponentCounts
 from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, empty_figure
-from workbench.figures.frames import Floats, StepTable, column, filled_rows, flags, log2_known, steps_frame
+from workbench.figures.frames import Floats, Line, StepTable, column, filled_rows, flags, log2_known, steps_frame
 from workbench.figures.labels import counted, percent, plain, power_ticks
 from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme
 from workbench.figures.thinning import bin_edges, thin_marks
@@ -54,8 +54,7 @@ class GradientExponentNumbers:
     upper: Floats  # largest one that float16 holds
     normal: Floats  # smallest one held at full precision
     lower: Floats  # smallest one that is not zero
-    overflow_steps: Floats  # drawn as marks
-    overflow_limits: Floats  # `upper` at those steps
+    overflow: Line  # `upper` at the steps that overflowed, drawn as marks
     below_share: float  # of all finite non-zero elements, below `lower`
     subnormal_share: float  # of them, between `lower` and `normal`
     n_records: int  # whose histograms were read: all of them, or an even choice of a long run
@@ -106,8 +105,7 @@ def gradient_exponents_numbers(steps: StepTable, *, limit: int = _MAXIMUM_COLUMN
         upper=_MAXIMUM_LOG2 - mean_scale,
         normal=_NORMAL_LOG2 - mean_scale,
         lower=_SUBNORMAL_LOG2 - mean_scale,
-        overflow_steps=step[overflowed],
-        overflow_limits=_MAXIMUM_LOG2 - log2_scale[overflowed],
+        overflow=Line(step[overflowed], _MAXIMUM_LOG2 - log2_scale[overflowed]),
         below_share=below,
         subnormal_share=subnormal,
         n_records=rows.size,
@@ -179,13 +177,13 @@ def _percentages(share: Floats) -> Floats:
 def _answer(numbers: GradientExponentNumbers) -> str:
     if numbers.below_share >= 1e-4:
         return f"At the scale in force, {percent(numbers.below_share)} of the gradient would be zero in float16"
-    if numbers.overflow_steps.size:
+    if numbers.overflow.x.size:
         return "Nothing is lost to underflow, but the scale was at times too high"
     return "The gradients fit into float16 at the scale in force"
 
 
 def _detail(numbers: GradientExponentNumbers) -> str:
-    overflows = counted(numbers.overflow_steps.size, "step") if numbers.overflow_steps.size else "no step"
+    overflows = counted(numbers.overflow.x.size, "step") if numbers.overflow.x.size else "no step"
     return f"{percent(numbers.subnormal_share)} of the gradient would lose bits; {overflows} overflowed"
 
 
@@ -247,10 +245,10 @@ def _add_limits(drawing: Drawing, numbers: GradientExponentNumbers) -> None:
         ("is zero below (2<sup>−24</sup> / scale)", numbers.lower, "solid", ORANGE, "is zero"),
     ):
         told = f"At step %{{x:,}} the limit beyond which a gradient {fate} was 2<sup>%{{y:.1f}}</sup>."
-        drawing.line(numbers.steps, values, Stroke(colour, dash=dash, shape="hv"), told, name=name)
-    if numbers.overflow_steps.size:
+        drawing.line((numbers.steps, values), Stroke(colour, dash=dash, shape="hv"), told, name=name)
+    if numbers.overflow.x.size:
         told = "Step %{x:,} overflowed: some gradient exceeded 2<sup>%{y:.1f}</sup>."
-        drawing.marks(numbers.overflow_steps, numbers.overflow_limits, OVERFLOW, told, name="overflow")
+        drawing.marks(numbers.overflow, OVERFLOW, told, name="overflow")
 
 
 def _add_menu(drawing: Drawing, groups: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_fig
 from workbench.figures.frames import (
     EventTable,
     Floats,
+    Line,
     StepTable,
     column,
     events_of,
@@ -28,11 +29,12 @@ from workbench.figures.frames import (
     last_known,
     log2_known,
     steps_frame,
+    thin_stairs,
     wasted_share,
 )
 from workbench.figures.labels import counted, percent, plain, power_of_two, power_range
 from workbench.figures.theme import COLORWAY, DASHES, GREY, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, staircase_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
 
 __all__ = ["GroupScaleLine", "GroupScalesNumbers", "group_scales_figure", "group_scales_numbers"]
 
@@ -44,10 +46,9 @@ class GroupScaleLine:
     """One group; of its marks those that are drawn."""
 
     name: str  # where an event named it, else "group k", counted from 1
-    steps: Floats  # thinned
-    log2: Floats  # of the scale used at those steps
-    growth: tuple[Floats, Floats]  # steps, and log2 of the scale after growing
-    back_off: tuple[Floats, Floats]  # steps at which an overflow arose in this group, and log2 of the scale it used
+    line: Line  # log2 of the scale that was used, thinned
+    growth: Line  # log2 of the scale after growing
+    back_off: Line  # steps at which an overflow arose in this group, and log2 of the scale it used
     n_overflows: int  # how often that happened, drawn or not
     last_log2: float  # of the last known scale; NaN when there is none
 
@@ -57,7 +58,7 @@ class GroupScalesNumbers:
     """Numbers behind the lines."""
 
     groups: tuple[GroupScaleLine, ...]
-    floor: tuple[Floats, Floats]  # steps at which no scale could fall any further, with log2 of the smallest one
+    floor: Line  # steps at which no scale could fall any further, with log2 of the smallest one
     n_steps: int  # micro-batches in the record
     n_overflows: int  # in the record, of whichever group
     wasted_share: float  # of all micro-batches, whose gradient was thrown away, in [0, 1]
@@ -82,7 +83,7 @@ def group_scales_numbers(
     rows = thin_marks(np.flatnonzero(np.isin(step, at_floor) & np.isfinite(log2).any(axis=1)))
     return GroupScalesNumbers(
         groups=tuple(_line(name, step, log2[:, index], changes, limit) for index, name in enumerate(called)),
-        floor=(step[rows], np.nanmin(log2[rows], axis=1) if rows.size else np.empty(0)),
+        floor=Line(step[rows], np.nanmin(log2[rows], axis=1) if rows.size else np.empty(0)),
         n_steps=len(frame),
         n_overflows=int(flags(frame, "overflow").sum()),
         wasted_share=wasted_share(frame),
@@ -110,7 +111,7 @@ def group_scales_figure(
         ValueError: When ``names`` has another length than there are groups.
     """
     numbers = group_scales_numbers(steps, events, names=names)
-    groups = [group for group in numbers.groups if group.steps.size]
+    groups = [group for group in numbers.groups if group.line.x.size]
     if not groups:
         reason = (
             "No scale of a group was recorded; switch boost.loss_scale_group on to give groups scales of their own."
@@ -118,10 +119,10 @@ def group_scales_figure(
         return empty_figure(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(groups), _costs(numbers), theme=theme, height=height)
     for index, group in enumerate(groups):
-        name, scale = plain(group.name), np.exp2(group.log2)
+        name, scale = plain(group.name), np.exp2(group.line.y)
         stroke = Stroke(COLORWAY[index % len(COLORWAY)], dash=DASHES[index % len(DASHES)], shape="hv")
         told = f"At step %{{x:,}} the loss scale of {name} was %{{customdata:,.6g}}."
-        drawing.line(group.steps, group.log2, stroke, told, name=name, customdata=scale)
+        drawing.line(group.line, stroke, told, name=name, customdata=scale)
     growth = "After step %{customdata[0]:,} the scale of %{customdata[1]} grew."
     for index, group in enumerate(groups):
         mark = Mark("triangle-up", 8, COLORWAY[index % len(COLORWAY)])
@@ -129,12 +130,12 @@ def group_scales_figure(
     overflow = "Step %{customdata[0]:,} overflowed in %{customdata[1]}, whose scale fell."
     for group in groups:
         _add_marks(drawing, "overflow", group, group.back_off, OVERFLOW, overflow)
-    if numbers.floor[0].size:
+    if numbers.floor.x.size:
         told, mark = (
             "At step %{x:,} no loss scale of a group could fall any further.",
             Mark("line-ew-open", 14, GREY, 2),
         )
-        drawing.marks(*numbers.floor, mark, told, name="floor")
+        drawing.marks(numbers.floor, mark, told, name="floor")
     heights = np.concatenate([np.asarray(trace["y"], dtype=np.float64) for trace in drawing.traces])
     drawing.set_steps()
     drawing.set_y("Loss scale (log2 axis)", **power_range(heights))
@@ -166,16 +167,14 @@ def _names(changes: pd.DataFrame, n_groups: int) -> list[str]:
 def _line(name: str, step: Floats, log2: Floats, changes: pd.DataFrame, limit: int) -> GroupScaleLine:
     own = changes[changes["subject"].astype(str) == name]
     up, down = events_of(own, EventKind.SCALE_UP), events_of(own, EventKind.SCALE_DOWN)
-    line = staircase_indices(step, log2, limit)
     grown = thin_marks(np.arange(len(up)))
     fallen = thin_marks(np.flatnonzero(np.isin(step, column(down, "step"))))
     new = np.log2(np.maximum(column(up, "value"), np.finfo(np.float64).tiny))
     return GroupScaleLine(
         name=name,
-        steps=step[line],
-        log2=log2[line],
-        growth=(column(up, "step")[grown], new[grown]),
-        back_off=(step[fallen], log2[fallen]),
+        line=thin_stairs(step, log2, limit),
+        growth=Line(column(up, "step")[grown], new[grown]),
+        back_off=Line(step[fallen], log2[fallen]),
         n_overflows=len(down),
         last_log2=last_known(log2),
     )
@@ -202,13 +201,11 @@ def _costs(numbers: GroupScalesNumbers) -> str:
     return f"{text}; {counted(most.n_overflows, 'overflow')} of {numbers.n_overflows} arose in {plain(most.name)}"
 
 
-def _add_marks(
-    drawing: Drawing, kind: str, group: GroupScaleLine, points: tuple[Floats, Floats], mark: Mark, told: str
-) -> None:
+def _add_marks(drawing: Drawing, kind: str, group: GroupScaleLine, points: Line, mark: Mark, told: str) -> None:
     steps, heights = points
     if not steps.size:
         return
     at = steps + 1 if kind == "growth" else steps  # a new scale is in force from the next step on
     is_first = all(trace["name"] != kind for trace in drawing.traces)  # one entry in the legend
     carried = [[step, plain(group.name)] for step in steps.tolist()]
-    drawing.marks(at, heights, mark, told, name=kind, legendgroup=kind, showlegend=is_first, customdata=carried)
+    drawing.marks((at, heights), mark, told, name=kind, legendgroup=kind, showlegend=is_first, customdata=carried)

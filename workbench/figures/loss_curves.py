@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, figure_of
-from workbench.figures.frames import Floats, StepTable, column, flags, steps_frame
+from workbench.figures.frames import Floats, Line, StepTable, column, flags, steps_frame, thin_line
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, DASHES, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
 
 __all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_drawing", "loss_curves_figure"]
 
@@ -50,13 +50,10 @@ class LossCurveNumbers:
     """Numbers behind one run's curves."""
 
     label: str
-    x: Floats
-    loss: Floats  # running mean over `window` steps, thinned
+    loss: Line  # running mean over `window` steps, thinned
     window: int
-    overflow_x: Floats
-    overflow_loss: Floats  # the drawn loss there
-    evaluation_x: Floats
-    metric: Floats  # in the shown unit
+    overflow: Line  # the drawn loss where the run overflowed
+    metric: Line  # in the shown unit
 
 
 def loss_curve_numbers(
@@ -80,20 +77,16 @@ def loss_curve_numbers(
     step_length = run.relative_step_time if x == "relative_time" else 1.0
     positions = column(frame, "seconds") if x == "seconds" else step * step_length
     smooth = _running_mean(loss, span)
-    chosen = thin_indices(positions, smooth, limit)
     overflow = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(smooth)))
     at, values = np.array(run.evaluations, dtype=np.float64).reshape(-1, 2).T
     # After k micro-batches the last one was number k - 1.
     evaluation_x = np.interp(at - 1, step, positions) if x == "seconds" and step.size else at * step_length
     return LossCurveNumbers(
         label=run.label,
-        x=positions[chosen],
-        loss=smooth[chosen],
+        loss=thin_line(positions, smooth, limit),
         window=span,
-        overflow_x=positions[overflow],
-        overflow_loss=smooth[overflow],
-        evaluation_x=evaluation_x,
-        metric=values * (metric.factor if metric else 1.0),
+        overflow=Line(positions[overflow], smooth[overflow]),
+        metric=Line(evaluation_x, values * (metric.factor if metric else 1.0)),
     )
 
 
@@ -125,21 +118,20 @@ def loss_curves_drawing(
         ValueError: When ``window`` is not positive.
     """
     curves = [loss_curve_numbers(run, x=x, window=window, metric=metric, limit=limit) for run in runs]
-    curves = [curve for curve in curves if curve.x.size or curve.metric.size]
+    curves = [curve for curve in curves if curve.loss.x.size or curve.metric.x.size]
     if not curves:
         return Drawing.empty(_QUESTION, "No run has recorded a step yet.", theme=theme)
     shown = metric or MetricScale("metric")
-    trained, evaluated = any(curve.x.size for curve in curves), any(curve.metric.size for curve in curves)
+    trained, evaluated = any(curve.loss.x.size for curve in curves), any(curve.metric.x.size for curve in curves)
     n_rows = trained + evaluated
-    widest = max(curve.window if curve.x.size else 1 for curve in curves)
+    widest = max(curve.window if curve.loss.x.size else 1 for curve in curves)
     smoothing = f"; the loss is a running mean over {counted(widest, 'step')}" if widest > 1 else ""
     drawing = Drawing(
         _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?",
         counted(len(curves), "run") + smoothing,
         theme=theme,
         height=height if n_rows == 2 else height * 2 // 3,
-        row_heights=(1.0,) * n_rows,
-        row_spacing=0.06,
+        rows=(1.0,) * n_rows,
     )
     title, where = _AXES[x]
     for index, curve in enumerate(curves):
@@ -173,15 +165,14 @@ def _add_curve(drawing: Drawing, curve: LossCurveNumbers, index: int, where: str
     colour, symbol = COLORWAY[index % len(COLORWAY)], _SYMBOLS[index % len(_SYMBOLS)]
     stroke = Stroke(colour, dash=DASHES[index % len(DASHES)])
     label = plain(curve.label)
-    if curve.x.size:
+    if curve.loss.x.size:
         told = f"The loss of {label} {where} was %{{y:.4g}}."
-        drawing.line(curve.x, curve.loss, stroke, told, name=label, legendgroup=label)
-    if curve.overflow_x.size:
+        drawing.line(curve.loss, stroke, told, name=label, legendgroup=label)
+    if curve.overflow.x.size:
         told, name = f"{label} overflowed {where}.", f"overflow in {label}"
-        drawing.marks(curve.overflow_x, curve.overflow_loss, OVERFLOW, told, name=name, legendgroup=label)
-    if curve.metric.size:
+        drawing.marks(curve.overflow, OVERFLOW, told, name=name, legendgroup=label)
+    if curve.metric.x.size:
         drawing.line(
-            curve.evaluation_x,
             curve.metric,
             stroke,
             f"{label} reached %{{y:.4g}} {unit} {where}.",
@@ -189,6 +180,6 @@ def _add_curve(drawing: Drawing, curve: LossCurveNumbers, index: int, where: str
             marker={"symbol": symbol, "size": 8, "color": colour},
             name=label,
             legendgroup=label,
-            showlegend=not curve.x.size,
+            showlegend=not curve.loss.x.size,
             row=metric_row,
         )

@@ -18,6 +18,7 @@ from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
 from workbench.figures.frames import (
     EventTable,
     Floats,
+    Line,
     StepTable,
     column,
     flags,
@@ -25,11 +26,12 @@ from workbench.figures.frames import (
     log2_known,
     steps_frame,
     subjects_by_step,
+    thin_stairs,
     wasted_share,
 )
 from workbench.figures.labels import counted, percent, plain, power_of_two, power_range
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, staircase_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, thin_marks
 
 __all__ = ["LossScaleNumbers", "loss_scale_drawing", "loss_scale_figure", "loss_scale_numbers"]
 
@@ -55,12 +57,10 @@ _MARKS: dict[str, tuple[Mark, str]] = {
 class LossScaleNumbers:
     """Numbers behind the loss-scale trace; every array is aligned with the line or with its marks."""
 
-    line_steps: Floats  # thinned
-    line_log2: Floats  # log2 of the scale used at those steps
-    overflow_steps: Floats  # drawn as overflow
-    overflow_log2: Floats
+    line: Line  # log2 of the scale that was used, thinned
+    overflow: Line  # log2 of the scale used at the steps that are drawn as overflow
     overflow_subjects: tuple[str, ...]  # leaf modules named by the events, empty where none was named
-    marks: Mapping[str, tuple[Floats, Floats]]  # steps and log2 scale of "growth", "back-off", "floor", "collapse"
+    marks: Mapping[str, Line]  # steps and log2 scale of "growth", "back-off", "floor", "collapse"
     n_steps: int  # micro-batches in the record
     n_overflows: int  # in the record, drawn or not
     n_first_overflows: int  # before the first update that was applied: the search for a scale that works
@@ -79,22 +79,19 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
     used, after = log2_known(column(frame, "loss_scale", 1.0)), log2_known(column(frame, "loss_scale_after"))
     overflows = np.flatnonzero(overflow)
     drawn = thin_marks(overflows, min(limit, MAXIMUM_MARKS))
-    line = staircase_indices(step, used, limit)
     subjects = subjects_by_step(events, EventKind.OVERFLOW)
 
-    def marks(where: npt.NDArray[Any]) -> tuple[Floats, Floats]:
+    def marks(where: npt.NDArray[Any]) -> Line:
         kept = thin_marks(where, limit)
-        return step[kept], after[kept]
+        return Line(step[kept], after[kept])
 
-    def event_marks(kind: EventKind) -> tuple[Floats, Floats]:
+    def event_marks(kind: EventKind) -> Line:
         at = np.array(sorted(subjects_by_step(events, kind)), dtype=np.float64)
         return marks(np.flatnonzero(np.isin(step, at) & np.isfinite(after)))
 
     return LossScaleNumbers(
-        line_steps=step[line],
-        line_log2=used[line],
-        overflow_steps=step[drawn],
-        overflow_log2=used[drawn],
+        line=thin_stairs(step, used, limit),
+        overflow=Line(step[drawn], used[drawn]),
         overflow_subjects=tuple(subjects.get(int(s), "") for s in step[drawn]),
         marks={
             "growth": marks(np.flatnonzero(after > used)),
@@ -133,12 +130,12 @@ def loss_scale_drawing(
         ValueError: When a replayed trace has another number of steps than the run.
     """
     numbers = loss_scale_numbers(steps, events, limit=limit)
-    if numbers.n_steps == 0 or numbers.line_steps.size == 0:
+    if numbers.line.x.size == 0:
         return Drawing.empty(_QUESTION, "No step has been recorded with a loss scale yet.", theme=theme)
     drawing = Drawing(_answer(numbers), _costs(numbers), theme=theme, height=height)
     told, stroke = "At step %{x:,} the loss scale was %{customdata:,.6g}.", Stroke(BLUE, shape="hv")
-    scale = np.exp2(numbers.line_log2)
-    drawing.line(numbers.line_steps, numbers.line_log2, stroke, told, name="recorded scale", customdata=scale)
+    scale = np.exp2(numbers.line.y)
+    drawing.line(numbers.line, stroke, told, name="recorded scale", customdata=scale)
     if policies:
         step = column(steps_frame(steps), "step")
         for index, (name, trace) in enumerate(policies.items()):
@@ -156,7 +153,7 @@ loss_scale_figure = figure_of(loss_scale_drawing)
 
 def _answer(numbers: LossScaleNumbers) -> str:
     last = power_of_two(numbers.last_log2)
-    if numbers.marks["collapse"][0].size:
+    if numbers.marks["collapse"].x.size:
         return f"The loss scale collapsed: at its floor, {last}, steps went on overflowing"
     if numbers.n_overflows == 0:
         return f"No overflow: the loss scale stands at {last}"
@@ -168,8 +165,8 @@ def _costs(numbers: LossScaleNumbers) -> str:
     if numbers.n_first_overflows > 1:
         # People ask whether an overflow is normal: those at the start are, a scale that starts high has to come down.
         text += f"; {numbers.n_first_overflows} of {numbers.n_overflows} overflows were the initial search for a scale"
-    if numbers.overflow_steps.size < numbers.n_overflows:
-        text += f"; {counted(numbers.overflow_steps.size, 'mark')} drawn for {counted(numbers.n_overflows, 'overflow')}"
+    if numbers.overflow.x.size < numbers.n_overflows:
+        text += f"; {counted(numbers.overflow.x.size, 'mark')} drawn for {counted(numbers.n_overflows, 'overflow')}"
     return text
 
 
@@ -185,12 +182,10 @@ def _add_policy(drawing: Drawing, name: str, scale: Floats, step: Floats, index:
         raise ValueError(
             f"`policies[{name!r}]` must give one scale per recorded step ({step.size}), got shape {scale.shape}"
         )
-    log2 = log2_known(scale)
-    line = staircase_indices(step, log2, MAXIMUM_POINTS)
+    line = thin_stairs(step, log2_known(scale), MAXIMUM_POINTS)
     stroke = Stroke(COLORWAY[3:][index % 4], 1.8, DASHES[1:5][index % 4], "hv")
     told = f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}."
-    used = np.exp2(log2[line])
-    drawing.line(step[line], log2[line], stroke, told, name=f"replayed: {plain(name)}", customdata=used)
+    drawing.line(line, stroke, told, name=f"replayed: {plain(name)}", customdata=np.exp2(line.y))
 
 
 def _brief(subject: str, most: int = 4) -> str:
@@ -208,10 +203,9 @@ def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
             words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
             carried = np.stack([steps, np.exp2(heights)], axis=1)
             place = "top center"
-            drawing.marks(at, heights, mark, told, text=words, textposition=place, name=name, customdata=carried)
-    if numbers.overflow_steps.size:
+            drawing.marks((at, heights), mark, told, text=words, textposition=place, name=name, customdata=carried)
+    if numbers.overflow.x.size:
         where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
-        used = list(zip(np.exp2(numbers.overflow_log2).tolist(), where, strict=True))
+        used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))
         told = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6g}."
-        x, y = numbers.overflow_steps, numbers.overflow_log2
-        drawing.marks(x, y, OVERFLOW, told, name="overflow", customdata=used)
+        drawing.marks(numbers.overflow, OVERFLOW, told, name="overflow", customdata=used)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.figures.drawing import Drawing, Stroke, figure_of
-from workbench.figures.frames import Floats, StepTable, column, mean_known, steps_frame, without_warm_up
+from workbench.figures.frames import Line, StepTable, column, mean_known, steps_frame, thin_line, without_warm_up
 from workbench.figures.labels import compact, counted, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices
+from workbench.figures.thinning import MAXIMUM_POINTS
 
 __all__ = ["OffloadNumbers", "offload_drawing", "offload_figure", "offload_numbers"]
 
@@ -24,12 +24,9 @@ class OffloadNumbers:
     Where nothing travels, ``transfer`` and ``hidden`` are empty, and the shares and means of them NaN.
     """
 
-    host_steps: Floats
-    host_ms: Floats  # time Adam took on the host
-    transfer_steps: Floats
-    transfer_ms: Floats  # time gradients travelled to the host
-    hidden_steps: Floats
-    hidden: Floats  # share of both that the step did not wait for, in [0, 1]
+    host: Line  # time Adam took on the host, milliseconds
+    transfer: Line  # time gradients travelled to the host, milliseconds
+    hidden: Line  # share of both that the step did not wait for, in [0, 1]
     mean_host_ms: float
     mean_transfer_ms: float
     hidden_share: float  # of all the time for both
@@ -47,15 +44,11 @@ def offload_numbers(steps: StepTable, *, warmup_steps: int = 10, limit: int = MA
     work = np.where(travelled, transfer, 0.0) + host
     waited = work * (1.0 - np.where(travelled, share, 0.0))
     timed = np.isfinite(host) & np.isfinite(whole)
-    drawn = [thin_indices(step, values, limit) for values in (host, transfer, share)]
     both, total = float(work[travelled].sum()), float(whole[timed].sum())
     return OffloadNumbers(
-        host_steps=step[drawn[0]],
-        host_ms=host[drawn[0]],
-        transfer_steps=step[drawn[1]],
-        transfer_ms=transfer[drawn[1]],
-        hidden_steps=step[drawn[2]],
-        hidden=share[drawn[2]],
+        host=thin_line(step, host, limit),
+        transfer=thin_line(step, transfer, limit),
+        hidden=thin_line(step, share, limit),
         mean_host_ms=mean_known(host),
         mean_transfer_ms=mean_known(transfer[travelled]),
         hidden_share=1.0 - float(waited[travelled].sum()) / both if both > 0 else float("nan"),
@@ -81,22 +74,21 @@ def offload_drawing(
     if not numbers.n_steps:
         reason = "No update was offloaded; set optimizer.name to adam_offload to have Adam on the host."
         return Drawing.empty(_QUESTION, reason, theme=theme)
-    travels = bool(numbers.transfer_steps.size)
+    travels = bool(numbers.transfer.x.size)
     drawing = Drawing(
         _answer(numbers),
         _details(numbers),
         theme=theme,
         height=height if travels else height * 3 // 4,
-        row_heights=(0.6, 0.4) if travels else (1.0,),
-        row_spacing=0.07,
+        rows=(0.6, 0.4) if travels else (1.0,),
     )
     told = "In step %{x:,} Adam took %{y:.3g} ms on the host."
-    drawing.line(numbers.host_steps, numbers.host_ms, Stroke(BLUE), told, name="Adam on the host")
+    drawing.line(numbers.host, Stroke(BLUE), told, name="Adam on the host")
     if travels:
         told, stroke = "In step %{x:,} gradients travelled for %{y:.3g} ms.", Stroke(ORANGE, dash="dash")
-        drawing.line(numbers.transfer_steps, numbers.transfer_ms, stroke, told, name="gradients on their way")
+        drawing.line(numbers.transfer, stroke, told, name="gradients on their way")
         told, stroke = "In step %{x:,} the step did not wait for %{y:.3g} % of both.", Stroke(GREEN, dash="dot")
-        drawing.line(numbers.hidden_steps, 100.0 * numbers.hidden, stroke, told, name="hidden share", row=2)
+        drawing.line((numbers.hidden.x, 100.0 * numbers.hidden.y), stroke, told, name="hidden share", row=2)
         drawing.set_y("Hidden (%)", row=2, range=[-4, 104])
     drawing.set(showlegend=travels, margin={"b": 92})
     drawing.set_y("Time per step (ms)", rangemode="tozero")

@@ -10,10 +10,21 @@ import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import EventTable, Floats, StepTable, column, events_of, last_known, steps_frame
+from workbench.figures.frames import (
+    EventPoints,
+    EventTable,
+    Line,
+    StepTable,
+    column,
+    events_of,
+    last_known,
+    messages_of,
+    steps_frame,
+    thin_line,
+)
 from workbench.figures.labels import compact, grouped, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, PURPLE, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
 
 __all__ = ["OnlineQualityNumbers", "online_quality_figure", "online_quality_numbers"]
 
@@ -25,13 +36,9 @@ _MAXIMUM_LINES = 200  # upright ones, one per drift
 class OnlineQualityNumbers:
     """Numbers behind the curves, which are thinned; single numbers are NaN where there are none."""
 
-    auc_steps: Floats
-    auc: Floats  # area under the ROC curve over the last window of records, in [0, 1]
-    loss_steps: Floats
-    log_loss: Floats  # its mean over the last window, nats per record
-    drift_steps: Floats  # at which the detector saw a change, drawn marks only
-    drift_auc: Floats  # between its neighbours
-    drift_messages: tuple[str, ...]
+    auc: Line  # area under the ROC curve over the last window of records, in [0, 1]
+    log_loss: Line  # its mean over the last window, nats per record
+    drifts: EventPoints  # steps at which the detector saw a change, drawn marks only; the area between its neighbours
     n_drifts: int
     last_auc: float
     last_log_loss: float
@@ -51,15 +58,11 @@ def online_quality_numbers(
     areas = np.flatnonzero(np.isfinite(auc))
     later = areas[areas >= len(frame) // 10]  # a model that has just begun is bad, which is no news
     lowest = int(later[np.argmin(auc[later])]) if later.size else None
-    drawn, drawn_losses = thin_indices(step, auc, limit), thin_indices(step, loss, limit)
+    between = np.interp(at, step[areas], auc[areas]) if areas.size else np.full(at.size, np.nan)
     return OnlineQualityNumbers(
-        auc_steps=step[drawn],
-        auc=auc[drawn],
-        loss_steps=step[drawn_losses],
-        log_loss=loss[drawn_losses],
-        drift_steps=at,
-        drift_auc=np.interp(at, step[areas], auc[areas]) if areas.size else np.full(at.size, np.nan),
-        drift_messages=tuple(str(message) for message in seen["message"].iloc[marks]),
+        auc=thin_line(step, auc, limit),
+        log_loss=thin_line(step, loss, limit),
+        drifts=EventPoints(at, between, messages_of(seen, marks)),
         n_drifts=len(seen),
         last_auc=last_known(auc),
         last_log_loss=last_known(loss),
@@ -86,28 +89,25 @@ def online_quality_figure(
         height: Height, pixels.
     """
     numbers = online_quality_numbers(steps, events)
-    if not numbers.auc_steps.size and not numbers.loss_steps.size:
+    if not numbers.auc.x.size and not numbers.log_loss.x.size:
         reason = "No prediction has been judged yet; give online_train a Prequential and a recorder."
         return empty_figure(_QUESTION, reason, theme=theme)
-    drawing = Drawing(
-        _answer(numbers), _details(numbers), theme=theme, height=height, row_heights=(1, 1), row_spacing=0.06
-    )
+    drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=(1, 1))
     told = "Up to step %{x:,} the last window had an AUC of %{y:.4f}."
-    drawing.line(numbers.auc_steps, numbers.auc, Stroke(BLUE), told, name="AUC", showlegend=False)
+    drawing.line(numbers.auc, Stroke(BLUE), told, name="AUC", showlegend=False)
     told = "Up to step %{x:,} the last window had a log loss of %{y:.4f} nats per record."
-    drawing.line(numbers.loss_steps, numbers.log_loss, Stroke(ORANGE), told, name="log loss", showlegend=False, row=2)
+    drawing.line(numbers.log_loss, Stroke(ORANGE), told, name="log loss", showlegend=False, row=2)
     for x in list(changes)[:_MAXIMUM_LINES]:
         drawing.rule(Stroke(GREY, 1.4, "dot"), x=x, row=None)
-    for x in numbers.drift_steps.tolist():
+    for x in numbers.drifts.x.tolist():
         drawing.rule(Stroke(PURPLE, 1.4, "dash"), x=x, row=None)
     if len(changes):
-        bottom = np.full(len(changes), float(np.min(numbers.auc)) if numbers.auc.size else 0.5)
+        bottom = np.full(len(changes), float(np.min(numbers.auc.y)) if numbers.auc.x.size else 0.5)
         told, mark = "From step %{x:,} on the data followed another law.", Mark("triangle-up-open", 10, GREY, edge=2)
-        drawing.marks(list(changes), bottom, mark, told, name="the data changed")
-    if numbers.drift_steps.size:
-        mark = Mark("diamond", 10, PURPLE)
-        drawing.events(numbers.drift_steps, numbers.drift_auc, mark, numbers.drift_messages, name="drift seen")
-    drawing.set(showlegend=bool(numbers.drift_steps.size or len(changes)), margin={"b": 96})
+        drawing.marks((list(changes), bottom), mark, told, name="the data changed")
+    if numbers.drifts.x.size:
+        drawing.events(numbers.drifts, Mark("diamond", 10, PURPLE), name="drift seen")
+    drawing.set(showlegend=bool(numbers.drifts.x.size or len(changes)), margin={"b": 96})
     drawing.set_y("AUC of the last<br>window (0 to 1)")
     drawing.set_y("Log loss of the last<br>window (nats per record)", row=2)
     drawing.set_steps("batches")

@@ -10,20 +10,25 @@ import plotly.graph_objects as go
 from workbench.core.records import EventKind
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
 from workbench.figures.frames import (
+    EventPoints,
     EventTable,
     Floats,
+    Line,
     StepTable,
     column,
     events_of,
     last_known,
     mean_known,
+    messages_of,
     steps_frame,
+    thin_line,
+    thin_stairs,
 )
 from workbench.figures.labels import compact, counted, grouped, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, staircase_indices, thin_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
 
-__all__ = ["Line", "OnlineStreamNumbers", "online_stream_figure", "online_stream_numbers"]
+__all__ = ["OnlineStreamNumbers", "online_stream_figure", "online_stream_numbers"]
 
 _QUESTION = "Does the trainer keep up with its stream?"
 # Field of the numbers -> title of its row, name, colour, sentence.
@@ -42,14 +47,6 @@ _ROWS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """Points of one line, thinned: steps and values."""
-
-    x: Floats
-    y: Floats
-
-
-@dataclass(frozen=True, eq=False)
 class OnlineStreamNumbers:
     """Numbers behind the rows; a line that was not recorded is empty, a number that is not known is NaN."""
 
@@ -58,9 +55,7 @@ class OnlineStreamNumbers:
     rows: Line  # in use over all growing tables
     evictions: Line  # rows taken from one id and given to another, since the run began
     rejected: Line  # records that could not be trained on, since the run began
-    reject_steps: Floats  # before which records were rejected, drawn marks only
-    reject_totals: Floats  # records rejected since the run began, at those
-    reject_messages: tuple[str, ...]
+    rejections: EventPoints  # steps before which records were rejected, drawn marks only; how many were by then
     mean_rate: float  # records per second
     mean_wait_ms: float
     last_rows: float
@@ -83,21 +78,14 @@ def online_stream_numbers(
     known = np.flatnonzero(np.isfinite(rejected))
     n_rejected = int(rejected[known[-1]]) if known.size else 0
     n_records = float(np.nansum(samples)) + n_rejected
-    stairs = staircase_indices(step, rejected, limit)
-
-    def line(values: Floats) -> Line:
-        chosen = thin_indices(step, values, limit)
-        return Line(step[chosen], values[chosen])
-
+    totals = _value_at(at, step[known], rejected[known])
     return OnlineStreamNumbers(
-        rate=line(column(frame, "online.records_per_second")),
-        wait=line(wait),
-        rows=line(rows),
-        evictions=line(evictions),
-        rejected=Line(step[stairs], rejected[stairs]),
-        reject_steps=at,
-        reject_totals=_value_at(at, step[known], rejected[known]),
-        reject_messages=tuple(str(message) for message in told["message"].iloc[marks]),
+        rate=thin_line(step, column(frame, "online.records_per_second"), limit),
+        wait=thin_line(step, wait, limit),
+        rows=thin_line(step, rows, limit),
+        evictions=thin_line(step, evictions, limit),
+        rejected=thin_stairs(step, rejected, limit),
+        rejections=EventPoints(at, totals, messages_of(told, marks)),
         mean_rate=_mean_rate(column(frame, "seconds"), samples),
         mean_wait_ms=mean_known(wait),
         last_rows=last_known(rows),
@@ -123,24 +111,19 @@ def online_stream_figure(
     if not fields:
         reason = "No online run has recorded a step yet; give online_train a recorder."
         return empty_figure(_QUESTION, reason, theme=theme)
-    drawing = Drawing(
-        _answer(numbers),
-        _details(numbers),
-        theme=theme,
-        height=150 + row_height * len(fields),
-        row_heights=(1,) * len(fields),
-        row_spacing=0.12 / len(fields),
-    )
+    height, rows, spacing = 150 + row_height * len(fields), (1,) * len(fields), 0.12 / len(fields)
+    drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows, spacing=spacing)
     for row, field in enumerate(fields, start=1):
         title, name, colour, told = _ROWS[field]
         line, stroke = getattr(numbers, field), Stroke(colour, shape="hv" if field == "rejected" else "linear")
         # Without an entry in the legend: the axis has the same name.
-        drawing.line(line.x, line.y, stroke, told, name=name, showlegend=False, row=row)
+        drawing.line(line, stroke, told, name=name, showlegend=False, row=row)
         drawing.set_y(title, row=row, rangemode="tozero", nticks=5)
-    if numbers.reject_steps.size and "rejected" in fields:
-        x, y, mark = numbers.reject_steps, numbers.reject_totals, Mark("circle-open", 8, VERMILLION, edge=2)
-        drawing.events(x, y, mark, numbers.reject_messages, name="the reason told", row=len(fields))
-    drawing.set(showlegend=bool(numbers.reject_steps.size), margin={"b": 96})
+    has_reasons = bool(numbers.rejections.x.size)
+    if has_reasons and "rejected" in fields:
+        mark = Mark("circle-open", 8, VERMILLION, edge=2)
+        drawing.events(numbers.rejections, mark, name="the reason told", row=len(fields))
+    drawing.set(showlegend=has_reasons, margin={"b": 96})
     drawing.set_steps("batches")
     return drawing.figure()
 

@@ -113,13 +113,12 @@ def paired_comparison_figure(
 def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
     known = np.flatnonzero(np.isfinite(numbers.speeds[:, 0]))
     if not known.size:  # an axis of its own even so: what comes later does not move what stands below
-        drawing.marks([None], [None], Mark("circle", 9, GREY), showlegend=False)
+        drawing.marks(([None], [None]), Mark("circle", 9, GREY), showlegend=False)
         drawing.set(xaxis={"range": [0.9, 1.1]})
         return
     middle, low, high = numbers.speeds[known].T
     drawing.marks(
-        middle,
-        rows[known],
+        (middle, rows[known]),
         Mark("diamond", 12, GREEN),
         f"%{{customdata[0]}} is %{{x:.2f}} times as fast as {plain(numbers.base)} "
         "(%{customdata[1]:.2f} to %{customdata[2]:.2f}).",
@@ -138,15 +137,14 @@ def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric:
     n_pairs = [change.size for change in numbers.changes]
     changes, told = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
     seed = Mark("circle-open", 8, BLUE, edge=1.6)
-    drawing.marks(changes, np.repeat(rows, n_pairs), seed, told, name="one seed", row=2)
+    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, told, name="one seed", row=2)
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
     worst = [f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else "" for bound in numbers.bounds]
     reach = np.where(np.isfinite(bounds), bounds - means, 0.0)
     drawing.marks(
-        means,
-        rows[known],
+        (means, rows[known]),
         Mark("diamond", 12, BLUE),
         f"%{{customdata[0]}} changes {plain(metric.name)} by %{{x:.4g}} on average%{{customdata[1]}}.",
         # The bound is one-sided: the bar points the way that could still be worse.

@@ -183,7 +183,7 @@ def _add_lines(drawing: Drawing, kind: str, lines: Sequence[ParallelLine], axes:
         y.append(None)
         custom.append([line.number, ""])
     look = {"mode": "lines+markers", "marker": {"symbol": mark.symbol, "size": mark.size, "color": mark.colour}}
-    drawing.line(x, y, stroke, "%{customdata[1]}", **look, name=name, customdata=custom, cliponaxis=False)
+    drawing.line((x, y), stroke, "%{customdata[1]}", **look, name=name, customdata=custom, cliponaxis=False)
 
 
 def _place(name: str, values: Sequence[Any]) -> tuple[ParallelAxis, list[float | None]]:

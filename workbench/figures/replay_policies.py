@@ -106,8 +106,7 @@ def replay_policies_figure(
         if not indices:
             continue
         drawing.marks(
-            100 * numbers.wasted_share[indices],
-            100 * numbers.underflow_share[indices],
+            (100 * numbers.wasted_share[indices], 100 * numbers.underflow_share[indices]),
             mark,
             "%{customdata[1]} would have wasted %{x:.3g} % of the steps%{customdata[2]} and lost "
             "%{y:.3g} % of the gradient to underflow.",

@@ -12,18 +12,23 @@ import pandas as pd
 from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
 from workbench.figures.frames import (
+    EventPoints,
     EventTable,
     Floats,
+    Line,
     StepTable,
     column,
     events_of,
     flags,
+    messages_of,
     steps_frame,
+    thin_line,
+    thin_stairs,
     without_warm_up,
 )
 from workbench.figures.labels import compact, counted, percent, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, staircase_indices, thin_indices, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
 
 __all__ = ["SecondOrderNumbers", "second_order_drawing", "second_order_figure", "second_order_numbers"]
 
@@ -45,16 +50,11 @@ class SecondOrderNumbers:
     n_refreshes: int  # in the record, drawn or not
     n_done: int  # layers refreshed, over all refreshes
     n_left: int
-    damping_steps: Floats
-    damping: Floats
-    raised_steps: Floats  # at which blocks of a layer needed more damping, drawn marks only
-    raised_at: Floats  # damping in force there
-    raised_messages: tuple[str, ...]
+    damping: Line
+    raised: EventPoints  # steps at which blocks of a layer needed more, drawn marks only; the damping in force there
     n_raised: int
-    plain_steps: Floats  # without a refresh, thinned; times are without warm-up
-    plain_ms: Floats
-    slow_steps: Floats  # with a refresh, drawn marks only
-    slow_ms: Floats
+    plain: Line  # times of steps without a refresh, milliseconds; times are without warm-up
+    slow: Line  # times of steps with a refresh, drawn marks only
     plain_median_ms: float  # NaN when there is none
     slow_median_ms: float
     share: float  # of the whole time, which refreshes took beyond the median step, in [0, 1]; NaN when unknown
@@ -71,7 +71,6 @@ def second_order_numbers(
     at = step[refreshed]
     done, left = _layers(events, at)
     bars = thin_marks(np.arange(at.size), _MAXIMUM_BARS)
-    line = staircase_indices(step, damping, limit)
     raised = events_of(events, EventKind.DAMPING_RAISED)
     marks = thin_marks(np.arange(len(raised)))
     raised_steps = column(raised, "step")[marks]
@@ -81,7 +80,6 @@ def second_order_numbers(
     usual = float(np.median(duration[plain])) if plain.size else float("nan")
     whole = float(duration[timed].sum())
     known = slow.size > 0 and plain.size > 0 and whole > 0
-    dots = plain[thin_indices(step[plain], duration[plain], limit)]
     diamonds = slow[thin_marks(np.arange(slow.size))]
     return SecondOrderNumbers(
         refresh_steps=at[bars],
@@ -90,16 +88,11 @@ def second_order_numbers(
         n_refreshes=int(at.size),
         n_done=int(np.nansum(done)),
         n_left=int(np.nansum(left)),
-        damping_steps=step[line],
-        damping=damping[line],
-        raised_steps=raised_steps,
-        raised_at=_looked_up(raised_steps, step, damping),
-        raised_messages=tuple(str(message) for message in raised["message"].iloc[marks]),
+        damping=thin_stairs(step, damping, limit),
+        raised=EventPoints(raised_steps, _looked_up(raised_steps, step, damping), messages_of(raised, marks)),
         n_raised=len(raised),
-        plain_steps=step[dots],
-        plain_ms=duration[dots],
-        slow_steps=step[diamonds],
-        slow_ms=duration[diamonds],
+        plain=thin_line(step[plain], duration[plain], limit),
+        slow=Line(step[diamonds], duration[diamonds]),
         plain_median_ms=usual,
         slow_median_ms=float(np.median(duration[slow])) if slow.size else float("nan"),
         share=float(np.maximum(duration[slow] - usual, 0.0).sum()) / whole if known else float("nan"),
@@ -131,19 +124,21 @@ def second_order_drawing(
     if not numbers.n_refreshes:
         reason = "No step refreshed any curvature; set optimizer.name to thor to train with it."
         return Drawing.empty(_QUESTION, reason, theme=theme)
-    drawing = Drawing(
-        _answer(numbers), _details(numbers), theme=theme, height=height, row_heights=(0.28, 0.3, 0.42), row_spacing=0.05
-    )
+    rows = (0.28, 0.3, 0.42)
+    drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows)
     _add_refreshes(drawing, numbers)
-    _add_damping(drawing, numbers)
+    told, stroke = "At step %{x:,} the damping was %{y:.3g}.", Stroke(BLUE, shape="hv")
+    drawing.line(numbers.damping, stroke, told, name="damping in force", showlegend=False, row=2)
+    if numbers.raised.x.size:
+        drawing.events(numbers.raised, OVERFLOW, name="damping raised", row=2)
     told, stroke = "Step %{x:,} took %{y:.3g} ms.", Stroke(GREY, 1.4)
-    drawing.line(numbers.plain_steps, numbers.plain_ms, stroke, told, name="step without a refresh", row=3)
+    drawing.line(numbers.plain, stroke, told, name="step without a refresh", row=3)
     told, mark = "Step %{x:,}, with a refresh, took %{y:.3g} ms.", Mark("diamond", 8, ORANGE)
-    drawing.marks(numbers.slow_steps, numbers.slow_ms, mark, told, name="step with a refresh", row=3)
+    drawing.marks(numbers.slow, mark, told, name="step with a refresh", row=3)
     drawing.set(barmode="stack")
     drawing.show_legend(96)
     drawing.set_y("Layers", row=1, rangemode="tozero", tickformat=",d")
-    drawing.set_y("Damping (log)", row=2, **_log_axis(numbers.damping))
+    drawing.set_y("Damping (log)", row=2, **_log_axis(numbers.damping.y))
     drawing.set_y("Time of a step (ms)", row=3, rangemode="tozero")
     drawing.set_steps()
     return drawing
@@ -221,13 +216,4 @@ def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
     if not known.all():
         told = "Step %{x:,} looked at the curvature; how many layers used it is not known."
         x, mark = numbers.refresh_steps[~known], Mark("line-ns-open", 10, GREY, edge=2)
-        drawing.marks(x, np.zeros_like(x), mark, told, name="refresh without a word")
-
-
-def _add_damping(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
-    told, name = "At step %{x:,} the damping was %{y:.3g}.", "damping in force"
-    stroke = Stroke(BLUE, shape="hv")
-    drawing.line(numbers.damping_steps, numbers.damping, stroke, told, name=name, showlegend=False, row=2)
-    if numbers.raised_steps.size:
-        x, y = numbers.raised_steps, numbers.raised_at
-        drawing.events(x, y, OVERFLOW, numbers.raised_messages, name="damping raised", row=2)
+        drawing.marks((x, np.zeros_like(x)), mark, told, name="refresh without a word")

@@ -150,7 +150,7 @@ def speed_accuracy_figure(
     if math.isfinite(numbers.baseline):
         told, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
         place = {"text": ["O0"], "textposition": "bottom center"}
-        drawing.marks([1.0], [numbers.baseline], mark, told, **place, name="O0", customdata=[[0]])
+        drawing.marks(([1.0], [numbers.baseline]), mark, told, **place, name="O0", customdata=[[0]])
         drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})
     _add_candidates(drawing, numbers, {(choice.target, choice.label) for choice in choices})
@@ -231,13 +231,12 @@ def _add_trials(drawing: Drawing, numbers: SpeedAccuracyNumbers, low: float, hig
         x, y = [speedup for speedup, _ in numbers.front], [min(max(value, low), high) for _, value in numbers.front]
         # Down first, then on: whatever lies below and left of this staircase is beaten by one of its corners.
         stroke = Stroke(translucent(SKY, 0.8), 1.6, shape="vh")
-        drawing.line(x, y, stroke, name="Pareto front", legendrank=1001)  # drawn beneath the points, named after them
+        drawing.line((x, y), stroke, name="Pareto front", legendrank=1001)  # drawn beneath the points, named after them
     for beginning, mark in _TRIAL_MARKS.items():
         chosen = [p for p in numbers.trials if p.kind.startswith(beginning)]
         if chosen:
             drawing.marks(
-                [p.speedup for p in chosen],
-                [min(max(p.metric, low), high) for p in chosen],
+                ([p.speedup for p in chosen], [min(max(p.metric, low), high) for p in chosen]),
                 mark,
                 "%{customdata[1]}",
                 cliponaxis=False,
@@ -257,8 +256,7 @@ def _add_tuned_plain(
     shown = {point: tuned for point, tuned in points.items() if all(map(math.isfinite, point))}
     if shown:
         drawing.marks(
-            [speed for speed, _ in shown],
-            [value for _, value in shown],
+            ([speed for speed, _ in shown], [value for _, value in shown]),
             Mark("star-diamond", 14, ORANGE),
             "Tuned plain (%{customdata[1]}) is %{x:.2f} × as fast as O0 and drops %{customdata[2]}.",
             text=["tuned plain"] * len(shown),
@@ -279,8 +277,7 @@ def _add_candidates(drawing: Drawing, numbers: SpeedAccuracyNumbers, exported: S
         # The bound on the drop is one-sided: the bar points the way that could still be worse.
         lower, higher = ([max(0.0, sign * (p.metric_bound - p.metric)) for p in chosen] for sign in (-1, 1))
         drawing.marks(
-            [c.speedup for c in records],
-            [p.metric for p in chosen],
+            ([c.speedup for c in records], [p.metric for p in chosen]),
             mark,
             "%{customdata[1]}",
             text=[_label(c, exported) for c in records],

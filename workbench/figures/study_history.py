@@ -95,7 +95,7 @@ def study_history_figure(
     beyond = [i for i, value in enumerate(numbers.values) if value > numbers.ceiling]
     _add_trials(drawing, numbers, beyond, Mark("triangle-up-open", 10, GREY), "beyond this axis")
     told, stroke = "Up to trial %{x} the lowest score was %{y:.4g}.", Stroke(GREEN, shape="hv")
-    drawing.line(numbers.numbers, numbers.best, stroke, told, name="lowest score so far within the allowed drop")
+    drawing.line((numbers.numbers, numbers.best), stroke, told, name="lowest score so far within the allowed drop")
     is_short = max(numbers.numbers) - min(numbers.numbers) < _FEWEST_NUMBERS
     # Of few trials plotly would number halves, and their labels would repeat each other.
     drawing.set_x("Trial number", tickformat="d", **({"dtick": 1} if is_short else {}))
@@ -122,9 +122,9 @@ def _add_trials(drawing: Drawing, numbers: StudyHistoryNumbers, chosen: Sequence
         return
     scores = np.array([numbers.values[i] for i in chosen])
     edge = ", beyond this axis" if scores.min() > numbers.ceiling else ""
+    heights = np.where(scores > numbers.ceiling, numbers.ceiling * 1.02, scores)
     drawing.marks(
-        [numbers.numbers[i] for i in chosen],
-        np.where(scores > numbers.ceiling, numbers.ceiling * 1.02, scores),
+        ([numbers.numbers[i] for i in chosen], heights),
         mark,
         f"Trial %{{x}} (%{{customdata[1]}}) scored %{{customdata[2]:.4g}}{edge}.",
         name=name,
