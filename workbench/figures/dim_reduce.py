@@ -11,20 +11,10 @@ import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import (
-    EventTable,
-    Floats,
-    Line,
-    StepTable,
-    column,
-    mean_known,
-    steps_frame,
-    subjects_by_step,
-    thin_line,
-)
+from workbench.figures.frames import EventTable, StepTable, column, mean_known, steps_frame, subjects_by_step
 from workbench.figures.labels import counted, percent, plain
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
 __all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,18 +11,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from workbench.core.records import Event, StepRecord
-from workbench.figures.thinning import staircase_indices, thin_indices
+from workbench.figures.thinning import MAXIMUM_MARKS, Floats, thin_marks
 
 StepTable: TypeAlias = pd.DataFrame | Sequence[StepRecord]
 EventTable: TypeAlias = pd.DataFrame | Sequence[Event] | None
-Floats: TypeAlias = npt.NDArray[np.float64]
-
-
-class Line(NamedTuple):
-    """Steps, or other positions, and the values at them."""
-
-    x: Floats
-    y: Floats
 
 
 class EventPoints(NamedTuple):
@@ -31,18 +23,6 @@ class EventPoints(NamedTuple):
     x: Floats
     y: Floats
     messages: tuple[str, ...]
-
-
-def thin_line(x: Floats, y: Floats, limit: int) -> Line:
-    """Return a line of at most ``limit`` points with the same look; values that are not finite are left out."""
-    chosen = thin_indices(x, y, limit)
-    return Line(x[chosen], y[chosen])
-
-
-def thin_stairs(x: Floats, y: Floats, limit: int) -> Line:
-    """Return a staircase of at most ``limit`` points, exactly if its corners are no more."""
-    chosen = staircase_indices(x, y, limit)
-    return Line(x[chosen], y[chosen])
 
 
 def steps_frame(steps: StepTable) -> pd.DataFrame:
@@ -73,9 +53,14 @@ def events_of(events: EventTable, *kinds: str) -> pd.DataFrame:
     return frame[frame["kind"].astype(str).isin(kinds)]
 
 
-def messages_of(events: pd.DataFrame, chosen: Any) -> tuple[str, ...]:
-    """Return what was said of some of the events."""
-    return tuple(str(message) for message in events["message"].iloc[chosen])
+def event_points(
+    events: EventTable, kind: str, height: Callable[[Floats], Floats], most: int = MAXIMUM_MARKS
+) -> tuple[EventPoints, int]:
+    """Return the events of one kind, of many an even choice, at the height of their steps, and how many there are."""
+    found = events_of(events, kind)
+    kept = found.iloc[thin_marks(np.arange(len(found)), most)]
+    steps = column(kept, "step")
+    return EventPoints(steps, height(steps), tuple(map(str, kept["message"]))), len(found)
 
 
 def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> Floats:

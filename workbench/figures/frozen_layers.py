@@ -13,10 +13,10 @@ import plotly.graph_objects as go
 
 from workbench.core.records import StepRecord
 from workbench.figures.drawing import Drawing, Mark, empty_figure, interval, shares_of
-from workbench.figures.frames import Floats, StepTable, column, steps_frame
+from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
-from workbench.figures.thinning import bin_edges
+from workbench.figures.thinning import Floats, bin_edges
 
 __all__ = ["FrozenLayersNumbers", "TimeSaved", "frozen_layers_figure", "frozen_layers_numbers", "time_saved_in_run"]
 

@@ -22,10 +22,10 @@ import plotly.graph_objects as go
 
 from workbench.core.records import ExponentCounts
 from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, empty_figure
-from workbench.figures.frames import Floats, Line, StepTable, column, filled_rows, flags, log2_known, steps_frame
+from workbench.figures.frames import StepTable, column, filled_rows, flags, log2_known, steps_frame
 from workbench.figures.labels import counted, percent, plain, power_ticks
 from workbench.figures.theme import DENSITY_SCALE, GREY, ORANGE, VERMILLION, Theme
-from workbench.figures.thinning import bin_edges, thin_marks
+from workbench.figures.thinning import Floats, Line, bin_edges, thin_marks
 
 __all__ = ["ALL_GROUPS", "GradientExponentNumbers", "gradient_exponents_figure", "gradient_exponents_numbers"]
 

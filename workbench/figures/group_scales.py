@@ -19,8 +19,6 @@ from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
 from workbench.figures.frames import (
     EventTable,
-    Floats,
-    Line,
     StepTable,
     column,
     events_of,
@@ -29,12 +27,11 @@ from workbench.figures.frames import (
     last_known,
     log2_known,
     steps_frame,
-    thin_stairs,
     wasted_share,
 )
 from workbench.figures.labels import counted, percent, plain, power_of_two, power_range
 from workbench.figures.theme import COLORWAY, DASHES, GREY, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
 __all__ = ["GroupScaleLine", "GroupScalesNumbers", "group_scales_figure", "group_scales_numbers"]
 

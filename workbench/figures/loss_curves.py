@@ -9,10 +9,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, figure_of
-from workbench.figures.frames import Floats, Line, StepTable, column, flags, steps_frame, thin_line
+from workbench.figures.frames import StepTable, column, flags, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import COLORWAY, DASHES, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
 __all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_drawing", "loss_curves_figure"]
 

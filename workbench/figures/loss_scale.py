@@ -17,8 +17,6 @@ from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
 from workbench.figures.frames import (
     EventTable,
-    Floats,
-    Line,
     StepTable,
     column,
     flags,
@@ -26,12 +24,11 @@ from workbench.figures.frames import (
     log2_known,
     steps_frame,
     subjects_by_step,
-    thin_stairs,
     wasted_share,
 )
 from workbench.figures.labels import counted, percent, plain, power_of_two, power_range
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
 __all__ = ["LossScaleNumbers", "loss_scale_drawing", "loss_scale_figure", "loss_scale_numbers"]
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.figures.drawing import Drawing, Stroke, figure_of
-from workbench.figures.frames import Line, StepTable, column, mean_known, steps_frame, thin_line, without_warm_up
+from workbench.figures.frames import StepTable, column, mean_known, steps_frame, without_warm_up
 from workbench.figures.labels import compact, counted, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS
+from workbench.figures.thinning import MAXIMUM_POINTS, Line, thin_line
 
 __all__ = ["OffloadNumbers", "offload_drawing", "offload_figure", "offload_numbers"]
 

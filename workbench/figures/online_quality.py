@@ -10,21 +10,10 @@ import plotly.graph_objects as go
 
 from workbench.core.records import EventKind
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
-from workbench.figures.frames import (
-    EventPoints,
-    EventTable,
-    Line,
-    StepTable,
-    column,
-    events_of,
-    last_known,
-    messages_of,
-    steps_frame,
-    thin_line,
-)
+from workbench.figures.frames import EventPoints, EventTable, StepTable, column, event_points, last_known, steps_frame
 from workbench.figures.labels import compact, grouped, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, PURPLE, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line
 
 __all__ = ["OnlineQualityNumbers", "online_quality_figure", "online_quality_numbers"]
 
@@ -52,18 +41,19 @@ def online_quality_numbers(
     """Reduce a recorded online run to the curves of its prequential figures; lines have at most ``limit`` points."""
     frame = steps_frame(steps)
     step, auc, loss = column(frame, "step"), column(frame, "online.auc"), column(frame, "online.log_loss")
-    seen = events_of(events, EventKind.DRIFT)
-    marks = thin_marks(np.arange(len(seen)), _MAXIMUM_LINES)
-    at = column(seen, "step")[marks]
     areas = np.flatnonzero(np.isfinite(auc))
     later = areas[areas >= len(frame) // 10]  # a model that has just begun is bad, which is no news
     lowest = int(later[np.argmin(auc[later])]) if later.size else None
-    between = np.interp(at, step[areas], auc[areas]) if areas.size else np.full(at.size, np.nan)
+
+    def between(at: Floats) -> Floats:
+        return np.interp(at, step[areas], auc[areas]) if areas.size else np.full(at.size, np.nan)
+
+    drifts, n_drifts = event_points(events, EventKind.DRIFT, between, _MAXIMUM_LINES)
     return OnlineQualityNumbers(
         auc=thin_line(step, auc, limit),
         log_loss=thin_line(step, loss, limit),
-        drifts=EventPoints(at, between, messages_of(seen, marks)),
-        n_drifts=len(seen),
+        drifts=drifts,
+        n_drifts=n_drifts,
         last_auc=last_known(auc),
         last_log_loss=last_known(loss),
         lowest_auc=float("nan") if lowest is None else float(auc[lowest]),

@@ -12,21 +12,16 @@ from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure
 from workbench.figures.frames import (
     EventPoints,
     EventTable,
-    Floats,
-    Line,
     StepTable,
     column,
-    events_of,
+    event_points,
     last_known,
     mean_known,
-    messages_of,
     steps_frame,
-    thin_line,
-    thin_stairs,
 )
 from workbench.figures.labels import compact, counted, grouped, percent
 from workbench.figures.theme import BLUE, GREEN, ORANGE, PURPLE, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_stairs
 
 __all__ = ["OnlineStreamNumbers", "online_stream_figure", "online_stream_numbers"]
 
@@ -72,20 +67,19 @@ def online_stream_numbers(
     step, samples = column(frame, "step"), column(frame, "samples", 0.0)
     rejected, wait = column(frame, "online.rejected"), column(frame, "online.wait_ms")
     rows, evictions = column(frame, "online.table_rows"), column(frame, "online.table_evictions")
-    told = events_of(events, EventKind.RECORD_REJECTED)
-    marks = thin_marks(np.arange(len(told)))
-    at = column(told, "step")[marks]
     known = np.flatnonzero(np.isfinite(rejected))
     n_rejected = int(rejected[known[-1]]) if known.size else 0
     n_records = float(np.nansum(samples)) + n_rejected
-    totals = _value_at(at, step[known], rejected[known])
+    rejections, _ = event_points(
+        events, EventKind.RECORD_REJECTED, lambda at: _value_at(at, step[known], rejected[known])
+    )
     return OnlineStreamNumbers(
         rate=thin_line(step, column(frame, "online.records_per_second"), limit),
         wait=thin_line(step, wait, limit),
         rows=thin_line(step, rows, limit),
         evictions=thin_line(step, evictions, limit),
         rejected=thin_stairs(step, rejected, limit),
-        rejections=EventPoints(at, totals, messages_of(told, marks)),
+        rejections=rejections,
         mean_rate=_mean_rate(column(frame, "seconds"), samples),
         mean_wait_ms=mean_known(wait),
         last_rows=last_known(rows),

@@ -10,9 +10,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, interval
-from workbench.figures.frames import Floats
 from workbench.figures.labels import MetricScale, counted, plain
 from workbench.figures.theme import BLUE, GREEN, GREY, VERMILLION, Theme, translucent
+from workbench.figures.thinning import Floats
 
 __all__ = ["PairedNumbers", "PairedSide", "paired_comparison_figure", "paired_comparison_numbers"]
 

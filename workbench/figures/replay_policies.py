@@ -10,9 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.figures.drawing import Drawing, Mark, empty_figure
-from workbench.figures.frames import Floats, column, flags
+from workbench.figures.frames import column, flags
 from workbench.figures.labels import compact, counted, percent, plain
 from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
+from workbench.figures.thinning import Floats
 
 __all__ = ["ReplayPoliciesNumbers", "policy_names", "replay_policies_figure", "replay_policies_numbers"]
 

@@ -14,21 +14,17 @@ from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
 from workbench.figures.frames import (
     EventPoints,
     EventTable,
-    Floats,
-    Line,
     StepTable,
     column,
+    event_points,
     events_of,
     flags,
-    messages_of,
     steps_frame,
-    thin_line,
-    thin_stairs,
     without_warm_up,
 )
 from workbench.figures.labels import compact, counted, percent, times
 from workbench.figures.theme import BLUE, GREY, ORANGE, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_marks
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks, thin_stairs
 
 __all__ = ["SecondOrderNumbers", "second_order_drawing", "second_order_figure", "second_order_numbers"]
 
@@ -71,9 +67,7 @@ def second_order_numbers(
     at = step[refreshed]
     done, left = _layers(events, at)
     bars = thin_marks(np.arange(at.size), _MAXIMUM_BARS)
-    raised = events_of(events, EventKind.DAMPING_RAISED)
-    marks = thin_marks(np.arange(len(raised)))
-    raised_steps = column(raised, "step")[marks]
+    raised, n_raised = event_points(events, EventKind.DAMPING_RAISED, lambda at: _looked_up(at, step, damping))
     duration = column(frame, "step_ms")
     timed = np.isfinite(duration) & (np.arange(len(frame)) >= len(frame) - len(without_warm_up(frame, warmup_steps)))
     plain, slow = np.flatnonzero(timed & ~refreshed), np.flatnonzero(timed & refreshed)
@@ -89,8 +83,8 @@ def second_order_numbers(
         n_done=int(np.nansum(done)),
         n_left=int(np.nansum(left)),
         damping=thin_stairs(step, damping, limit),
-        raised=EventPoints(raised_steps, _looked_up(raised_steps, step, damping), messages_of(raised, marks)),
-        n_raised=len(raised),
+        raised=raised,
+        n_raised=n_raised,
         plain=thin_line(step[plain], duration[plain], limit),
         slow=Line(step[diamonds], duration[diamonds]),
         plain_median_ms=usual,

@@ -7,18 +7,36 @@ tsdownsample. What a reader looks for in a training trace is the spike, so extre
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from tsdownsample import MinMaxLTTBDownsampler
 
-__all__ = ["MAXIMUM_MARKS", "MAXIMUM_POINTS", "bin_edges", "staircase_indices", "thin_indices", "thin_marks"]
-
 MAXIMUM_POINTS = 4000
 MAXIMUM_MARKS = 4000
 
 Indices: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class Line(NamedTuple):
+    """Steps, or other positions, and the values at them."""
+
+    x: Floats
+    y: Floats
+
+
+def thin_line(x: Floats, y: Floats, limit: int) -> Line:
+    """Return a line of at most ``limit`` points with the same look; values that are not finite are left out."""
+    chosen = thin_indices(x, y, limit)
+    return Line(x[chosen], y[chosen])
+
+
+def thin_stairs(x: Floats, y: Floats, limit: int) -> Line:
+    """Return a staircase of at most ``limit`` points, exactly if its corners are no more."""
+    chosen = staircase_indices(x, y, limit)
+    return Line(x[chosen], y[chosen])
 
 
 def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS) -> Indices:
