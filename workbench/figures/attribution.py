@@ -163,18 +163,15 @@ def _add_bars(
     if not chosen:
         return
     shown = [bars[i] for i in chosen]
-    edge = 1.4 if not shown[0].is_measured else 0.0
     below = [bar.end - bar.low if bar.is_measured else 0.0 for bar in shown]
     above = [bar.high - bar.end if bar.is_measured else 0.0 for bar in shown]
-    drawing.add(
-        "bar",
+    drawing.bars(
+        ([bar.end - bar.start for bar in shown], list(chosen)),
+        list(colours),
         "%{customdata[0]}",
-        x=[bar.end - bar.start for bar in shown],
+        edge=None if shown[0].is_measured else BLUE,
         base=[bar.start for bar in shown],
-        y=list(chosen),
         width=_BAR_WIDTH,  # of its own accord plotly takes the room between the nearest two of a trace
-        orientation="h",
-        marker={"color": list(colours), "line": {"width": edge, "color": BLUE}},
         error_x=interval(below, above, GREY, visible=any(bar.is_measured for bar in shown)),
         name=f"{name}, 95 % interval" if shown[0].is_measured else name,
         customdata=[[bar.text] for bar in shown],

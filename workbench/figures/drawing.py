@@ -147,6 +147,12 @@ class Drawing:
         mode = "markers" if text is None else "markers+text"
         self.add("scatter", hover, x=points[0], y=points[1], mode=mode, text=text, marker=marker, **properties)
 
+    def bars(self, points: Points, colour: Any, hover: str, *, edge: str | None = None, **properties: Any) -> None:
+        """Add level bars, of one colour or one each, with an edge of another; further properties as in ``add``."""
+        line = {"width": 0} if edge is None else {"width": 1.4, "color": edge}
+        marker = {"color": colour, "line": line}
+        self.add("bar", hover, x=points[0], y=points[1], orientation="h", marker=marker, **properties)
+
     def events(self, events: EventPoints, mark: Mark, **properties: Any) -> None:
         """Add points that say each its message; properties as in ``add``."""
         carried = [[sentence(message)] for message in events.messages]

@@ -197,13 +197,10 @@ def frozen_layers_figure(
         showscale=False,
         name="schedule",
     )
-    drawing.add(
-        "bar",
+    drawing.bars(
+        (100 * numbers.frozen_share_by_group, groups),
+        BLUE,
         "Group %{y} is frozen in %{x:.1f} % of all steps.",
-        x=100 * numbers.frozen_share_by_group,
-        y=groups,
-        orientation="h",
-        marker={"color": BLUE},
         text=[f"{100 * rests:.0f} %" for rests in by_group],
         textposition=["inside" if rests > 0.6 else "outside" for rests in by_group],
         textangle=0,
@@ -229,14 +226,11 @@ def _add_time(drawing: Drawing, saved: TimeSaved, domain: tuple[float, float]) -
     known = bool(np.isfinite(saved.low) and np.isfinite(saved.high))
     told = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
     below, above = 100 * (saved.share - saved.low), 100 * (saved.high - saved.share)
-    drawing.add(
-        "bar",
+    drawing.bars(
+        ([100 * saved.share], ["saved"]),
+        BLUE,
         f"Freezing changed the step time by {-100 * saved.share:+.1f} %{told}.",
-        x=[100 * saved.share],
-        y=["saved"],
-        orientation="h",
         width=0.6,
-        marker={"color": BLUE},
         error_x=interval([below], [above], GREY, thickness=2, visible=known),
         name="time saved",
         row=3,

@@ -51,13 +51,10 @@ def importance_figure(importance: Mapping[str, float], *, theme: Theme = "auto")
     title = f"{plain(numbers.names[0])} mattered most" if numbers.shares[0] > 0 else "No parameter made a difference"
     subtitle = "share of what the parameters explain of the objective; not a direction"
     drawing = Drawing(title, subtitle, theme=theme, height=150 + 30 * len(numbers.names))
-    drawing.add(
-        "bar",
+    drawing.bars(
+        ([100 * share for share in numbers.shares], [plain(name) for name in numbers.names]),
+        [GREY if name.endswith(" others") else BLUE for name in numbers.names],
         "%{y} explains %{x:.1f} % of the objective.",
-        x=[100 * share for share in numbers.shares],
-        y=[plain(name) for name in numbers.names],
-        orientation="h",
-        marker={"color": [GREY if name.endswith(" others") else BLUE for name in numbers.names]},
         text=[percent(share) for share in numbers.shares],
         textposition="outside",
         cliponaxis=False,

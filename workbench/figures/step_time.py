@@ -58,14 +58,11 @@ def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, 
     parts = [*dict.fromkeys(part for n in timed.values() for part in n.parts if part != "other"), "other"]
     for index, part in enumerate(parts):
         values = [n.parts.get(part, 0.0) for n in timed.values()]
-        drawing.add(
-            "bar",
+        drawing.bars(
+            (values, list(timed)),
+            GREY if part == "other" else COLORWAY[index % len(COLORWAY)],
             "In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.",
-            y=list(timed),
-            x=values,
-            orientation="h",
             name=plain(part),
-            marker={"color": GREY if part == "other" else COLORWAY[index % len(COLORWAY)], "line": {"width": 0}},
             text=[f"{plain(part)}<br>{compact(value)}" for value in values],
             textposition="inside",  # each part says its name, so that colour is not needed to tell them apart
             insidetextanchor="middle",

@@ -104,15 +104,12 @@ class SnapshotPublisher:
         return self._writer.is_due(n_steps)
 
     def publish(self, model: nn.Module, n_steps: int, *, wait: bool = False) -> int:
-        """Publish the state of a model, written in the background unless told otherwise.
+        """Publish the state of a model, written in the background unless told otherwise, and return the version.
 
         Args:
             model: Its state is compared, and what changed copied, before this returns.
             n_steps: Steps behind it.
             wait: Whether to return only when readers see it.
-
-        Returns:
-            The version.
 
         Raises:
             ValueError: When the state holds something else than tensors.

@@ -6,7 +6,7 @@ count; a run under float16 autocast records their maximum (``amp.float16_grad_am
 which may overflow first, are not recorded; how much larger they are (the *headroom*) is calibrated on the run's own
 overflows. What was observed stands above what is estimated: a window that overflowed has a threshold below the scale
 it used, one that did not has a threshold at least as large. The policies are then simulated exactly
-(``scaling.replay``).
+(``loss_scale.simulate``).
 
 The assumption is that the trajectory stays the same: a skipped or an additional update changes later gradients a
 little, which the prediction ignores. The stated range covers that by repeating the simulation with all thresholds moved
@@ -72,27 +72,16 @@ _ASSUMPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The largest loss scale that does not overflow, window by window.
+    """The largest loss scale that does not overflow, window by window ``[n]``."""
 
-    Args:
-        steps: Micro-batch index at which each window ended, shape ``[n]``.
-        scale: Estimated threshold, shape ``[n]`` (dimensionless).
-        headroom_log2: Calibrated log2 of how much the overflowing gradients exceed the recorded ones.
-        error_log2: How far the thresholds may lie off as a whole, log2: what calibration leaves open.
-        noise_log2: How far each may lie off on its own, log2: the usual difference between neighbouring windows.
-        misclassified: Share of recorded windows whose overflow the thresholds get wrong.
-        calibrated: Whether the run had overflows to calibrate on.
-        overflowed: Whether each recorded window overflowed, shape ``[n]``.
-    """
-
-    steps: NDArray[np.int64]
-    scale: Floats
-    headroom_log2: float
-    error_log2: float
-    noise_log2: float
-    misclassified: float
-    calibrated: bool
-    overflowed: NDArray[np.bool_]
+    steps: NDArray[np.int64]  # micro-batch index at which each window ended
+    scale: Floats  # estimated threshold
+    headroom_log2: float  # calibrated log2 of how much the overflowing gradients exceed the recorded ones
+    error_log2: float  # how far the thresholds may lie off as a whole: what calibration leaves open
+    noise_log2: float  # how far each may lie off on its own: the usual difference between neighbouring windows
+    misclassified: float  # share of recorded windows whose overflow the thresholds get wrong
+    calibrated: bool  # whether the run had overflows to calibrate on
+    overflowed: NDArray[np.bool_]  # whether each recorded window overflowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +105,7 @@ class ReplayResult:
 
 
 def estimate_thresholds(run: Run) -> Thresholds:
-    """Estimate per window the largest scale that does not overflow.
-
-    Args:
-        run: A recorded run with ``grad_amax``.
+    """Estimate per window of a run with ``grad_amax`` the largest scale that does not overflow.
 
     Raises:
         ValueError: When the run recorded no gradients, or used no loss scale to calibrate with.
@@ -137,8 +123,9 @@ def estimate_thresholds(run: Run) -> Thresholds:
     # What an overflowed gradient would have been is not in the record; the weights did not move, so the next good
     # window's gradient is the best estimate.
     amax[overflow] = np.nan
-    amax = pd.Series(amax).bfill().ffill().to_numpy().copy()
+    amax = pd.Series(amax).bfill().ffill().to_numpy()
     log_threshold = np.log2(_FLOAT16_MAX) - np.log2(np.maximum(amax, 1e-38))
+    clean = log_threshold[~overflow]
     headroom, error, wrong = _calibrate(np.log2(scale) - log_threshold, overflow)
     # Observations overrule the estimate. The next smaller float is enough: scales are compared exactly, and therefore
     # as they are, not as logarithms, from which only powers of two come back to the last bit.
@@ -149,28 +136,20 @@ def estimate_thresholds(run: Run) -> Thresholds:
         scale=estimate,
         headroom_log2=headroom,
         error_log2=error,
-        noise_log2=_noise(log_threshold[~overflow]),
+        noise_log2=float(np.median(np.abs(np.diff(clean)))) if len(clean) > 2 else 0.0,  # whatever a few windows do
         misclassified=wrong,
         calibrated=bool(overflow.any()),
         overflowed=overflow,
     )
 
 
-def _noise(log_threshold: Floats) -> float:
-    """Return how far a threshold lies from its neighbours, log2: the usual distance, whatever a few windows do."""
-    return float(np.median(np.abs(np.diff(log_threshold)))) if len(log_threshold) > 2 else 0.0
-
-
 def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
-    """Predict what loss-scale policies would have done to a recorded run.
+    """Predict what loss-scale policies, of which hundreds cost seconds, would have done to a recorded run.
 
     Args:
         run: The recorded run.
-        policies: Policies to judge; hundreds cost seconds.
+        policies: Policies to judge.
         thresholds: What ``estimate_thresholds`` said of this run; None asks it.
-
-    Returns:
-        One row per policy, with the range that the calibration error gives.
 
     Raises:
         ValueError: When there is nothing to replay or no policy was given.

@@ -44,32 +44,32 @@ class ColumnInfo:
     repeats: bool = False
 
 
+def _number(unit: str, description: str, mirror: str = "", *, repeats: bool = False) -> ColumnInfo:
+    return ColumnInfo("float64", unit, description, mirror, repeats)
+
+
 COLUMNS: dict[str, ColumnInfo] = {
     "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0."),
-    "seconds": ColumnInfo("float64", "s", "Time since the run began when the step was dispatched."),
-    "step_ms": ColumnInfo("float64", "ms", "Wall-clock time of the step.", "time/step_ms"),
-    "loss": ColumnInfo(
-        "float64", "1", "Unscaled loss of this micro-batch; the mean over ranks where several train.", "training/loss"
+    "seconds": _number("s", "Time since the run began when the step was dispatched."),
+    "step_ms": _number("ms", "Wall-clock time of the step.", "time/step_ms"),
+    "loss": _number(
+        "1", "Unscaled loss of this micro-batch; the mean over ranks where several train.", "training/loss"
     ),
-    "loss_scale": ColumnInfo(
-        "float64", "1", "Scale the backward pass used; 1 without loss scaling.", "loss_scale/scale", repeats=True
+    "loss_scale": _number(
+        "1", "Scale the backward pass used; 1 without loss scaling.", "loss_scale/scale", repeats=True
     ),
-    "loss_scale_after": ColumnInfo("float64", "1", "Scale after the update rule ran.", repeats=True),
+    "loss_scale_after": _number("1", "Scale after the update rule ran.", repeats=True),
     "overflow": ColumnInfo("bool", "", "A gradient of this window was inf or NaN; false where no window ended."),
     "skipped": ColumnInfo("bool", "", "The optimizer update was dropped because of an overflow."),
     "accumulated": ColumnInfo("int64", "micro-batches", "Micro-batches in the gradient when the step ended."),
-    "grad_norm": ColumnInfo(
-        "float64", "1", "Global L2 norm of the unscaled gradient; NaN where no update was due.", "gradient/norm"
-    ),
-    "grad_amax": ColumnInfo(
-        "float64",
+    "grad_norm": _number("1", "Global L2 norm of the unscaled gradient; NaN where no update was due.", "gradient/norm"),
+    "grad_amax": _number(
         "1",
         "Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no update was "
         "due.",
         "gradient/largest",
     ),
-    "underflow_share": ColumnInfo(
-        "float64",
+    "underflow_share": _number(
         "1",
         "Share of non-zero gradient elements below the smallest float16 number at the scale in use, 0 to 1; what a "
         "float16 gradient has already lost is zero and not among them.",
@@ -79,14 +79,14 @@ COLUMNS: dict[str, ColumnInfo] = {
     "frozen_groups": ColumnInfo(
         "int64", "groups", "Number of leading parameter groups that were frozen.", "freezing/frozen_groups"
     ),
-    "learning_rate": ColumnInfo(
-        "float64", "1", "Learning rate of the first parameter group.", "training/learning_rate", repeats=True
+    "learning_rate": _number(
+        "1", "Learning rate of the first parameter group.", "training/learning_rate", repeats=True
     ),
     "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch, those of all ranks together."),
     "memory_bytes": ColumnInfo(
         "int64",
         "bytes",
-        "Memory allocated on the device; resident set size (at most 0.1 s old) on a CPU.",
+        "Memory allocated on the device; resident set size (0.1 s old at most) on a CPU.",
         "memory/bytes",
     ),
     "grad_exponents": ColumnInfo(
@@ -102,16 +102,10 @@ EVENT_COLUMNS: dict[str, ColumnInfo] = {
     "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0, at which it happened."),
     "kind": ColumnInfo("str", "", "What happened; one of the words of records.EventKind."),
     "subject": ColumnInfo("str", "", "Whom it happened to: leaf modules joined by commas, a metric's name, or empty."),
-    "value": ColumnInfo(
-        "float64", "", "Number that belongs to it, in the unit of its subject; NaN when there is none."
-    ),
+    "value": _number("", "Number that belongs to it, in the unit of its subject; NaN when there is none."),
     "message": ColumnInfo("str", "", "One sentence for a person."),
 }
 """Columns of ``Run.events``, in their order; the fields of ``records.Event``."""
-
-
-def _number(unit: str, description: str) -> ColumnInfo:
-    return ColumnInfo("float64", unit, description)
 
 
 METHOD_COLUMNS: dict[str, ColumnInfo] = {
@@ -144,13 +138,13 @@ METHOD_COLUMNS: dict[str, ColumnInfo] = {
     ),
     "online.auc": _number(
         "1",
-        "Area under the ROC curve over the last window of records, each predicted before it was "
-        "trained on, 0 to 1; NaN except on every k-th step.",
+        "Area under the ROC curve over the last window of records, each predicted before it was trained on, 0 to 1; "
+        "NaN except on every k-th step.",
     ),
     "online.log_loss": _number(
         "nats",
-        "Mean log loss over the last window of records, each predicted before it was "
-        "trained on; NaN except on every k-th step.",
+        "Mean log loss over the last window of records, each predicted before it was trained on; NaN except on every "
+        "k-th step.",
     ),
     "online.rejected": _number("records", "Records that could not be trained on, since the run began."),
     "online.queue_depth": _number("batches", "Batches that the reader was ahead after the step."),

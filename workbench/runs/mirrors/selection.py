@@ -27,16 +27,10 @@ _DESCRIBED[OVERFLOWS] = ColumnInfo("float64", "updates", "Updates whose gradient
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The numbers of one step.
-
-    Args:
-        step: Micro-batch index, counted from 0.
-        seconds: Time since the run began when the step ended, seconds.
-        values: Name in the mirror -> number; always finite.
-    """
+    """The numbers of one step, all finite, by their name in the mirror."""
 
     step: int
-    seconds: float
+    seconds: float  # time since the run began when the step ended
     values: Mapping[str, float]
 
 
