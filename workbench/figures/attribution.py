@@ -123,8 +123,8 @@ def attribution_figure(
         (tuned_plain, "tuned plain", PURPLE, "dash"),
     ):
         if math.isfinite(speed):
-            told = f"{name}, {speed:.2f} ×"
-            drawing.line(([speed] * 2, [-0.6, len(parts) + 0.6]), Stroke(colour, 1.8, dash), told, name=told)
+            hover = f"{name}, {speed:.2f} ×"
+            drawing.line(([speed] * 2, [-0.6, len(parts) + 0.6]), Stroke(colour, 1.8, dash), hover, name=hover)
     low, high = _reach(numbers)
     drawing.set_x(
         "Speed to the same quality (× as given)",

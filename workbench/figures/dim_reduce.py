@@ -172,17 +172,17 @@ def _add_losses(drawing: Drawing, one: DimReduceNumbers, *, is_first: bool) -> N
         (one.warm_up, "SGD that made the snapshots", ORANGE, "dash"),
         ((one.x, one.loss), "DimReduce", BLUE, "solid"),
     ):
-        told = f"{name}, {label}: %{{y:.4g}} after %{{x:,}} steps."
+        hover = f"{name}, {label}: %{{y:.4g}} after %{{x:,}} steps."
         stroke = Stroke(translucent(colour, faint), 2.4 if is_first else 1.2, dash)
-        drawing.line(losses, stroke, told, name=f"{name} (bold: {label})", showlegend=is_first)
+        drawing.line(losses, stroke, hover, name=f"{name} (bold: {label})", showlegend=is_first)
     at = one.x == one.reached
     reached = one.x[at], one.loss[at]
-    told = (
+    hover = (
         f"{label}: the warm-up's end loss {one.target:.4g} is reached after %{{x:,}} steps; the warm-up "
         f"took {one.warm_up_steps:,.0f}."
     )
     mark = Mark("star", 14 if is_first else 9, translucent(BLUE, faint))
-    drawing.marks(reached, mark, told, name="the warm-up's end loss reached", showlegend=is_first)
+    drawing.marks(reached, mark, hover, name="the warm-up's end loss reached", showlegend=is_first)
     if is_first and one.target > 0:
         drawing.rule(Stroke(GREY, 1.5, "dot"), y=one.target)
         # On the right the warm-up comes down to the line from above.
@@ -192,10 +192,10 @@ def _add_losses(drawing: Drawing, one: DimReduceNumbers, *, is_first: bool) -> N
 
 
 def _add_search(drawing: Drawing, one: DimReduceNumbers) -> None:
-    told = "At step %{x:,} the share %{y:.3g} of the quasi-Newton step was taken."
-    drawing.marks(one.rho, Mark("circle", 4, BLUE), told, name="accepted rho", showlegend=False, row=2)
-    told = "At step %{x:,} no trial lowered the loss enough."
+    hover = "At step %{x:,} the share %{y:.3g} of the quasi-Newton step was taken."
+    drawing.marks(one.rho, Mark("circle", 4, BLUE), hover, name="accepted rho", showlegend=False, row=2)
+    hover = "At step %{x:,} no trial lowered the loss enough."
     failed, is_there = (one.failed_x, np.zeros_like(one.failed_x)), bool(one.failed_x.size)
-    drawing.marks(failed, OVERFLOW, told, name="line search failed", showlegend=is_there, row=2)
-    told = "At step %{x:,} the condition number was %{y:.3g}."
-    drawing.line(one.condition, Stroke(BLUE, 1.6), told, name="condition", showlegend=False, row=3)
+    drawing.marks(failed, OVERFLOW, hover, name="line search failed", showlegend=is_there, row=2)
+    hover = "At step %{x:,} the condition number was %{y:.3g}."
+    drawing.line(one.condition, Stroke(BLUE, 1.6), hover, name="condition", showlegend=False, row=3)

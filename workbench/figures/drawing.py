@@ -12,10 +12,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec
 
+import numpy as np
 import plotly.graph_objects as go
 
 from workbench.figures.frames import EventPoints
-from workbench.figures.labels import sentence, unmarked, wrapped
+from workbench.figures.labels import power_ticks, sentence, unmarked, wrapped
 from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
 
 __all__ = ["OVERFLOW", "Drawing", "Mark", "Stroke", "empty_figure", "figure_of", "figure_text", "interval", "shares_of"]
@@ -127,10 +128,10 @@ class Drawing:
             **properties: Plotly's own; None leaves one out.
         """
         box = "" if "<extra>" in hover else "<extra></extra>"  # else plotly writes the trace's name beside
-        told = {"hovertemplate": hover + box} if hover else {"hoverinfo": "skip"}
+        shown = {"hovertemplate": hover + box} if hover else {"hoverinfo": "skip"}
         number = _numbered(row)
         # Axes are named also where there is one row: a live figure then knows the trace again when there are two.
-        trace = {"type": kind, "xaxis": f"x{number}", "yaxis": f"y{number}", **properties, **told}
+        trace = {"type": kind, "xaxis": f"x{number}", "yaxis": f"y{number}", **properties, **shown}
         self.traces.append({name: value for name, value in trace.items() if value is not None})
 
     def line(self, points: Points, stroke: Stroke, hover: str = "", **properties: Any) -> None:
@@ -187,6 +188,13 @@ class Drawing:
     def set_y(self, title: str, *, row: int = 1, **properties: Any) -> None:
         """Describe the y axis of a row: what it measures, with its unit."""
         self.set(**{f"yaxis{_numbered(row)}": {"title": {"text": title}, **properties}})
+
+    def set_powers(self, title: str) -> None:
+        """Make the y axis of all that is drawn one of powers of two, drawn as their exponents, with a few ticks."""
+        heights = np.concatenate([np.asarray(trace["y"], dtype=np.float64) for trace in self.traces])
+        low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
+        positions, texts = power_ticks(low, high)
+        self.set_y(title, tickvals=positions, ticktext=texts, range=[low - 0.9, high + 0.9])
 
     def set_steps(self, unit: str = "micro-batches", **properties: Any) -> None:
         """Make the x axis one of steps."""

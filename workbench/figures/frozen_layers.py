@@ -224,20 +224,20 @@ def frozen_layers_figure(
 def _add_time(drawing: Drawing, saved: TimeSaved, domain: tuple[float, float]) -> None:
     """Draw the time saved as a bar with its interval, and the limit as a line across, in a third pane."""
     known = bool(np.isfinite(saved.low) and np.isfinite(saved.high))
-    told = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
+    range_text = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
     below, above = 100 * (saved.share - saved.low), 100 * (saved.high - saved.share)
     drawing.bars(
         ([100 * saved.share], ["saved"]),
         BLUE,
-        f"Freezing changed the step time by {-100 * saved.share:+.1f} %{told}.",
+        f"Freezing changed the step time by {-100 * saved.share:+.1f} %{range_text}.",
         width=0.6,
         error_x=interval([below], [above], GREY, thickness=2, visible=known),
         name="time saved",
         row=3,
     )
     if np.isfinite(saved.limit):
-        at, told = 100 * saved.limit, "If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
-        drawing.marks(([at], ["saved"]), Mark("line-ns-open", 40, ORANGE, edge=3), told, name="limit", row=3)
+        at, hover = 100 * saved.limit, "If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
+        drawing.marks(([at], ["saved"]), Mark("line-ns-open", 40, ORANGE, edge=3), hover, name="limit", row=3)
         place = {"x": at, "xref": "x3", "y": 1, "yref": "y3 domain", "yanchor": "bottom", "font": {"size": 12}}
         drawing.note(f"limit {percent(saved.limit)}", **place)
     ends = [100 * value for value in (0.0, saved.share, saved.low, saved.high, saved.limit) if np.isfinite(value)]

@@ -244,11 +244,11 @@ def _add_limits(drawing: Drawing, numbers: GradientExponentNumbers) -> None:
         ("loses bits below (2<sup>−14</sup> / scale)", numbers.normal, "dash", GREY, "loses bits"),
         ("is zero below (2<sup>−24</sup> / scale)", numbers.lower, "solid", ORANGE, "is zero"),
     ):
-        told = f"At step %{{x:,}} the limit beyond which a gradient {fate} was 2<sup>%{{y:.1f}}</sup>."
-        drawing.line((numbers.steps, values), Stroke(colour, dash=dash, shape="hv"), told, name=name)
+        hover = f"At step %{{x:,}} the limit beyond which a gradient {fate} was 2<sup>%{{y:.1f}}</sup>."
+        drawing.line((numbers.steps, values), Stroke(colour, dash=dash, shape="hv"), hover, name=name)
     if numbers.overflow.x.size:
-        told = "Step %{x:,} overflowed: some gradient exceeded 2<sup>%{y:.1f}</sup>."
-        drawing.marks(numbers.overflow, OVERFLOW, told, name="overflow")
+        hover = "Step %{x:,} overflowed: some gradient exceeded 2<sup>%{y:.1f}</sup>."
+        drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow")
 
 
 def _add_menu(drawing: Drawing, groups: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from workbench.figures.frames import (
     steps_frame,
     wasted_share,
 )
-from workbench.figures.labels import counted, percent, plain, power_of_two, power_range
+from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import COLORWAY, DASHES, GREY, Theme
 from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
@@ -118,8 +118,8 @@ def group_scales_figure(
     for index, group in enumerate(groups):
         name, scale = plain(group.name), np.exp2(group.line.y)
         stroke = Stroke(COLORWAY[index % len(COLORWAY)], dash=DASHES[index % len(DASHES)], shape="hv")
-        told = f"At step %{{x:,}} the loss scale of {name} was %{{customdata:,.6g}}."
-        drawing.line(group.line, stroke, told, name=name, customdata=scale)
+        hover = f"At step %{{x:,}} the loss scale of {name} was %{{customdata:,.6g}}."
+        drawing.line(group.line, stroke, hover, name=name, customdata=scale)
     growth = "After step %{customdata[0]:,} the scale of %{customdata[1]} grew."
     for index, group in enumerate(groups):
         mark = Mark("triangle-up", 8, COLORWAY[index % len(COLORWAY)])
@@ -128,14 +128,13 @@ def group_scales_figure(
     for group in groups:
         _add_marks(drawing, "overflow", group, group.back_off, OVERFLOW, overflow)
     if numbers.floor.x.size:
-        told, mark = (
+        hover, mark = (
             "At step %{x:,} no loss scale of a group could fall any further.",
             Mark("line-ew-open", 14, GREY, 2),
         )
-        drawing.marks(numbers.floor, mark, told, name="floor")
-    heights = np.concatenate([np.asarray(trace["y"], dtype=np.float64) for trace in drawing.traces])
+        drawing.marks(numbers.floor, mark, hover, name="floor")
     drawing.set_steps()
-    drawing.set_y("Loss scale (log2 axis)", **power_range(heights))
+    drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()
     return drawing.figure()
 
@@ -198,11 +197,11 @@ def _costs(numbers: GroupScalesNumbers) -> str:
     return f"{text}; {counted(most.n_overflows, 'overflow')} of {numbers.n_overflows} arose in {plain(most.name)}"
 
 
-def _add_marks(drawing: Drawing, kind: str, group: GroupScaleLine, points: Line, mark: Mark, told: str) -> None:
+def _add_marks(drawing: Drawing, kind: str, group: GroupScaleLine, points: Line, mark: Mark, hover: str) -> None:
     steps, heights = points
     if not steps.size:
         return
     at = steps + 1 if kind == "growth" else steps  # a new scale is in force from the next step on
     is_first = all(trace["name"] != kind for trace in drawing.traces)  # one entry in the legend
     carried = [[step, plain(group.name)] for step in steps.tolist()]
-    drawing.marks((at, heights), mark, told, name=kind, legendgroup=kind, showlegend=is_first, customdata=carried)
+    drawing.marks((at, heights), mark, hover, name=kind, legendgroup=kind, showlegend=is_first, customdata=carried)

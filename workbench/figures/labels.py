@@ -5,9 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from workbench.core.records import StudyResult
 
@@ -82,14 +80,6 @@ def times(n: int) -> str:
 def sentence(message: str) -> str:
     """Write the message of an event, which begins in lower case, as a sentence of plotly text."""
     return plain(f"{message[:1].upper()}{message[1:]}.")
-
-
-def power_range(heights: Iterable[float]) -> dict[str, Any]:
-    """Return a y axis, in plotly's properties, for values drawn as exponents of two: all in view, with a few ticks."""
-    known = [height for height in heights if math.isfinite(height)]
-    low, high = min(known), max(known)
-    positions, texts = power_ticks(low, high)
-    return {"tickvals": positions, "ticktext": texts, "range": [low - 0.9, high + 0.9]}
 
 
 def power_of_two(exponent: float) -> str:

@@ -138,7 +138,7 @@ class LiveFigure:
             self._closed = True
             self._pending, self._on_pick = None, None
             self.widget.close()
-            # Only now: the page is not told, since its view may be gone already and would complain about lost traces.
+            # Only now: the page must not hear of it, as a view that is gone already would complain about lost traces.
             self.widget.data = ()
             self._keys, self._traces = [], []
 

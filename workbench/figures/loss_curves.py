@@ -166,11 +166,11 @@ def _add_curve(drawing: Drawing, curve: LossCurveNumbers, index: int, where: str
     stroke = Stroke(colour, dash=DASHES[index % len(DASHES)])
     label = plain(curve.label)
     if curve.loss.x.size:
-        told = f"The loss of {label} {where} was %{{y:.4g}}."
-        drawing.line(curve.loss, stroke, told, name=label, legendgroup=label)
+        hover = f"The loss of {label} {where} was %{{y:.4g}}."
+        drawing.line(curve.loss, stroke, hover, name=label, legendgroup=label)
     if curve.overflow.x.size:
-        told, name = f"{label} overflowed {where}.", f"overflow in {label}"
-        drawing.marks(curve.overflow, OVERFLOW, told, name=name, legendgroup=label)
+        hover, name = f"{label} overflowed {where}.", f"overflow in {label}"
+        drawing.marks(curve.overflow, OVERFLOW, hover, name=name, legendgroup=label)
     if curve.metric.x.size:
         drawing.line(
             curve.metric,

@@ -26,7 +26,7 @@ from workbench.figures.frames import (
     subjects_by_step,
     wasted_share,
 )
-from workbench.figures.labels import counted, percent, plain, power_of_two, power_range
+from workbench.figures.labels import counted, percent, plain, power_of_two
 from workbench.figures.theme import BLUE, COLORWAY, DASHES, GREEN, ORANGE, PURPLE, VERMILLION, Theme
 from workbench.figures.thinning import MAXIMUM_MARKS, MAXIMUM_POINTS, Floats, Line, thin_marks, thin_stairs
 
@@ -130,17 +130,16 @@ def loss_scale_drawing(
     if numbers.line.x.size == 0:
         return Drawing.empty(_QUESTION, "No step has been recorded with a loss scale yet.", theme=theme)
     drawing = Drawing(_answer(numbers), _costs(numbers), theme=theme, height=height)
-    told, stroke = "At step %{x:,} the loss scale was %{customdata:,.6g}.", Stroke(BLUE, shape="hv")
+    hover, stroke = "At step %{x:,} the loss scale was %{customdata:,.6g}.", Stroke(BLUE, shape="hv")
     scale = np.exp2(numbers.line.y)
-    drawing.line(numbers.line, stroke, told, name="recorded scale", customdata=scale)
+    drawing.line(numbers.line, stroke, hover, name="recorded scale", customdata=scale)
     if policies:
         step = column(steps_frame(steps), "step")
         for index, (name, trace) in enumerate(policies.items()):
             _add_policy(drawing, name, np.asarray(trace, dtype=np.float64), step, index)
     _add_marks(drawing, numbers)
-    heights = np.concatenate([np.asarray(trace["y"], dtype=np.float64) for trace in drawing.traces])
     drawing.set_steps()
-    drawing.set_y("Loss scale (log2 axis)", **power_range(heights))
+    drawing.set_powers("Loss scale (log2 axis)")
     drawing.show_legend()
     return drawing
 
@@ -181,8 +180,8 @@ def _add_policy(drawing: Drawing, name: str, scale: Floats, step: Floats, index:
         )
     line = thin_stairs(step, log2_known(scale), MAXIMUM_POINTS)
     stroke = Stroke(COLORWAY[3:][index % 4], 1.8, DASHES[1:5][index % 4], "hv")
-    told = f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}."
-    drawing.line(line, stroke, told, name=f"replayed: {plain(name)}", customdata=np.exp2(line.y))
+    hover = f"Under {plain(name)} the scale would have been %{{customdata:,.6g}} at step %{{x:,}}."
+    drawing.line(line, stroke, hover, name=f"replayed: {plain(name)}", customdata=np.exp2(line.y))
 
 
 def _brief(subject: str, most: int = 4) -> str:
@@ -192,7 +191,7 @@ def _brief(subject: str, most: int = 4) -> str:
 
 
 def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
-    for name, (mark, told) in _MARKS.items():
+    for name, (mark, hover) in _MARKS.items():
         steps, heights = numbers.marks[name]
         if steps.size:
             # What a step changed is in force from the next one on: there is the corner of the line.
@@ -200,9 +199,9 @@ def _add_marks(drawing: Drawing, numbers: LossScaleNumbers) -> None:
             words = [name] * steps.size if name in {"floor", "collapse"} and steps.size <= 5 else None
             carried = np.stack([steps, np.exp2(heights)], axis=1)
             place = "top center"
-            drawing.marks((at, heights), mark, told, text=words, textposition=place, name=name, customdata=carried)
+            drawing.marks((at, heights), mark, hover, text=words, textposition=place, name=name, customdata=carried)
     if numbers.overflow.x.size:
         where = [f" in {_brief(subject)}" if subject else "" for subject in numbers.overflow_subjects]
         used = list(zip(np.exp2(numbers.overflow.y).tolist(), where, strict=True))
-        told = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6g}."
-        drawing.marks(numbers.overflow, OVERFLOW, told, name="overflow", customdata=used)
+        hover = "Step %{x:,} overflowed%{customdata[1]} at scale %{customdata[0]:,.6g}."
+        drawing.marks(numbers.overflow, OVERFLOW, hover, name="overflow", customdata=used)

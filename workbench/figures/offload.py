@@ -82,13 +82,13 @@ def offload_drawing(
         height=height if travels else height * 3 // 4,
         rows=(0.6, 0.4) if travels else (1.0,),
     )
-    told = "In step %{x:,} Adam took %{y:.3g} ms on the host."
-    drawing.line(numbers.host, Stroke(BLUE), told, name="Adam on the host")
+    hover = "In step %{x:,} Adam took %{y:.3g} ms on the host."
+    drawing.line(numbers.host, Stroke(BLUE), hover, name="Adam on the host")
     if travels:
-        told, stroke = "In step %{x:,} gradients travelled for %{y:.3g} ms.", Stroke(ORANGE, dash="dash")
-        drawing.line(numbers.transfer, stroke, told, name="gradients on their way")
-        told, stroke = "In step %{x:,} the step did not wait for %{y:.3g} % of both.", Stroke(GREEN, dash="dot")
-        drawing.line((numbers.hidden.x, 100.0 * numbers.hidden.y), stroke, told, name="hidden share", row=2)
+        hover, stroke = "In step %{x:,} gradients travelled for %{y:.3g} ms.", Stroke(ORANGE, dash="dash")
+        drawing.line(numbers.transfer, stroke, hover, name="gradients on their way")
+        hover, stroke = "In step %{x:,} the step did not wait for %{y:.3g} % of both.", Stroke(GREEN, dash="dot")
+        drawing.line((numbers.hidden.x, 100.0 * numbers.hidden.y), stroke, hover, name="hidden share", row=2)
         drawing.set_y("Hidden (%)", row=2, range=[-4, 104])
     drawing.set(showlegend=travels, margin={"b": 92})
     drawing.set_y("Time per step (ms)", rangemode="tozero")

@@ -83,18 +83,18 @@ def online_quality_figure(
         reason = "No prediction has been judged yet; give online_train a Prequential and a recorder."
         return empty_figure(_QUESTION, reason, theme=theme)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=(1, 1))
-    told = "Up to step %{x:,} the last window had an AUC of %{y:.4f}."
-    drawing.line(numbers.auc, Stroke(BLUE), told, name="AUC", showlegend=False)
-    told = "Up to step %{x:,} the last window had a log loss of %{y:.4f} nats per record."
-    drawing.line(numbers.log_loss, Stroke(ORANGE), told, name="log loss", showlegend=False, row=2)
+    hover = "Up to step %{x:,} the last window had an AUC of %{y:.4f}."
+    drawing.line(numbers.auc, Stroke(BLUE), hover, name="AUC", showlegend=False)
+    hover = "Up to step %{x:,} the last window had a log loss of %{y:.4f} nats per record."
+    drawing.line(numbers.log_loss, Stroke(ORANGE), hover, name="log loss", showlegend=False, row=2)
     for x in list(changes)[:_MAXIMUM_LINES]:
         drawing.rule(Stroke(GREY, 1.4, "dot"), x=x, row=None)
     for x in numbers.drifts.x.tolist():
         drawing.rule(Stroke(PURPLE, 1.4, "dash"), x=x, row=None)
     if len(changes):
         bottom = np.full(len(changes), float(np.min(numbers.auc.y)) if numbers.auc.x.size else 0.5)
-        told, mark = "From step %{x:,} on the data followed another law.", Mark("triangle-up-open", 10, GREY, edge=2)
-        drawing.marks((list(changes), bottom), mark, told, name="the data changed")
+        hover, mark = "From step %{x:,} on the data followed another law.", Mark("triangle-up-open", 10, GREY, edge=2)
+        drawing.marks((list(changes), bottom), mark, hover, name="the data changed")
     if numbers.drifts.x.size:
         drawing.events(numbers.drifts, Mark("diamond", 10, PURPLE), name="drift seen")
     drawing.set(showlegend=bool(numbers.drifts.x.size or len(changes)), margin={"b": 96})

@@ -108,10 +108,10 @@ def online_stream_figure(
     height, rows, spacing = 150 + row_height * len(fields), (1,) * len(fields), 0.12 / len(fields)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows, spacing=spacing)
     for row, field in enumerate(fields, start=1):
-        title, name, colour, told = _ROWS[field]
+        title, name, colour, hover = _ROWS[field]
         line, stroke = getattr(numbers, field), Stroke(colour, shape="hv" if field == "rejected" else "linear")
         # Without an entry in the legend: the axis has the same name.
-        drawing.line(line, stroke, told, name=name, showlegend=False, row=row)
+        drawing.line(line, stroke, hover, name=name, showlegend=False, row=row)
         drawing.set_y(title, row=row, rangemode="tozero", nticks=5)
     has_reasons = bool(numbers.rejections.x.size)
     if has_reasons and "rejected" in fields:

@@ -135,9 +135,9 @@ def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
 
 def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric: MetricScale) -> None:
     n_pairs = [change.size for change in numbers.changes]
-    changes, told = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
+    changes, hover = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
     seed = Mark("circle-open", 8, BLUE, edge=1.6)
-    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, told, name="one seed", row=2)
+    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", row=2)
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
@@ -161,13 +161,13 @@ def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
         return _QUESTION
     best = int(np.nanargmax(speeds))
     change = numbers.changes[best]
-    told = f"{plain(numbers.labels[best])} is {speeds[best]:.2f} × as fast as {plain(numbers.base)}"
+    answer = f"{plain(numbers.labels[best])} is {speeds[best]:.2f} × as fast as {plain(numbers.base)}"
     if not change.size:
-        return told
+        return answer
     moved = metric.difference_text(abs(float(change.mean())) / metric.factor)
     if not change.mean():
-        return f"{told} at the same {plain(metric.name)}"
-    return f"{told}; {plain(metric.name)} {'up' if change.mean() > 0 else 'down'} by {moved}"
+        return f"{answer} at the same {plain(metric.name)}"
+    return f"{answer}; {plain(metric.name)} {'up' if change.mean() > 0 else 'down'} by {moved}"
 
 
 def _detail(numbers: PairedNumbers, metric: MetricScale) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from workbench.core.records import EventKind
 from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, figure_of
@@ -37,7 +36,7 @@ _MAXIMUM_TICKS = 6
 class SecondOrderNumbers:
     """Numbers behind the picture of a run with THOR.
 
-    How many layers a refresh was for is not known (NaN) where the device has not told yet, or an overflow spoilt it.
+    How many layers a refresh was for is not known (NaN) while the device has not reported it, or an overflow spoilt it.
     """
 
     refresh_steps: Floats  # at which the curvature was looked at, thinned
@@ -121,14 +120,14 @@ def second_order_drawing(
     rows = (0.28, 0.3, 0.42)
     drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows)
     _add_refreshes(drawing, numbers)
-    told, stroke = "At step %{x:,} the damping was %{y:.3g}.", Stroke(BLUE, shape="hv")
-    drawing.line(numbers.damping, stroke, told, name="damping in force", showlegend=False, row=2)
+    hover, stroke = "At step %{x:,} the damping was %{y:.3g}.", Stroke(BLUE, shape="hv")
+    drawing.line(numbers.damping, stroke, hover, name="damping in force", showlegend=False, row=2)
     if numbers.raised.x.size:
         drawing.events(numbers.raised, OVERFLOW, name="damping raised", row=2)
-    told, stroke = "Step %{x:,} took %{y:.3g} ms.", Stroke(GREY, 1.4)
-    drawing.line(numbers.plain, stroke, told, name="step without a refresh", row=3)
-    told, mark = "Step %{x:,}, with a refresh, took %{y:.3g} ms.", Mark("diamond", 8, ORANGE)
-    drawing.marks(numbers.slow, mark, told, name="step with a refresh", row=3)
+    hover, stroke = "Step %{x:,} took %{y:.3g} ms.", Stroke(GREY, 1.4)
+    drawing.line(numbers.plain, stroke, hover, name="step without a refresh", row=3)
+    hover, mark = "Step %{x:,}, with a refresh, took %{y:.3g} ms.", Mark("diamond", 8, ORANGE)
+    drawing.marks(numbers.slow, mark, hover, name="step with a refresh", row=3)
     drawing.set(barmode="stack")
     drawing.show_legend(96)
     drawing.set_y("Layers", row=1, rangemode="tozero", tickformat=",d")
@@ -143,8 +142,8 @@ second_order_figure = figure_of(second_order_drawing)
 
 def _layers(events: EventTable, at: Floats) -> tuple[Floats, Floats]:
     """Return how many layers each refresh was for and how many it left alone; NaN where no event tells."""
-    told: pd.DataFrame = events_of(events, EventKind.FACTORS_REFRESHED)
-    counts = dict(zip(column(told, "step").tolist(), column(told, "value").tolist(), strict=True))
+    refreshed = events_of(events, EventKind.FACTORS_REFRESHED)
+    counts = dict(zip(column(refreshed, "step").tolist(), column(refreshed, "value").tolist(), strict=True))
     done = np.array([counts.get(step, np.nan) for step in at.tolist()], dtype=np.float64)
     fullest = max(counts.values(), default=float("nan"))
     return done, fullest - done
@@ -198,7 +197,7 @@ def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
     known = np.isfinite(numbers.layers_done)
     gaps = np.diff(numbers.refresh_steps)
     width = 0.6 * float(np.median(gaps)) if gaps.size else max(1.0, 0.02 * numbers.n_steps)
-    for name, layers, colour, pattern, told in (
+    for name, layers, colour, pattern, hover in (
         ("computed anew", numbers.layers_done, BLUE, "", "In step %{x:,}, %{y} layers were computed anew."),
         ("left alone", numbers.layers_left, ORANGE, "/", "In step %{x:,} the trace rule left %{y} layers alone."),
     ):
@@ -206,8 +205,8 @@ def _add_refreshes(drawing: Drawing, numbers: SecondOrderNumbers) -> None:
             continue
         look = {"color": colour, "line": {"width": 0}, "pattern": {"shape": pattern, "size": 5}}
         x, y = numbers.refresh_steps[known], layers[known]
-        drawing.add("bar", told, x=x, y=y, width=width, marker=look, name=name)
+        drawing.add("bar", hover, x=x, y=y, width=width, marker=look, name=name)
     if not known.all():
-        told = "Step %{x:,} looked at the curvature; how many layers used it is not known."
+        hover = "Step %{x:,} looked at the curvature; how many layers used it is not known."
         x, mark = numbers.refresh_steps[~known], Mark("line-ns-open", 10, GREY, edge=2)
-        drawing.marks((x, np.zeros_like(x)), mark, told, name="refresh without a word")
+        drawing.marks((x, np.zeros_like(x)), mark, hover, name="refresh without a word")

@@ -148,9 +148,9 @@ def speed_accuracy_figure(
     low, high = _metric_range(numbers)
     _add_trials(drawing, numbers, low, high)
     if math.isfinite(numbers.baseline):
-        told, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
+        hover, mark = "O0, the baseline everything is compared with.", Mark("star", 16, ORANGE)
         place = {"text": ["O0"], "textposition": "bottom center"}
-        drawing.marks(([1.0], [numbers.baseline]), mark, told, **place, name="O0", customdata=[[0]])
+        drawing.marks(([1.0], [numbers.baseline]), mark, hover, **place, name="O0", customdata=[[0]])
         drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
     _add_tuned_plain(drawing, numbers, metric, tuned_plain or {})
     _add_candidates(drawing, numbers, {(choice.target, choice.label) for choice in choices})
@@ -199,8 +199,8 @@ def _answer(choices: Sequence[Choice]) -> str:
     }
     if len(set(taken.values())) == 1 and len(taken) == len(choices):
         return f"Exported: {next(iter(taken.values()))}"
-    told = [f"{choice.target} {taken.get(choice.target, 'O0')}" for choice in choices]
-    return f"Exported: {'; '.join(told)}"
+    exports = [f"{choice.target} {taken.get(choice.target, 'O0')}" for choice in choices]
+    return f"Exported: {'; '.join(exports)}"
 
 
 def _detail(numbers: SpeedAccuracyNumbers, metric: MetricScale) -> str:

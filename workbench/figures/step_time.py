@@ -70,7 +70,7 @@ def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, 
         )
     drawing.set_x("Time per step (ms)", rangemode="tozero")
     drawing.set_y("", type="category", autorange="reversed", showgrid=False)
-    # What does not fit into a bar is told by legend and hover text.
+    # What does not fit into a bar stands in legend and hover text.
     drawing.set(uniformtext={"minsize": 11, "mode": "hide"}, legend={"traceorder": "normal"})
     drawing.set(barmode="stack", bargap=0.35)
     drawing.show_legend()

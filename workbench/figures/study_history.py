@@ -94,8 +94,8 @@ def study_history_figure(
         _add_trials(drawing, numbers, chosen, mark, name)
     beyond = [i for i, value in enumerate(numbers.values) if value > numbers.ceiling]
     _add_trials(drawing, numbers, beyond, Mark("triangle-up-open", 10, GREY), "beyond this axis")
-    told, stroke = "Up to trial %{x} the lowest score was %{y:.4g}.", Stroke(GREEN, shape="hv")
-    drawing.line((numbers.numbers, numbers.best), stroke, told, name="lowest score so far within the allowed drop")
+    hover, stroke = "Up to trial %{x} the lowest score was %{y:.4g}.", Stroke(GREEN, shape="hv")
+    drawing.line((numbers.numbers, numbers.best), stroke, hover, name="lowest score so far within the allowed drop")
     is_short = max(numbers.numbers) - min(numbers.numbers) < _FEWEST_NUMBERS
     # Of few trials plotly would number halves, and their labels would repeat each other.
     drawing.set_x("Trial number", tickformat="d", **({"dtick": 1} if is_short else {}))

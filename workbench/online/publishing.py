@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from workbench.core.files import replacing, write_text_atomically
 from workbench.online.background_writer import BackgroundWriter
 
-__all__ = ["Published", "SnapshotPublisher", "apply_delta_", "changed_rows", "load_published"]
+__all__ = ["Published", "SnapshotPublisher", "changed_rows", "load_published"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -227,11 +227,14 @@ def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) ->
     # All files are read and checked before anything is changed, so that a missing or wrong one leaves `since` as it is.
     new = {name: _read_tensors(folder / name) for name in deltas[done:]}
     published = since if since is not None and continues else Published(0, 0, _read_tensors(folder / base), base, ())
+    updates: list[tuple[Tensor, Any, Tensor]] = []
     for name, delta in new.items():
-        if wrong := _wrong_in_delta(published.tensors, delta):
-            raise ValueError(f"{folder / name}: {wrong}; it is damaged or belongs to another model")
-    for delta in new.values():
-        apply_delta_(published.tensors, delta)
+        try:
+            updates += _updates(published.tensors, delta)
+        except ValueError as error:
+            raise ValueError(f"{folder / name}: {error}; it is damaged or belongs to another model") from None
+    for tensor, rows, values in updates:
+        tensor[rows] = values
     published.deltas = deltas
     published.version, published.step = manifest["version"], manifest["step"]
     return published
@@ -246,38 +249,33 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: cannot be read as safetensors ({error})") from error
 
 
-def _wrong_in_delta(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> str:
-    """Return what does not fit the state that a delta is for; nothing when all of it fits."""
+def _updates(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
+    """Yield what a delta sets in a state: the tensor, which rows of it or all, and to what.
+
+    Raises:
+        ValueError: When something in it does not fit the state.
+    """
     for key, value in delta.items():
         kind = next((kind for kind in (_ROWS, _VALUES, _WHOLE) if key.startswith(kind)), "")
         name = key.removeprefix(kind)
         if not kind or name not in tensors:
-            return f"the model has no tensor for {key!r}"
-        whole, values = tensors[name], delta.get(_VALUES + name)
-        if kind == _WHOLE and (value.shape != whole.shape or value.dtype != whole.dtype):
-            return f"{key!r} is {value.dtype} {tuple(value.shape)}, not {whole.dtype} {tuple(whole.shape)}"
-        if kind == _VALUES and _ROWS + name not in delta:
-            return f"{key!r} comes without its rows"
+            raise ValueError(f"the model has no tensor for {key!r}")
+        if kind == _VALUES:
+            if _ROWS + name not in delta:
+                raise ValueError(f"{key!r} comes without its rows")
+            continue  # its rows name it
+        whole, shape = tensors[name], tensors[name].shape
+        rows: Any = ...
         if kind == _ROWS:
-            if values is None or whole.ndim == 0 or value.dtype != torch.int64 or value.ndim != 1:
-                return f"{key!r} must be int64 row numbers with values of a table"
-            if values.dtype != whole.dtype or values.shape != (len(value), *whole.shape[1:]):
-                return (
-                    f"{_VALUES + name!r} is {values.dtype} {tuple(values.shape)} for {whole.dtype} {tuple(whole.shape)}"
-                )
+            if _VALUES + name not in delta or whole.ndim == 0 or value.dtype != torch.int64 or value.ndim != 1:
+                raise ValueError(f"{key!r} must be int64 row numbers with values of a table")
             if len(value) and not 0 <= int(value.min()) <= int(value.max()) < len(whole):
-                return f"{key!r} names a row that the table of {len(whole)} rows lacks"
-    return ""
-
-
-def apply_delta_(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
-    """Bring the state of a model from one version to the next, in place, by the content of a delta file."""
-    for key, value in delta.items():
-        if key.startswith(_WHOLE):
-            tensors[key.removeprefix(_WHOLE)].copy_(value)
-        elif key.startswith(_ROWS):
-            name = key.removeprefix(_ROWS)
-            tensors[name][value] = delta[_VALUES + name]
+                raise ValueError(f"{key!r} names a row that the table of {len(whole)} rows lacks")
+            rows, value = value, delta[_VALUES + name]
+            shape = torch.Size((len(rows), *shape[1:]))
+        if value.dtype != whole.dtype or value.shape != shape:
+            raise ValueError(f"{name!r} is {value.dtype} {tuple(value.shape)}, not {whole.dtype} {tuple(shape)}")
+        yield whole, rows, value
 
 
 def changed_rows(now: Tensor, last: Tensor) -> Tensor:
