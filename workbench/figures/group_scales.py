@@ -21,6 +21,7 @@ from workbench.figures.frames import (
     EventTable,
     StepTable,
     column,
+    events_frame,
     events_of,
     filled_rows,
     flags,
@@ -69,7 +70,7 @@ def group_scales_numbers(
     Raises:
         ValueError: When ``names`` has another length than there are groups.
     """
-    frame = steps_frame(steps)
+    frame, events = steps_frame(steps), events_frame(events)
     step, log2 = column(frame, "step"), log2_known(_scales(frame))
     n_groups = log2.shape[1]
     changes = events_of(events, EventKind.SCALE_UP, EventKind.SCALE_DOWN)

@@ -19,6 +19,7 @@ from workbench.figures.frames import (
     EventTable,
     StepTable,
     column,
+    events_frame,
     flags,
     last_known,
     log2_known,
@@ -71,7 +72,7 @@ def loss_scale_numbers(steps: StepTable, events: EventTable = None, *, limit: in
     Growth and back-off are read from the scale before and after each step, so a run without events has them too;
     floor and collapse are known from events only.
     """
-    frame = steps_frame(steps)
+    frame, events = steps_frame(steps), events_frame(events)
     step, overflow = column(frame, "step"), flags(frame, "overflow")
     used, after = log2_known(column(frame, "loss_scale", 1.0)), log2_known(column(frame, "loss_scale_after"))
     overflows = np.flatnonzero(overflow)

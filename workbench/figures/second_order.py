@@ -16,6 +16,7 @@ from workbench.figures.frames import (
     StepTable,
     column,
     event_points,
+    events_frame,
     events_of,
     flags,
     steps_frame,
@@ -60,7 +61,7 @@ def second_order_numbers(
     steps: StepTable, events: EventTable = None, *, warmup_steps: int = 10, limit: int = MAXIMUM_POINTS
 ) -> SecondOrderNumbers:
     """Reduce a run with THOR to what its curvature did and cost; arguments as for ``second_order_drawing``."""
-    frame = steps_frame(steps)
+    frame, events = steps_frame(steps), events_frame(events)
     step, damping = column(frame, "step"), column(frame, "thor.damping")
     refreshed = flags(frame, "thor.refreshed")
     at = step[refreshed]

@@ -14,12 +14,13 @@ is missing, and ``RunRecorder.reopen`` continues it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,17 +96,16 @@ class RunRecorder:
             "config.json": _json_text(config, "config"),
             "environment.json": _json_text({**environment, **started}, "environment"),
         }
-        try:
-            path.mkdir(parents=True)
+        with _telemetry_errors(f"start the run {path}"):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError as error:
+                raise TelemetryError(f"{path} exists already; choose another `run_id` or reopen that run") from error
             writer_lock.acquire(path)
             for name, text in texts.items():
                 write_text_atomically(path / name, text)
             for table in _TABLES:
                 (path / f"{table.name}.jsonl").touch()
-        except FileExistsError as error:
-            raise TelemetryError(f"{path} exists already; choose another `run_id` or reopen that run") from error
-        except OSError as error:
-            raise TelemetryError(f"cannot start the run {path}: {_reason(error)}") from error
         return cls(path, _Counts())
 
     @classmethod
@@ -126,7 +126,7 @@ class RunRecorder:
             raise RunError(f"{path} is not a run directory: it has no environment.json")
         if (path / "summary.json").exists():
             raise RunError(f"{path} is finished; start a new run instead of continuing it")
-        try:
+        with _telemetry_errors(f"continue the run {path}"):
             if not writer_lock.acquire(path):
                 raise TelemetryError(f"{path} is being written by another process; stop that one first")
             try:
@@ -139,8 +139,6 @@ class RunRecorder:
             except BaseException:
                 writer_lock.release(path)
                 raise
-        except OSError as error:
-            raise TelemetryError(f"cannot continue the run {path}: {_reason(error)}") from error
         return cls(path, counts)
 
     @property
@@ -186,13 +184,12 @@ class RunRecorder:
                 self.path / "events.jsonl": encode_events([*emitted, *events]),
             }
             try:
-                _append_all({path: block for path, block in blocks.items() if block})
-            except OSError as error:
+                with _telemetry_errors(f"record to {self.path}", "everything before this block is intact"):
+                    _append_all({path: block for path, block in blocks.items() if block})
+            except TelemetryError:
                 with self._pending_lock:
                     self._pending = emitted + self._pending
-                raise TelemetryError(
-                    f"cannot record to {self.path}: {_reason(error)}; everything before this block is intact"
-                ) from error
+                raise
             self._counts.columns |= columns
             self._counts.steps += len(records)
             self._counts.overflow_steps += sum(1 for record in records if record.overflow)
@@ -219,16 +216,12 @@ class RunRecorder:
             }
             text = _json_text({**summary, "recorded": recorded}, "summary")
             self.write(())
-            try:
+            with _telemetry_errors(f"finish the run {self.path}", "everything recorded is intact"):
                 for table in _TABLES:
                     tables.compact(self.path, table, self._counts.columns)
                 write_text_atomically(self.path / "summary.json", text)
                 for table in _TABLES:
                     (self.path / f"{table.name}.jsonl").unlink()
-            except OSError as error:
-                raise TelemetryError(
-                    f"cannot finish the run {self.path}: {_reason(error)}; everything recorded is intact"
-                ) from error
             self._state = "finished"
             writer_lock.release(self.path)
 
@@ -328,7 +321,13 @@ def _json_text(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(dict(values), indent=2, default=plain) + "\n"
 
 
-def _reason(error: OSError) -> str:
-    if error.errno in DISK_FULL_CODES:
-        return "no space left on the disk (free some and try again)"
-    return str(error.strerror or error)
+@contextlib.contextmanager
+def _telemetry_errors(attempt: str, consolation: str = "") -> Iterator[None]:
+    """Say in a sentence what a file system refused, and what is intact all the same."""
+    try:
+        yield
+    except OSError as error:
+        reason = str(error.strerror or error)
+        if error.errno in DISK_FULL_CODES:
+            reason = "no space left on the disk (free some and try again)"
+        raise TelemetryError(f"cannot {attempt}: {reason}{consolation and f'; {consolation}'}") from error
