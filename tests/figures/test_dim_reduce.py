@@ -35,11 +35,11 @@ def pair(label: str = "seed 0", *, last: float = 0.05) -> SubspacePair:
 def test_numbers_of_a_small_pair_are_exact() -> None:
     numbers = dim_reduce_numbers(pair())
     assert (numbers.target, numbers.warm_up_steps, numbers.reached) == (0.1, 8.0, 3.0)
-    assert numbers.rho_x.tolist() == [0, 1, 3]
-    assert numbers.rho.tolist() == [1.0, 0.0, 0.55]
+    assert numbers.rho.x.tolist() == [0, 1, 3]
+    assert numbers.rho.y.tolist() == [1.0, 0.0, 0.55]
     assert numbers.failed_x.tolist() == [1]
     assert (numbers.n_failed, numbers.n_steps) == (1, 4)
-    assert numbers.condition.tolist() == [1.0, 1.0, 40.0]
+    assert numbers.condition.y.tolist() == [1.0, 1.0, 40.0]
     assert numbers.explained_variance == 0.97
     assert numbers.mean_trials == pytest.approx(11 / 3)
 
@@ -81,7 +81,7 @@ def test_the_figure_shows_both_runs_the_search_and_the_condition() -> None:
 def test_records_will_do_and_nothing_is_said_of_nothing() -> None:
     records = [StepRecord(step, 0.0, 1.0, 0.5, columns={"dim_reduce.rho": 1.0}) for step in range(3)]
     numbers = dim_reduce_numbers(SubspacePair("run", [], [(3, 0.2)], records))
-    assert numbers.rho.tolist() == [1.0, 1.0, 1.0]
+    assert numbers.rho.y.tolist() == [1.0, 1.0, 1.0]
     assert math.isnan(numbers.target)
     assert math.isnan(numbers.explained_variance)
     assert np.isnan(numbers.mean_trials)

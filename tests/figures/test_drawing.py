@@ -16,12 +16,12 @@ from workbench.figures.theme import template_json
 @pytest.mark.parametrize("heights", [(1.0,), (1.0, 1.0), (0.28, 0.3, 0.42), (3.0, 1.0, 1.0, 2.0)])
 @pytest.mark.parametrize("spacing", [0.0, 0.06])
 def test_rows_stand_where_plotly_puts_them(heights: tuple[float, ...], spacing: float) -> None:
-    drawing = Drawing("Why?", height=300, row_heights=heights, row_spacing=spacing)
+    drawing = Drawing("Why?", height=300, rows=heights, spacing=spacing)
     plotlys = make_subplots(
         rows=len(heights), cols=1, shared_xaxes=True, row_heights=list(heights), vertical_spacing=spacing
     )
     for row in range(1, len(heights) + 1):
-        drawing.add_scatter(row=row, x=[1], y=[row])
+        drawing.add("scatter", row=row, x=[1], y=[row])
         plotlys.add_scatter(row=row, col=1, x=[1], y=[row])
     figure = drawing.figure()
     for ours, theirs in zip(figure.data, plotlys.data, strict=True):
@@ -40,7 +40,7 @@ def test_rows_stand_where_plotly_puts_them(heights: tuple[float, ...], spacing: 
 def test_what_is_set_stands_beside_what_was_set_before() -> None:
     template = deepcopy(template_json("dark"))
     margin: dict[str, Any] = {"b": 96}
-    drawing = Drawing("Why?", "so", theme="dark", height=300, row_heights=(1, 1))
+    drawing = Drawing("Why?", "so", theme="dark", height=300, rows=(1, 1))
     drawing.set(margin=margin, showlegend=True)
     drawing.set(margin={"l": 3})
     drawing.set_x("Step", tickformat=",d")
@@ -57,10 +57,10 @@ def test_what_is_set_stands_beside_what_was_set_before() -> None:
 
 def test_properties_that_are_none_are_left_out_and_wrong_ones_are_told() -> None:
     drawing = Drawing("Why?", height=300)
-    drawing.add_bar(x=[1], y=[2], text=None)
+    drawing.add("bar", x=[1], y=[2], text=None)
     assert "text" not in drawing.traces[0]
     assert drawing.figure().data[0].type == "bar"
-    drawing.add_scatter(x=[1], y=[2], colour="red")
+    drawing.add("scatter", x=[1], y=[2], colour="red")
     with pytest.raises(ValueError, match="colour"):
         drawing.figure()
 

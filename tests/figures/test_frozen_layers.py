@@ -12,8 +12,8 @@ from workbench.figures import (
     frozen_layers_numbers,
     time_saved_in_run,
 )
+from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
-from workbench.figures.theme import figure_text
 
 
 def test_numbers_of_a_small_schedule_are_exact() -> None:

@@ -43,7 +43,7 @@ def test_shares_and_limits_of_a_small_run_are_exact() -> None:
     # nothing below 2**-26, all eight below 2**-16.
     assert numbers.below_share == pytest.approx(4 / 18)
     assert numbers.subnormal_share == pytest.approx((4 + 2 + 8) / 18)
-    assert numbers.overflow_steps.tolist() == [1]
+    assert numbers.overflow.x.tolist() == [1]
     assert numbers.n_records == 2
 
 

@@ -37,8 +37,8 @@ def test_numbers_of_a_small_run_are_exact() -> None:
     numbers = group_scales_numbers(STEPS, EVENTS)
     body, head = numbers.groups
     assert (body.name, head.name) == (BODY, HEAD)
-    assert [body.steps.tolist(), body.log2.tolist()] == [[1, 2, 3, 4], [4, 4, 4, 5]]
-    assert head.log2.tolist() == [10, 10, 9, 9]
+    assert [body.line.x.tolist(), body.line.y.tolist()] == [[1, 2, 3, 4], [4, 4, 4, 5]]
+    assert head.line.y.tolist() == [10, 10, 9, 9]
     assert [a.tolist() for a in body.growth] == [[3], [5]]
     assert [a.tolist() for a in head.back_off] == [[2], [10]]
     assert (body.n_overflows, head.n_overflows, numbers.n_overflows) == (0, 1, 2)
@@ -51,7 +51,7 @@ def test_tables_read_like_records_and_groups_without_events_are_numbered() -> No
     frame = pd.DataFrame({"step": [0, 1], "group_scales": [(), (2.0, 8.0)]})
     numbers = group_scales_numbers(frame)
     assert [group.name for group in numbers.groups] == ["group 1", "group 2"]
-    assert [group.log2.tolist() for group in numbers.groups] == [[1], [3]]
+    assert [group.line.y.tolist() for group in numbers.groups] == [[1], [3]]
     assert [group.name for group in group_scales_numbers(frame, names=["a", "b"]).groups] == ["a", "b"]
     with pytest.raises(ValueError, match="`names` must name each of the 2 groups, got 1 names"):
         group_scales_numbers(frame, names=["a"])
@@ -59,7 +59,7 @@ def test_tables_read_like_records_and_groups_without_events_are_numbered() -> No
 
 def test_a_scale_that_is_no_number_leaves_a_gap() -> None:
     line = group_scales_numbers([_record(0, 4.0), _record(1, 0.0), _record(2, float("inf"))]).groups[0]
-    assert line.steps.tolist() == [0]
+    assert line.line.x.tolist() == [0]
     assert line.last_log2 == 2
 
 

@@ -19,7 +19,6 @@ def test_many_importances_are_merged_in_the_last_bar() -> None:
     numbers = importance_numbers({f"p{i}": 1.0 for i in range(10)}, limit=4)
     assert numbers.names == ("p0", "p1", "p2", "7 others")
     assert numbers.shares[-1] == pytest.approx(0.7)
-    assert numbers.n_merged == 7
 
 
 def test_importance_has_an_empty_state_and_a_tie_state() -> None:

@@ -21,17 +21,17 @@ def _frame(loss: list[float], **columns: object) -> pd.DataFrame:
 def test_the_running_mean_skips_what_is_not_finite() -> None:
     run = RunCurve("a", _frame([4.0, 2.0, np.nan, 6.0]), evaluations=[(2, 0.5)])
     numbers = loss_curve_numbers(run, window=2, metric=MetricScale("accuracy"))
-    assert numbers.x.tolist() == [0, 1, 3]
-    assert numbers.loss.tolist() == [4.0, 3.0, 6.0]
-    assert numbers.evaluation_x.tolist() == [2]
-    assert numbers.metric.tolist() == [50.0]
+    assert numbers.loss.x.tolist() == [0, 1, 3]
+    assert numbers.loss.y.tolist() == [4.0, 3.0, 6.0]
+    assert numbers.metric.x.tolist() == [2]
+    assert numbers.metric.y.tolist() == [50.0]
 
 
 def test_relative_time_stretches_the_axis_and_seconds_are_looked_up() -> None:
     run = RunCurve("a", _frame([1.0, 1.0, 1.0]), evaluations=[(2, 0.5)], relative_step_time=0.5)
-    assert loss_curve_numbers(run, x="relative_time").x.tolist() == [0, 0.5, 1.0]
-    assert loss_curve_numbers(run, x="relative_time").evaluation_x.tolist() == [1.0]
-    assert loss_curve_numbers(run, x="seconds").evaluation_x.tolist() == [0.5]  # after the step with index 1
+    assert loss_curve_numbers(run, x="relative_time").loss.x.tolist() == [0, 0.5, 1.0]
+    assert loss_curve_numbers(run, x="relative_time").metric.x.tolist() == [1.0]
+    assert loss_curve_numbers(run, x="seconds").metric.x.tolist() == [0.5]  # after the step with index 1
     with pytest.raises(ValueError, match="`window` must be at least 1"):
         loss_curve_numbers(run, window=0)
 

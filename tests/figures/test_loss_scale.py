@@ -37,9 +37,9 @@ EVENTS = [
 
 def test_numbers_of_a_small_run_are_exact() -> None:
     numbers = loss_scale_numbers(STEPS, EVENTS)
-    assert numbers.line_steps.tolist() == [0, 1, 2, 3, 4]
-    assert numbers.line_log2.tolist() == [4, 3, 3, 4, 3]
-    assert numbers.overflow_steps.tolist() == [0, 3]
+    assert numbers.line.x.tolist() == [0, 1, 2, 3, 4]
+    assert numbers.line.y.tolist() == [4, 3, 3, 4, 3]
+    assert numbers.overflow.x.tolist() == [0, 3]
     assert numbers.overflow_subjects == ("conv1, head", "a, b, c, d, e, f")
     assert [a.tolist() for a in numbers.marks["growth"]] == [[2], [4]]
     assert [a.tolist() for a in numbers.marks["back-off"]] == [[0, 3], [3, 3]]
@@ -59,13 +59,13 @@ def test_a_skipped_window_wastes_all_its_micro_batches() -> None:
 def test_records_and_tables_give_the_same_numbers() -> None:
     frame = pd.DataFrame([{f: getattr(r, f) for f in r.__slots__ if f != "columns"} for r in STEPS])
     table, records = loss_scale_numbers(frame), loss_scale_numbers(STEPS)
-    assert table.line_log2.tolist() == records.line_log2.tolist()
+    assert table.line.y.tolist() == records.line.y.tolist()
     assert table.wasted_share == records.wasted_share
 
 
 def test_a_scale_that_is_no_number_leaves_a_gap() -> None:
     numbers = loss_scale_numbers([_record(0, 4.0, float("inf")), _record(1, float("inf"), float("inf"))])
-    assert numbers.line_steps.tolist() == [0]
+    assert numbers.line.x.tolist() == [0]
     assert numbers.last_log2 == 2
 
 

@@ -25,20 +25,20 @@ def _run(n: int, *, travels: bool) -> list[StepRecord]:
 
 def test_shares_weigh_by_time_and_leave_the_warm_up_out() -> None:
     numbers = offload_numbers(_run(22, travels=True))  # steps 10 to 21: 12, 15, 18, 21 and 10, 13, 16, 19 update
-    assert numbers.host_steps.tolist() == [10, 12, 13, 15, 16, 18, 19, 21]
+    assert numbers.host.x.tolist() == [10, 12, 13, 15, 16, 18, 19, 21]
     assert numbers.n_steps == 8
     assert numbers.mean_host_ms == 4.0
-    assert numbers.transfer_ms.tolist() == [2.0, 2.0, 4.0, 4.0, 2.0, 2.0, 4.0, 4.0]
+    assert numbers.transfer.y.tolist() == [2.0, 2.0, 4.0, 4.0, 2.0, 2.0, 4.0, 4.0]
     assert numbers.mean_transfer_ms == 3.0
-    assert numbers.hidden.tolist() == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0]
+    assert numbers.hidden.y.tolist() == [0.5, 0.5, 1.0, 1.0, 0.5, 0.5, 1.0, 1.0]
     assert numbers.hidden_share == 1 - 4 * 3.0 / (4 * 6.0 + 4 * 8.0)
     assert numbers.waited_share == pytest.approx(4 * 3.0 / 80.0)
-    assert offload_numbers(_run(20, travels=True)).host_steps.tolist()[:2] == [0, 1]  # too short to leave any out
+    assert offload_numbers(_run(20, travels=True)).host.x.tolist()[:2] == [0, 1]  # too short to leave any out
 
 
 def test_on_the_cpu_nothing_travels_and_nothing_is_hidden() -> None:
     numbers = offload_numbers(_run(22, travels=False))
-    assert numbers.transfer_steps.size == numbers.hidden_steps.size == 0
+    assert numbers.transfer.x.size == numbers.hidden.x.size == 0
     assert np.isnan(numbers.hidden_share)
     assert np.isnan(numbers.mean_transfer_ms)
     assert numbers.waited_share == pytest.approx(8 * 4.0 / 80.0)

@@ -26,11 +26,11 @@ def _drift(step: int) -> Event:
 
 def test_the_line_has_the_judged_steps_and_drift_lies_on_it() -> None:
     numbers = online_quality_numbers(_steps(), [_drift(24), Event(25, EventKind.RECORD_REJECTED, "nan", 1.0)])
-    assert numbers.auc_steps.tolist() == numbers.loss_steps.tolist() == [9, 19, 29, 39]
-    assert numbers.auc.tolist() == [0.5, 0.8, 0.6, 0.7]
-    assert numbers.log_loss.tolist() == [0.7, 0.5, 0.65, 0.55]
-    assert numbers.drift_steps.tolist() == [24]
-    np.testing.assert_allclose(numbers.drift_auc, [0.7])  # half-way from 0.8 at step 19 to 0.6 at step 29
+    assert numbers.auc.x.tolist() == numbers.log_loss.x.tolist() == [9, 19, 29, 39]
+    assert numbers.auc.y.tolist() == [0.5, 0.8, 0.6, 0.7]
+    assert numbers.log_loss.y.tolist() == [0.7, 0.5, 0.65, 0.55]
+    assert numbers.drifts.x.tolist() == [24]
+    np.testing.assert_allclose(numbers.drifts.y, [0.7])  # half-way from 0.8 at step 19 to 0.6 at step 29
     assert numbers.n_drifts == 1
     assert (numbers.last_auc, numbers.last_log_loss) == (0.7, 0.55)
 

@@ -38,7 +38,7 @@ def test_the_lines_have_the_steps_that_recorded_them() -> None:
     assert (numbers.rows.y.tolist(), numbers.evictions.y.tolist()) == ([7.0, 9.0], [0.0, 3.0])
     assert numbers.wait.y.tolist() == [1.0, 1.0, 4.0, 1.0, 1.0, 1.0]
     assert numbers.rejected.y.tolist() == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]
-    assert (numbers.reject_steps.tolist(), numbers.reject_totals.tolist()) == ([2], [2.0])
+    assert (numbers.rejections.x.tolist(), numbers.rejections.y.tolist()) == ([2], [2.0])
 
 
 def test_the_totals_are_those_of_the_whole_record() -> None:

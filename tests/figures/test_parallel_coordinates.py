@@ -40,7 +40,6 @@ def test_heights_of_a_small_study_are_exact() -> None:
     assert by_number[3].heights == (1.0, 1.0, None, 1.0)  # a penalty stands at the end of the axis
     assert [line.kind for line in numbers.lines] == ["baseline", "best", "best", "beyond"]
     assert numbers.left_out == ("same",)
-    assert numbers.n_without_value == 2
 
 
 def test_importance_orders_the_axes_and_decides_who_stays() -> None:

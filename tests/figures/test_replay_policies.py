@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from workbench.figures import policy_names, replay_policies_figure, replay_policies_numbers
+from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
-from workbench.figures.theme import figure_text
 
 POLICIES = pd.DataFrame(
     {

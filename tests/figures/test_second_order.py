@@ -48,18 +48,18 @@ def test_the_share_is_what_refreshes_take_beyond_an_ordinary_step() -> None:
     assert numbers.plain_median_ms == 10.0
     assert numbers.slow_median_ms == 40.0
     assert numbers.share == 4 * 30.0 / (4 * 40.0 + 16 * 10.0)
-    assert numbers.slow_steps.tolist() == [10, 15, 20, 25]
-    assert numbers.plain_steps.tolist() == [i for i in range(10, 30) if i % 5]
-    assert second_order_numbers(_run(20)).slow_steps.tolist() == [0, 5, 10, 15]  # too short to leave any out
+    assert numbers.slow.x.tolist() == [10, 15, 20, 25]
+    assert numbers.plain.x.tolist() == [i for i in range(10, 30) if i % 5]
+    assert second_order_numbers(_run(20)).slow.x.tolist() == [0, 5, 10, 15]  # too short to leave any out
     assert second_order_numbers(_run(30, slow_ms=9.0)).share == 0.0
     assert np.isnan(second_order_numbers(_run(4, every=1)).share)
 
 
 def test_raised_damping_stands_on_the_line_of_the_damping_in_force() -> None:
     numbers = second_order_numbers(_run(), [RAISED, Event(99, EventKind.DAMPING_RAISED, "fc", 1.0, "later")])
-    assert numbers.damping_steps.size == 30
-    assert numbers.damping[[9, 10]].tolist() == [0.4, 0.2]
-    np.testing.assert_array_equal(numbers.raised_at, [0.2, NAN])
+    assert numbers.damping.x.size == 30
+    assert numbers.damping.y[[9, 10]].tolist() == [0.4, 0.2]
+    np.testing.assert_array_equal(numbers.raised.y, [0.2, NAN])
     assert numbers.n_raised == 2
 
 

@@ -13,8 +13,8 @@ from workbench.core.records import (
     Verdict,
 )
 from workbench.figures import MetricScale, speed_accuracy_figure, speed_accuracy_numbers
+from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
-from workbench.figures.theme import figure_text
 
 ACCURACY = MetricScale("accuracy")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from workbench.core.records import TrialRecord
 from workbench.figures import study_history_figure, study_history_numbers
+from workbench.figures.drawing import figure_text
 from workbench.figures.labels import unmarked
-from workbench.figures.theme import figure_text
 
 
 def _trial(number: int, value: float = 1.0, *, state: str = "complete", **known: Any) -> TrialRecord:

@@ -8,20 +8,15 @@ import sys
 
 import pytest
 
+from workbench.figures import empty_figure
+from workbench.figures.drawing import Drawing
 from workbench.figures.live import LiveFigure
-from workbench.figures.theme import (
-    FIGURE_CONFIG,
-    Theme,
-    empty_figure,
-    new_figure,
-    template_json,
-    translucent,
-)
+from workbench.figures.theme import FIGURE_CONFIG, Theme, template_json, translucent
 
 
 @pytest.mark.parametrize("theme", ["auto", "light", "dark"])
 def test_every_theme_is_transparent(theme: Theme) -> None:
-    layout = new_figure("Why?", theme=theme).layout.template.layout
+    layout = Drawing("Why?", theme=theme, height=420).figure().layout.template.layout
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
     assert layout.font.color == template_json(theme)["layout"]["font"]["color"]
 
@@ -58,7 +53,8 @@ def test_figures_and_tuning_never_meet() -> None:
 
 
 def test_a_long_title_is_broken_and_takes_room_from_the_plot() -> None:
-    short, long = new_figure("Why?", "because", height=400), new_figure("word " * 20, "word " * 40, height=400)
+    short = Drawing("Why?", "because", height=400).figure()
+    long = Drawing("word " * 20, "word " * 40, height=400).figure()
     assert short.layout.margin.t == 84
     title, subtitle = long.layout.title.text.split("<br>"), long.layout.title.subtitle.text.split("<br>")
     assert (len(title), len(subtitle)) == (3, 4)
@@ -75,7 +71,7 @@ def test_a_long_reason_is_broken_into_lines() -> None:
 
 def test_the_shared_template_stays_as_it_is_whoever_takes_it() -> None:
     before = json.dumps(template_json("dark"), sort_keys=True)
-    figure = new_figure("What?", theme="dark")
+    figure = Drawing("What?", theme="dark", height=420).figure()
     figure.update_layout(template_layout_font_color="#123456", font_size=40)
     figure.layout.template.layout.xaxis.gridcolor = "red"
     live = LiveFigure(figure, theme="dark")

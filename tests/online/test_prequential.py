@@ -18,7 +18,7 @@ from torchmetrics.functional.classification import binary_auroc
 from tests.scaling.host_reads import forbid_host_reads
 from workbench.mindspore.callbacks import Callback, RunContext
 from workbench.online import Prequential
-from workbench.online.ranking import exact_auc
+from workbench.online.prequential import exact_auc
 from workbench.rec import RecModel
 
 RECORDS = st.lists(

@@ -1,20 +1,16 @@
 """Figures: records and tables in, plain Plotly figures out.
 
 Each module holds one figure: a function that reduces records to a small frozen dataclass of numbers, and one that draws
-them. The numbers are what tests look at and what a table can reuse. Figures that are drawn beside a training are drawn
-as a ``Drawing`` first, which is made in a twentieth of the time. Nothing here knows torch or Optuna, and only
-``live.py`` knows widgets.
+them. The numbers are what tests look at and what a table can reuse. All are drawn as a ``Drawing``, which is made in a
+twentieth of the time that plotly takes; a ``..._figure`` hands it to plotly. Nothing here knows torch or Optuna, and
+only ``live.py`` knows widgets.
 """
 
 from __future__ import annotations
 
 from workbench.figures.attribution import AttributionNumbers, attribution_figure, attribution_numbers
-from workbench.figures.dim_reduce import (
-    DimReduceNumbers,
-    SubspacePair,
-    dim_reduce_figure,
-    dim_reduce_numbers,
-)
+from workbench.figures.dim_reduce import DimReduceNumbers, SubspacePair, dim_reduce_figure, dim_reduce_numbers
+from workbench.figures.drawing import empty_figure, figure_text
 from workbench.figures.frozen_layers import (
     FrozenLayersNumbers,
     TimeSaved,
@@ -30,12 +26,7 @@ from workbench.figures.gradient_exponents import (
 from workbench.figures.group_scales import GroupScalesNumbers, group_scales_figure, group_scales_numbers
 from workbench.figures.importance import ImportanceNumbers, importance_figure, importance_numbers
 from workbench.figures.labels import MetricScale
-from workbench.figures.loss_curves import (
-    LossCurveNumbers,
-    RunCurve,
-    loss_curve_numbers,
-    loss_curves_figure,
-)
+from workbench.figures.loss_curves import LossCurveNumbers, RunCurve, loss_curve_numbers, loss_curves_figure
 from workbench.figures.loss_scale import LossScaleNumbers, loss_scale_figure, loss_scale_numbers
 from workbench.figures.offload import OffloadNumbers, offload_figure, offload_numbers
 from workbench.figures.online_quality import OnlineQualityNumbers, online_quality_figure, online_quality_numbers
@@ -55,12 +46,7 @@ from workbench.figures.second_order import SecondOrderNumbers, second_order_figu
 from workbench.figures.speed_accuracy import SpeedAccuracyNumbers, speed_accuracy_figure, speed_accuracy_numbers
 from workbench.figures.step_time import StepTimeNumbers, step_time_figure, step_time_numbers
 from workbench.figures.study_history import StudyHistoryNumbers, study_history_figure, study_history_numbers
-from workbench.figures.theme import (
-    FIGURE_CONFIG,
-    Theme,
-    empty_figure,
-    figure_text,
-)
+from workbench.figures.theme import FIGURE_CONFIG, Theme
 
 __all__ = [
     "FIGURE_CONFIG",

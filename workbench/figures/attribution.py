@@ -12,18 +12,9 @@ import plotly.graph_objects as go
 from workbench.core.headline import parts_against_total
 from workbench.core.records import CandidateRecord, GainPart
 from workbench.core.text import format_interval
+from workbench.figures.drawing import Drawing, Stroke, empty_figure, interval
 from workbench.figures.labels import plain, wrapped
-from workbench.figures.theme import (
-    BLUE,
-    GREEN,
-    GREY,
-    PURPLE,
-    VERMILLION,
-    Theme,
-    empty_figure,
-    new_figure,
-    translucent,
-)
+from workbench.figures.theme import BLUE, GREEN, GREY, PURPLE, VERMILLION, Theme, translucent
 
 __all__ = ["AttributionBar", "AttributionNumbers", "attribution_figure", "attribution_numbers"]
 
@@ -36,23 +27,14 @@ _MOST_TICKS = 5  # beside a panel's controls there is no room for more
 
 @dataclass(frozen=True, slots=True)
 class AttributionBar:
-    """One bar, in times the speed of the task as given.
-
-    Args:
-        name: What it is.
-        start: Where it begins: what the parts before it make.
-        end: Where it ends.
-        low: Where it would end at the lower end of its 95 % interval; NaN where it was not measured by itself.
-        high: The same of the upper end.
-        text: What it is in a sentence.
-    """
+    """One bar, in times the speed of the task as given."""
 
     name: str
-    start: float
+    start: float  # what the parts before it make
     end: float
-    low: float
+    low: float  # where it would end at the lower end of its 95 % interval; NaN where it was not measured by itself
     high: float
-    text: str
+    text: str  # what it is in a sentence
 
     @property
     def factor(self) -> float:
@@ -67,29 +49,17 @@ class AttributionBar:
 
 @dataclass(frozen=True, slots=True)
 class AttributionNumbers:
-    """Numbers behind the waterfall.
+    """Numbers behind the waterfall."""
 
-    Args:
-        parts: A bar per part, each beginning where the one before it ends; the first begins at 1.
-        total: The bar from 1 to the whole.
-        tuned_plain: How many times faster than the task as given tuned plain is; NaN where it is not known.
-    """
-
-    parts: tuple[AttributionBar, ...]
-    total: AttributionBar
-    tuned_plain: float
+    parts: tuple[AttributionBar, ...]  # each begins where the one before it ends; the first begins at 1
+    total: AttributionBar  # from 1 to the whole
+    tuned_plain: float  # how many times faster than the task as given tuned plain is; NaN where it is not known
 
 
 def attribution_numbers(
     parts: Sequence[GainPart], candidate: CandidateRecord | None = None, tuned_plain: float = math.nan
 ) -> AttributionNumbers:
-    """Set the parts of a gain behind each other.
-
-    Args:
-        parts: In the order in which they are built up from the task as given; their factors are above 0.
-        candidate: The whole set-up with its measured speed-up; None, or one that is not known, multiplies the parts.
-        tuned_plain: How many times faster than the task as given tuned plain is; NaN leaves it out.
-    """
+    """Set the parts of a gain behind each other; arguments as for ``attribution_figure``."""
     bars, reached = [], 1.0
     for part in parts:
         low, high = reached * part.low, reached * part.high
@@ -113,49 +83,61 @@ def attribution_figure(
     *,
     theme: Theme = "auto",
 ) -> go.Figure:
-    """Draw the waterfall from 1 to the total; arguments as ``attribution_numbers``.
+    """Draw the waterfall from 1 to the total.
 
     Speed is on a logarithmic axis, so a bar is as long as its factor is large, wherever it stands.
+
+    Args:
+        parts: In the order in which they are built up from the task as given; their factors are above 0.
+        candidate: The whole set-up with its measured speed-up; None, or one that is not known, multiplies the parts.
+        tuned_plain: How many times faster than the task as given tuned plain is; NaN leaves it out.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
     """
     if not parts:
-        return empty_figure(
-            _QUESTION, "The parts of this set-up have not been taken out one by one: there was no time for it.",
-            theme=theme,
-        )  # fmt: skip
+        reason = "The parts of this set-up have not been taken out one by one: there was no time for it."
+        return empty_figure(_QUESTION, reason, theme=theme)
     numbers = attribution_numbers(parts, candidate, tuned_plain)
     bars = (*numbers.parts, numbers.total)
     names = [wrapped(plain(bar.name), _NAME_WIDTH) for bar in bars]
     total = parts_against_total(parts, candidate).replace(" x", " ×") or "the factors multiply to the total"
-    figure = new_figure(
-        _answer(numbers),
-        f"a bar is as long as its factor: time without the part / with it; {total}",
-        theme=theme,
-        height=262 + max(40, 20 * max(map(len, names))) * len(bars),
-    )
+    subtitle = f"a bar is as long as its factor: time without the part / with it; {total}"
+    height = 262 + max(40, 20 * max(map(len, names))) * len(bars)
+    drawing = Drawing(_answer(numbers), subtitle, theme=theme, height=height)
     measured = [i for i, bar in enumerate(numbers.parts) if bar.is_measured]
     unmeasured = [i for i, bar in enumerate(numbers.parts) if not bar.is_measured]
-    _add_bars(figure, bars, measured, [BLUE if bars[i].factor >= 1.0 else VERMILLION for i in measured], "one part")
-    _add_bars(figure, bars, unmeasured, [translucent(BLUE, 0.25)] * len(unmeasured), f"one part, {_UNMEASURED}")
-    _add_bars(figure, bars, [len(parts)], [GREEN], "all together")
-    _add_texts(figure, bars)
-    _add_references(figure, numbers)
+    _add_bars(drawing, bars, measured, [BLUE if bars[i].factor >= 1.0 else VERMILLION for i in measured], "one part")
+    _add_bars(drawing, bars, unmeasured, [translucent(BLUE, 0.25)] * len(unmeasured), f"one part, {_UNMEASURED}")
+    _add_bars(drawing, bars, [len(parts)], [GREEN], "all together")
+    drawing.add(  # behind the end of each bar and its interval
+        "scatter",
+        x=[float(np.nanmax([bar.start, bar.end, bar.high])) for bar in bars],
+        y=list(range(len(bars))),
+        mode="text",
+        text=[f" {bar.factor:.2f} ×" for bar in bars],
+        textposition="middle right",
+        cliponaxis=False,
+        showlegend=False,
+    )
+    for speed, name, colour, dash in (
+        (1.0, "task as given", GREY, "dot"),
+        (tuned_plain, "tuned plain", PURPLE, "dash"),
+    ):
+        if math.isfinite(speed):
+            hover = f"{name}, {speed:.2f} ×"
+            drawing.line(([speed] * 2, [-0.6, len(parts) + 0.6]), Stroke(colour, 1.8, dash), hover, name=hover)
     low, high = _reach(numbers)
-    figure.update_xaxes(
-        title_text="Speed to the same quality (× as given)",
+    drawing.set_x(
+        "Speed to the same quality (× as given)",
         type="log",
         range=[math.log10(low), math.log10(high)],
         tickvals=_ticks(low, high),
         ticksuffix=" ×",
         minor={"ticks": "", "showgrid": False},
     )
-    figure.update_yaxes(
-        tickvals=list(range(len(bars))),
-        ticktext=["<br>".join(lines) for lines in names],
-        range=[len(bars) - 0.4, -0.6],
-        showgrid=False,
-    )
-    figure.update_layout(showlegend=True, barmode="overlay", margin={"b": 108})
-    return figure
+    labels = {"tickvals": list(range(len(bars))), "ticktext": ["<br>".join(lines) for lines in names]}
+    drawing.set(yaxis={**labels, "range": [len(bars) - 0.4, -0.6], "showgrid": False}, barmode="overlay")
+    drawing.show_legend(108)
+    return drawing.figure()
 
 
 def _part_text(part: GainPart) -> str:
@@ -176,62 +158,24 @@ def _answer(numbers: AttributionNumbers) -> str:
 
 
 def _add_bars(
-    figure: go.Figure, bars: Sequence[AttributionBar], chosen: Sequence[int], colours: Sequence[str], name: str
+    drawing: Drawing, bars: Sequence[AttributionBar], chosen: Sequence[int], colours: Sequence[str], name: str
 ) -> None:
     if not chosen:
         return
     shown = [bars[i] for i in chosen]
-    edge = 1.4 if not shown[0].is_measured else 0.0
-    figure.add_bar(
-        x=[bar.end - bar.start for bar in shown],
+    below = [bar.end - bar.low if bar.is_measured else 0.0 for bar in shown]
+    above = [bar.high - bar.end if bar.is_measured else 0.0 for bar in shown]
+    drawing.bars(
+        ([bar.end - bar.start for bar in shown], list(chosen)),
+        list(colours),
+        "%{customdata[0]}",
+        edge=None if shown[0].is_measured else BLUE,
         base=[bar.start for bar in shown],
-        y=list(chosen),
         width=_BAR_WIDTH,  # of its own accord plotly takes the room between the nearest two of a trace
-        orientation="h",
-        marker={"color": list(colours), "line": {"width": edge, "color": BLUE}},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [bar.high - bar.end if bar.is_measured else 0.0 for bar in shown],
-            "arrayminus": [bar.end - bar.low if bar.is_measured else 0.0 for bar in shown],
-            "color": GREY,
-            "thickness": 1.8,
-            "visible": any(bar.is_measured for bar in shown),
-        },
+        error_x=interval(below, above, GREY, visible=any(bar.is_measured for bar in shown)),
         name=f"{name}, 95 % interval" if shown[0].is_measured else name,
         customdata=[[bar.text] for bar in shown],
-        hovertemplate="%{customdata[0]}<extra></extra>",
     )
-
-
-def _add_texts(figure: go.Figure, bars: Sequence[AttributionBar]) -> None:
-    """Write the factor behind the end of each bar and its interval."""
-    figure.add_scatter(
-        x=[float(np.nanmax([bar.start, bar.end, bar.high])) for bar in bars],
-        y=list(range(len(bars))),
-        mode="text",
-        text=[f" {bar.factor:.2f} ×" for bar in bars],
-        textposition="middle right",
-        cliponaxis=False,
-        showlegend=False,
-        hoverinfo="skip",
-    )
-
-
-def _add_references(figure: go.Figure, numbers: AttributionNumbers) -> None:
-    references = [(1.0, "task as given", GREY, "dot"), (numbers.tuned_plain, "tuned plain", PURPLE, "dash")]
-    for speed, name, colour, dash in references:
-        if not math.isfinite(speed):
-            continue
-        told = f"{name}, {speed:.2f} ×"
-        figure.add_scatter(
-            x=[speed, speed],
-            y=[-0.6, len(numbers.parts) + 0.6],
-            mode="lines",
-            line={"width": 1.8, "dash": dash, "color": colour},
-            name=told,
-            hovertemplate=f"{told}<extra></extra>",
-        )
 
 
 def _reach(numbers: AttributionNumbers) -> tuple[float, float]:

@@ -7,32 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from workbench.core.records import EventKind
-from workbench.figures.frames import (
-    EventTable,
-    StepTable,
-    column,
-    events_frame,
-    steps_frame,
-    subjects_by_step,
-)
+from workbench.figures.drawing import OVERFLOW, Drawing, Mark, Stroke, empty_figure
+from workbench.figures.frames import EventTable, StepTable, column, mean_known, steps_frame, subjects_by_step
 from workbench.figures.labels import counted, percent, plain
-from workbench.figures.theme import (
-    BLUE,
-    GREY,
-    ORANGE,
-    VERMILLION,
-    Theme,
-    bare_figure,
-    empty_figure,
-    set_title,
-    translucent,
-)
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
+from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
 __all__ = ["DimReduceNumbers", "SubspacePair", "dim_reduce_figure", "dim_reduce_numbers", "first_at_or_below"]
 
@@ -60,45 +42,22 @@ class SubspacePair:
 
 @dataclass(frozen=True, eq=False)
 class DimReduceNumbers:
-    """Numbers behind one pair's curves.
-
-    Args:
-        label: Name of the pair.
-        warm_up_x: Micro-batches done at the first run's evaluations.
-        warm_up_loss: Loss there.
-        target: Loss of the first run at its end; NaN without evaluations.
-        warm_up_steps: Micro-batches of the first run.
-        x: Micro-batches done at the second run's evaluations.
-        loss: Loss there.
-        reached: Micro-batches after which the second run first stood at or below the target; NaN when it never did.
-        rho_x: Steps whose share of the quasi-Newton step is drawn.
-        rho: That share; 0 where the search failed.
-        failed_x: Steps whose line search failed, thinned.
-        n_failed: How many there are.
-        n_steps: Recorded steps of the second run.
-        condition_x: Steps with a condition number.
-        condition: Condition number of the inverse Hessian in the subspace.
-        explained_variance: Share of the snapshots' variance in the subspace; NaN when unknown.
-        mean_trials: Forward passes of the line search per step, mean; NaN when unknown.
-    """
+    """Numbers behind one pair's curves; x counts micro-batches, and a single number is NaN where it is not known."""
 
     label: str
-    warm_up_x: npt.NDArray[np.float64]
-    warm_up_loss: npt.NDArray[np.float64]
-    target: float
-    warm_up_steps: float
-    x: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
-    reached: float
-    rho_x: npt.NDArray[np.float64]
-    rho: npt.NDArray[np.float64]
-    failed_x: npt.NDArray[np.float64]
+    warm_up: Line  # losses of the first run
+    target: float  # loss of the first run at its end
+    warm_up_steps: float  # micro-batches of the first run
+    x: Floats
+    loss: Floats  # of the second run
+    reached: float  # micro-batches after which the second run first stood at or below the target
+    rho: Line  # share of the quasi-Newton step that was taken; 0 where the search failed
+    failed_x: Floats  # steps whose line search failed, thinned
     n_failed: int
-    n_steps: int
-    condition_x: npt.NDArray[np.float64]
-    condition: npt.NDArray[np.float64]
-    explained_variance: float
-    mean_trials: float
+    n_steps: int  # recorded of the second run
+    condition: Line  # condition number of the inverse Hessian in the subspace
+    explained_variance: float  # share of the snapshots' variance in the subspace
+    mean_trials: float  # forward passes of the line search per step
 
 
 def first_at_or_below(curve: Sequence[tuple[int, float]], target: float) -> float:
@@ -112,45 +71,30 @@ def first_at_or_below(curve: Sequence[tuple[int, float]], target: float) -> floa
 
 
 def dim_reduce_numbers(pair: SubspacePair, *, limit: int = MAXIMUM_POINTS) -> DimReduceNumbers:
-    """Reduce a pair of runs to the numbers of its curves.
-
-    Args:
-        pair: The runs.
-        limit: Most points of a line.
-    """
+    """Reduce a pair of runs to the numbers of its curves, of at most ``limit`` points each."""
     frame = steps_frame(pair.steps)
-    step, rho = column(frame, "step"), column(frame, "dim_reduce.rho")
-    condition, explained = column(frame, "dim_reduce.condition"), column(frame, "dim_reduce.explained_variance")
-    trials = column(frame, "dim_reduce.trials")
-    failed = np.array(sorted(subjects_by_step(events_frame(pair.events), EventKind.LINE_SEARCH_FAILED)), np.float64)
-    taken, known = np.flatnonzero(np.isfinite(rho)), np.flatnonzero(np.isfinite(condition))
-    taken = taken[thin_indices(step[taken], rho[taken], limit)]
-    known = known[thin_indices(step[known], condition[known], limit)]
+    step, rho, condition = (column(frame, name) for name in ("step", "dim_reduce.rho", "dim_reduce.condition"))
+    explained = column(frame, "dim_reduce.explained_variance")
+    failed = np.array(sorted(subjects_by_step(pair.events, EventKind.LINE_SEARCH_FAILED)), np.float64)
     first, second = np.array(pair.warm_up, np.float64).reshape(-1, 2), np.array(pair.reduced, np.float64).reshape(-1, 2)
-    if not len(second):
-        loss = column(frame, "loss")
-        drawn = thin_indices(step, loss, limit)
-        second = np.stack([step[drawn], loss[drawn]], axis=1)
-    target = float(first[-1, 1]) if len(first) else float("nan")
+    losses = Line(*second.T) if len(second) else thin_line(step, column(frame, "loss"), limit)
+    warm_up_steps, target = first[-1].tolist() if len(first) else (float("nan"), float("nan"))
     shares = explained[np.isfinite(explained)]
     return DimReduceNumbers(
         label=pair.label,
-        warm_up_x=first[:, 0],
-        warm_up_loss=first[:, 1],
+        warm_up=Line(*first.T),
         target=target,
-        warm_up_steps=float(first[-1, 0]) if len(first) else float("nan"),
-        x=second[:, 0],
-        loss=second[:, 1],
+        warm_up_steps=warm_up_steps,
+        x=losses.x,
+        loss=losses.y,
         reached=first_at_or_below(pair.reduced, target),
-        rho_x=step[taken],
-        rho=rho[taken],
+        rho=thin_line(step, rho, limit),
         failed_x=failed[thin_marks(np.arange(failed.size), limit)],
         n_failed=int(failed.size),
         n_steps=len(frame),
-        condition_x=step[known],
-        condition=condition[known],
+        condition=thin_line(step, condition, limit),
         explained_variance=float(shares[0]) if shares.size else float("nan"),
-        mean_trials=float(np.nanmean(trials)) if np.isfinite(trials).any() else float("nan"),
+        mean_trials=mean_known(column(frame, "dim_reduce.trials")),
     )
 
 
@@ -171,33 +115,22 @@ def dim_reduce_figure(
     numbers = [one for one in numbers if one.n_steps or one.x.size]
     if not numbers:
         return empty_figure(_QUESTION, "No run in a subspace has been recorded yet.", theme=theme)
-    figure = make_subplots(
-        rows=3,
-        cols=1,
-        shared_xaxes=True,
-        row_heights=[0.52, 0.22, 0.26],
-        vertical_spacing=0.05,
-        figure=bare_figure(theme),
-    )
+    rows = (0.52, 0.22, 0.26)
+    drawing = Drawing(_answer(numbers), _details(numbers), theme=theme, height=height, rows=rows)
     for index, one in reversed(list(enumerate(numbers))):  # the first one on top
-        _add_losses(figure, one, is_first=index == 0)
-    _add_search(figure, numbers[0])
+        _add_losses(drawing, one, is_first=index == 0)
+    _add_search(drawing, numbers[0])
     label = plain(numbers[0].label)
-    figure.update_layout(
-        height=height,
-        showlegend=True,
-        margin={"b": 96},
-    )
-    set_title(figure, _answer(numbers), _details(numbers))
-    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", row=3, col=1)
-    losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up_loss)])
-    figure.update_yaxes(title_text=f"{plain(loss_name)} (log)", **_log_axis(losses), row=1, col=1)
-    figure.update_yaxes(title_text=f"Accepted rho<br>({label})", range=[-0.08, 1.08], row=2, col=1)
-    figure.update_yaxes(title_text=f"Condition, log<br>({label})", **_log_axis(numbers[0].condition), row=3, col=1)
-    return figure
+    losses = np.concatenate([values for one in numbers for values in (one.loss, one.warm_up.y)])
+    drawing.show_legend(96)
+    drawing.set_steps()
+    drawing.set_y(f"{plain(loss_name)} (log)", **_log_axis(losses))
+    drawing.set_y(f"Accepted rho<br>({label})", range=[-0.08, 1.08], row=2)
+    drawing.set_y(f"Condition, log<br>({label})", **_log_axis(numbers[0].condition.y), row=3)
+    return drawing.figure()
 
 
-def _log_axis(values: npt.NDArray[np.float64]) -> dict[str, Any]:
+def _log_axis(values: Floats) -> dict[str, Any]:
     """Return a log axis with a tick per decade, or at 1, 2 and 5 where there is less than a decade and a half."""
     good = values[np.isfinite(values) & (values > 0)]
     decades = float(np.log10(good.max() / good.min())) if good.size else 0.0
@@ -233,82 +166,36 @@ def _details(numbers: Sequence[DimReduceNumbers]) -> str:
     return "; ".join(parts)
 
 
-def _add_losses(figure: go.Figure, one: DimReduceNumbers, *, is_first: bool) -> None:
+def _add_losses(drawing: Drawing, one: DimReduceNumbers, *, is_first: bool) -> None:
     label, faint = plain(one.label), 1.0 if is_first else 0.4
-    for x, loss, name, colour, dash in (
-        (one.warm_up_x, one.warm_up_loss, "SGD that made the snapshots", ORANGE, "dash"),
-        (one.x, one.loss, "DimReduce", BLUE, "solid"),
+    for losses, name, colour, dash in (
+        (one.warm_up, "SGD that made the snapshots", ORANGE, "dash"),
+        ((one.x, one.loss), "DimReduce", BLUE, "solid"),
     ):
-        figure.add_scatter(
-            x=x,
-            y=loss,
-            mode="lines",
-            line={"color": translucent(colour, faint), "dash": dash, "width": 2.4 if is_first else 1.2},
-            name=f"{name} (bold: {label})",
-            showlegend=is_first,
-            hovertemplate=f"{name}, {label}: %{{y:.4g}} after %{{x:,}} steps.<extra></extra>",
-            row=1,
-            col=1,
-        )
+        hover = f"{name}, {label}: %{{y:.4g}} after %{{x:,}} steps."
+        stroke = Stroke(translucent(colour, faint), 2.4 if is_first else 1.2, dash)
+        drawing.line(losses, stroke, hover, name=f"{name} (bold: {label})", showlegend=is_first)
     at = one.x == one.reached
-    figure.add_scatter(
-        x=one.x[at],
-        y=one.loss[at],
-        mode="markers",
-        marker={"symbol": "star", "size": 14 if is_first else 9, "color": translucent(BLUE, faint)},
-        name="the warm-up's end loss reached",
-        showlegend=is_first,
-        hovertemplate=f"{label}: the warm-up's end loss {one.target:.4g} is reached after %{{x:,}} steps; the warm-up "
-        f"took {one.warm_up_steps:,.0f}.<extra></extra>",
-        row=1,
-        col=1,
+    reached = one.x[at], one.loss[at]
+    hover = (
+        f"{label}: the warm-up's end loss {one.target:.4g} is reached after %{{x:,}} steps; the warm-up "
+        f"took {one.warm_up_steps:,.0f}."
     )
+    mark = Mark("star", 14 if is_first else 9, translucent(BLUE, faint))
+    drawing.marks(reached, mark, hover, name="the warm-up's end loss reached", showlegend=is_first)
     if is_first and one.target > 0:
-        figure.add_hline(y=one.target, line={"color": GREY, "dash": "dot", "width": 1.5}, row=1, col=1)
-        figure.add_annotation(
-            x=1,  # on the right the warm-up comes down to the line from above
-            xref="x domain",
-            y=np.log10(one.target),  # on a logarithmic axis shapes take values, annotations exponents
-            text=f"end of the warm-up, {label}: {one.target:.3g}",
-            showarrow=False,
-            xanchor="right",
-            yanchor="top",
-            font={"size": 12},
-            yref="y",
-        )
+        drawing.rule(Stroke(GREY, 1.5, "dot"), y=one.target)
+        # On the right the warm-up comes down to the line from above.
+        height = np.log10(one.target)  # on a logarithmic axis shapes take values, annotations exponents
+        text = f"end of the warm-up, {label}: {one.target:.3g}"
+        drawing.note(text, x=1, xref="x domain", xanchor="right", y=height, yref="y", yanchor="top", font={"size": 12})
 
 
-def _add_search(figure: go.Figure, one: DimReduceNumbers) -> None:
-    figure.add_scatter(
-        x=one.rho_x,
-        y=one.rho,
-        mode="markers",
-        marker={"size": 4, "color": BLUE},
-        name="accepted rho",
-        showlegend=False,
-        hovertemplate="At step %{x:,} the share %{y:.3g} of the quasi-Newton step was taken.<extra></extra>",
-        row=2,
-        col=1,
-    )
-    figure.add_scatter(
-        x=one.failed_x,
-        y=np.zeros_like(one.failed_x),
-        mode="markers",
-        marker={"symbol": "x", "size": 8, "color": VERMILLION},
-        name="line search failed",
-        showlegend=bool(one.failed_x.size),
-        hovertemplate="At step %{x:,} no trial lowered the loss enough.<extra></extra>",
-        row=2,
-        col=1,
-    )
-    figure.add_scatter(
-        x=one.condition_x,
-        y=one.condition,
-        mode="lines",
-        line={"color": BLUE, "width": 1.6},
-        name="condition",
-        showlegend=False,
-        hovertemplate="At step %{x:,} the condition number was %{y:.3g}.<extra></extra>",
-        row=3,
-        col=1,
-    )
+def _add_search(drawing: Drawing, one: DimReduceNumbers) -> None:
+    hover = "At step %{x:,} the share %{y:.3g} of the quasi-Newton step was taken."
+    drawing.marks(one.rho, Mark("circle", 4, BLUE), hover, name="accepted rho", showlegend=False, row=2)
+    hover = "At step %{x:,} no trial lowered the loss enough."
+    failed, is_there = (one.failed_x, np.zeros_like(one.failed_x)), bool(one.failed_x.size)
+    drawing.marks(failed, OVERFLOW, hover, name="line search failed", showlegend=is_there, row=2)
+    hover = "At step %{x:,} the condition number was %{y:.3g}."
+    drawing.line(one.condition, Stroke(BLUE, 1.6), hover, name="condition", showlegend=False, row=3)

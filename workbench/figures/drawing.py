@@ -1,27 +1,54 @@
-"""A figure as plain properties, before plotly has checked them.
+"""A figure as plain properties, before plotly has checked them, and what all figures draw with.
 
 Plotly takes tens of milliseconds to check a figure of two rows and to divide it, which is too long for a picture that
-is drawn anew several times a second beside a training. ``LiveFigure`` takes a drawing as it is and hands plotly only
+is redrawn several times a second beside a training. ``LiveFigure`` takes a drawing as it is and hands plotly only
 what changed since the last one; everybody else asks for ``Drawing.figure``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec
 
+import numpy as np
 import plotly.graph_objects as go
 
-from workbench.figures.theme import (
-    Theme,
-    empty_layout,
-    template_json,
-    title_layout,
-)
+from workbench.figures.frames import EventPoints
+from workbench.figures.labels import power_ticks, sentence, unmarked, wrapped
+from workbench.figures.theme import TITLE_PAD, TOP_MARGIN, VERMILLION, Theme, inks, template_json
 
-__all__ = ["Drawing"]
+__all__ = ["OVERFLOW", "Drawing", "Mark", "Stroke", "empty_figure", "figure_of", "figure_text", "interval", "shares_of"]
 
 Properties = dict[str, Any]
+Points = tuple[Any, Any]  # positions and heights
+P = ParamSpec("P")
+
+
+class Mark(NamedTuple):
+    """How points look; a line of ``edge`` pixels has their colour."""
+
+    symbol: str
+    size: float
+    colour: Any
+    edge: float = 0
+
+
+class Stroke(NamedTuple):
+    """How a line looks: plotly's dashes, and plotly's shape ``"hv"`` for a staircase."""
+
+    colour: str
+    width: float = 2
+    dash: str | None = None
+    shape: str | None = None
+
+
+OVERFLOW = Mark("x", 9, VERMILLION)
+"""How what went wrong in a step is marked, in every figure."""
+
+# Beside a panel's controls a figure is 376 pixels wide or more; plotly breaks no lines by itself.
+_TITLE_WIDTH, _SUBTITLE_WIDTH, _REASON_WIDTH = 43, 57, 48  # characters of a wide font
 
 
 class Drawing:
@@ -30,12 +57,13 @@ class Drawing:
     Rows stand above each other and share the x axis of the lowest one, where its numbers are written.
 
     Args:
-        title: A question, or its answer in one short line.
+        title: A question, or its answer in one short line; it is broken into lines that fit beside a panel's controls.
+            Further lines take their room from the plot: a page must not jump when a running figure has more to say.
         subtitle: One line of figures that support it.
-        theme: See ``template_json``.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``, see ``theme.inks``.
         height: Height, pixels; the width follows the page.
-        row_heights: Shares of the rows, from the top, which need not sum to 1.
-        row_spacing: Room between two rows as a share of the whole height.
+        rows: Shares of the rows, from the top, which need not sum to 1.
+        spacing: Room between two rows as a share of the whole height.
 
     Attributes:
         traces: Properties of each trace; to be read.
@@ -49,31 +77,37 @@ class Drawing:
         *,
         theme: Theme = "auto",
         height: int,
-        row_heights: Sequence[float] = (1.0,),
-        row_spacing: float = 0.0,
+        rows: Sequence[float] = (1.0,),
+        spacing: float = 0.06,
     ) -> None:
+        head, below = wrapped(title, _TITLE_WIDTH), wrapped(subtitle, _SUBTITLE_WIDTH)
         self.traces: list[Properties] = []
         self.layout: Properties = {
             "template": template_json(theme),
             "height": height,
-            **title_layout(title, subtitle),
+            "autosize": True,
+            "title": {
+                "text": "<br>".join(head),
+                "subtitle": {"text": "<br>".join(below)},
+                "pad": {"t": TITLE_PAD + 10 * (len(head) - 1) + 8 * (len(below) - 1)},  # else lines grow out of the top
+            },
+            "margin": {"t": TOP_MARGIN + 19 * (len(head) - 1) + 17 * (len(below) - 1)},
         }
-        self._n_rows = len(row_heights)
+        self._n_rows = len(rows)
         if self._n_rows > 1:
-            self._divide(row_heights, row_spacing)
+            self._divide(rows, spacing)
 
     @classmethod
     def empty(cls, title: str, reason: str, *, theme: Theme = "auto", height: int = 220) -> Drawing:
-        """Return a drawing that says in one sentence why there is nothing to see yet.
-
-        Args:
-            title: Title the figure has when it is not empty.
-            reason: One sentence: what is missing and how it would come to be there.
-            theme: See ``template_json``.
-            height: Height, pixels.
-        """
+        """Return a drawing without axes that says in one sentence what is missing and how it would come to be there."""
         drawing = cls(title, theme=theme, height=height)
-        drawing.set(**empty_layout(reason, theme))
+        lines = wrapped(reason, _REASON_WIDTH)
+        font = {"size": 14, "color": inks(theme).muted}
+        middle = {"showarrow": False, "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "font": font}
+        notes = [
+            {"text": line, **middle, "yshift": 10 * (len(lines) - 1) - 20 * index} for index, line in enumerate(lines)
+        ]
+        drawing.set(xaxis={"visible": False}, yaxis={"visible": False}, annotations=notes)
         return drawing
 
     def figure(self) -> go.Figure:
@@ -84,67 +118,153 @@ class Drawing:
         """
         return go.Figure(self.traces, self.layout)
 
-    def add_scatter(self, *, row: int = 1, **properties: Any) -> None:
-        """Add points or a line.
+    def add(self, kind: str, hover: str = "", *, row: int = 1, **properties: Any) -> None:
+        """Add a trace of one of plotly's kinds.
 
         Args:
-            row: Row from the top, 1 the first.
-            **properties: See plotly's ``scatter``; None leaves one out.
+            kind: ``"scatter"``, ``"bar"``, ``"heatmap"``, ...
+            hover: Sentence about a point, plotly's ``hovertemplate``; empty shows nothing.
+            row: Row from the top, 1 the first; its axes have the same number.
+            **properties: Plotly's own; None leaves one out.
         """
-        self._add("scatter", row, properties)
+        box = "" if "<extra>" in hover else "<extra></extra>"  # else plotly writes the trace's name beside
+        shown = {"hovertemplate": hover + box} if hover else {"hoverinfo": "skip"}
+        number = _numbered(row)
+        # Axes are named also where there is one row: a live figure then knows the trace again when there are two.
+        trace = {"type": kind, "xaxis": f"x{number}", "yaxis": f"y{number}", **properties, **shown}
+        self.traces.append({name: value for name, value in trace.items() if value is not None})
 
-    def add_bar(self, *, row: int = 1, **properties: Any) -> None:
-        """Add bars.
+    def line(self, points: Points, stroke: Stroke, hover: str = "", **properties: Any) -> None:
+        """Add a line; further properties as in ``add``."""
+        look = {name: value for name, value in stroke._asdict().items() if value is not None}
+        look["color"] = look.pop("colour")
+        self.add("scatter", hover, x=points[0], y=points[1], **{"mode": "lines", "line": look, **properties})
 
-        Args:
-            row: Row from the top, 1 the first.
-            **properties: See plotly's ``bar``; None leaves one out.
-        """
-        self._add("bar", row, properties)
+    def marks(self, points: Points, mark: Mark, hover: str = "", *, text: Any = None, **properties: Any) -> None:
+        """Add points with ``text`` beside them; further properties as in ``add``."""
+        marker: Properties = {"symbol": mark.symbol, "size": mark.size, "color": mark.colour}
+        if mark.edge:
+            marker["line"] = {"width": mark.edge, "color": mark.colour}
+        mode = "markers" if text is None else "markers+text"
+        self.add("scatter", hover, x=points[0], y=points[1], mode=mode, text=text, marker=marker, **properties)
+
+    def bars(self, points: Points, colour: Any, hover: str, *, edge: str | None = None, **properties: Any) -> None:
+        """Add level bars, of one colour or one each, with an edge of another; further properties as in ``add``."""
+        line = {"width": 0} if edge is None else {"width": 1.4, "color": edge}
+        marker = {"color": colour, "line": line}
+        self.add("bar", hover, x=points[0], y=points[1], orientation="h", marker=marker, **properties)
+
+    def events(self, events: EventPoints, mark: Mark, **properties: Any) -> None:
+        """Add points that say each its message; properties as in ``add``."""
+        carried = [[sentence(message)] for message in events.messages]
+        self.marks(events[:2], mark, "%{customdata[0]}", customdata=carried, **properties)
+
+    def rule(self, stroke: Stroke, *, x: float | None = None, y: float | None = None, row: int | None = 1) -> None:
+        """Add a line behind the points of a row, upright at ``x`` or level at ``y``; with row None through all rows."""
+        number = _numbered(row or 1)
+        across = {"x0": 0, "x1": 1, "xref": f"x{number} domain"}
+        upward = {"y0": 0, "y1": 1, "yref": f"y{number} domain" if row else "paper"}
+        if x is not None:
+            across = {"x0": x, "x1": x, "xref": f"x{number}"}
+        if y is not None:
+            upward = {"y0": y, "y1": y, "yref": f"y{number}"}
+        look = {"color": stroke.colour, "width": stroke.width, "dash": stroke.dash}
+        self.layout.setdefault("shapes", []).append(
+            {"type": "line", "layer": "below", "line": look, **across, **upward}
+        )
+
+    def note(self, text: str, **properties: Any) -> None:
+        """Add a text without an arrow; properties are those of plotly's annotations."""
+        self.layout.setdefault("annotations", []).append({"text": text, "showarrow": False, **properties})
 
     def set(self, **properties: Any) -> None:
-        """Set properties of the layout, nested ones beside those that are there.
-
-        Args:
-            **properties: See plotly's ``layout``.
-        """
+        """Set properties of plotly's ``layout``, nested ones beside those that are there."""
         _merge(self.layout, properties)
 
-    def set_x(self, title: str, **properties: Any) -> None:
-        """Describe the x axis that all rows share.
-
-        Args:
-            title: What it counts, with its unit.
-            **properties: See plotly's ``layout.xaxis``.
-        """
-        self.set(**{f"xaxis{_numbered(self._n_rows)}": {"title": {"text": title}, **properties}})
+    def set_x(self, title: str, *, row: int | None = None, **properties: Any) -> None:
+        """Describe the x axis of a row, else the one that all rows share: what it counts, with its unit."""
+        self.set(**{f"xaxis{_numbered(row or self._n_rows)}": {"title": {"text": title}, **properties}})
 
     def set_y(self, title: str, *, row: int = 1, **properties: Any) -> None:
-        """Describe the y axis of a row.
-
-        Args:
-            title: What it measures, with its unit.
-            row: Row from the top, 1 the first.
-            **properties: See plotly's ``layout.yaxis``.
-        """
+        """Describe the y axis of a row: what it measures, with its unit."""
         self.set(**{f"yaxis{_numbered(row)}": {"title": {"text": title}, **properties}})
 
+    def set_powers(self, title: str) -> None:
+        """Make the y axis of all that is drawn one of powers of two, drawn as their exponents, with a few ticks."""
+        heights = np.concatenate([np.asarray(trace["y"], dtype=np.float64) for trace in self.traces])
+        low, high = float(np.nanmin(heights)), float(np.nanmax(heights))
+        positions, texts = power_ticks(low, high)
+        self.set_y(title, tickvals=positions, ticktext=texts, range=[low - 0.9, high + 0.9])
+
+    def set_steps(self, unit: str = "micro-batches", **properties: Any) -> None:
+        """Make the x axis one of steps."""
+        self.set_x(f"Step ({unit})", tickformat=",d", **properties)
+
+    def show_legend(self, room: int = 92) -> None:
+        """Show the legend below the plot, where it and the axis get so many pixels."""
+        self.set(showlegend=True, margin={"b": room})
+
     def _divide(self, heights: Sequence[float], spacing: float) -> None:
-        room = (1.0 - spacing * (len(heights) - 1)) / sum(heights)
-        top = 1.0
-        for row, height in enumerate(heights, 1):
-            bottom = max(0.0, top - height * room)
-            number, lowest = _numbered(row), _numbered(len(heights))
+        lowest = _numbered(len(heights))
+        for row, (below, above) in enumerate(shares_of(heights[::-1], spacing)[::-1], 1):
+            number = _numbered(row)
             shared = {} if number == lowest else {"matches": f"x{lowest}", "showticklabels": False}
             self.layout[f"xaxis{number}"] = {"anchor": f"y{number}", "domain": [0.0, 1.0], **shared}
-            self.layout[f"yaxis{number}"] = {"anchor": f"x{number}", "domain": [bottom, top]}
-            top = bottom - spacing
+            self.layout[f"yaxis{number}"] = {"anchor": f"x{number}", "domain": [below, above]}
 
-    def _add(self, kind: str, row: int, properties: Mapping[str, Any]) -> None:
-        number = _numbered(row)
-        known = {name: value for name, value in properties.items() if value is not None}
-        # Told also where there is one row: a live figure then knows the trace again when there are two.
-        self.traces.append({"type": kind, "xaxis": f"x{number}", "yaxis": f"y{number}", **known})
+
+def figure_of(draw: Callable[P, Drawing]) -> Callable[P, go.Figure]:
+    """Return the public form of a function that draws: plotly's figure of the same drawing, ``x_figure``."""
+
+    @functools.wraps(draw)
+    def checked(*args: P.args, **options: P.kwargs) -> go.Figure:
+        return draw(*args, **options).figure()
+
+    checked.__name__ = checked.__qualname__ = draw.__name__.replace("_drawing", "_figure")
+    vars(checked)["__signature__"] = inspect.signature(draw).replace(return_annotation="go.Figure")
+    return checked
+
+
+def empty_figure(title: str, reason: str, *, theme: Theme = "auto", height: int = 220) -> go.Figure:
+    """Return a figure that says in one sentence why there is nothing to see yet.
+
+    Args:
+        title: Title the figure has when it is not empty.
+        reason: One sentence: what is missing and how it would come to be there.
+        theme: ``"auto"``, ``"light"`` or ``"dark"``.
+        height: Height, pixels.
+    """
+    return Drawing.empty(title, reason, theme=theme, height=height).figure()
+
+
+def figure_text(figure: go.Figure) -> str:
+    """Return a figure's title, subtitle and, when it is empty, its reason as plain text, one per line.
+
+    Args:
+        figure: Any figure.
+    """
+    title = figure.layout.title
+    parts = [title.text, title.subtitle.text]
+    if not figure.data:
+        parts.append(" ".join(str(note.text) for note in figure.layout.annotations))
+    return "\n".join(unmarked(part) for part in parts if part) or "an empty figure"
+
+
+def interval(below: Any, above: Any, colour: str, *, thickness: float = 1.8, visible: bool | None = None) -> Properties:
+    """Return error bars that reach so far below and above each point; ``visible`` False hides all of them."""
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    style: Properties = {"color": colour, "thickness": thickness}
+    return {**bars, **style} if visible is None else {**bars, **style, "visible": visible}
+
+
+def shares_of(sizes: Sequence[float], spacing: float) -> list[tuple[float, float]]:
+    """Divide [0, 1] into parts of these relative sizes, with so much room between two; return the ends of each."""
+    room = (1.0 - spacing * (len(sizes) - 1)) / sum(sizes)
+    ends, begin = [], 0.0
+    for size in sizes:
+        ends.append((begin, min(1.0, begin + size * room)))
+        begin += size * room + spacing
+    return ends
 
 
 def _numbered(row: int) -> str:

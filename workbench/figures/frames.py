@@ -1,21 +1,28 @@
-"""What figures read: step and event tables, given as DataFrames or as plain records."""
+"""What figures read: step and event tables, given as DataFrames or as plain records, and usual numbers of a column."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from workbench.core.records import Event, StepRecord
-
-__all__ = ["EventTable", "StepTable", "column", "events_frame", "flags", "steps_frame", "subjects_by_step"]
+from workbench.figures.thinning import MAXIMUM_MARKS, Floats, thin_marks
 
 StepTable: TypeAlias = pd.DataFrame | Sequence[StepRecord]
 EventTable: TypeAlias = pd.DataFrame | Sequence[Event] | None
+
+
+class EventPoints(NamedTuple):
+    """Steps at which something happened, where that stands in a figure, and what was said of it."""
+
+    x: Floats
+    y: Floats
+    messages: tuple[str, ...]
 
 
 def steps_frame(steps: StepTable) -> pd.DataFrame:
@@ -40,7 +47,23 @@ def events_frame(events: EventTable) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> npt.NDArray[np.float64]:
+def events_of(events: EventTable, *kinds: str) -> pd.DataFrame:
+    """Return the events of these kinds, as ``events_frame`` does."""
+    frame = events_frame(events)
+    return frame[frame["kind"].astype(str).isin(kinds)]
+
+
+def event_points(
+    events: EventTable, kind: str, height: Callable[[Floats], Floats], most: int = MAXIMUM_MARKS
+) -> tuple[EventPoints, int]:
+    """Return the events of one kind, of many an even choice, at the height of their steps, and how many there are."""
+    found = events_of(events, kind)
+    kept = found.iloc[thin_marks(np.arange(len(found)), most)]
+    steps = column(kept, "step")
+    return EventPoints(steps, height(steps), tuple(map(str, kept["message"]))), len(found)
+
+
+def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> Floats:
     """Return one numeric column as float64 ``[n]``, or the default repeated when the run does not have it."""
     if name not in frame.columns:
         return np.full(len(frame), default)
@@ -52,15 +75,50 @@ def column(frame: pd.DataFrame, name: str, default: float = float("nan")) -> npt
 
 def flags(frame: pd.DataFrame, name: str) -> npt.NDArray[np.bool_]:
     """Return one column of truth values ``[n]``; missing ones count as false."""
-    values = column(frame, name, 0.0)
-    truth: npt.NDArray[np.bool_] = np.nan_to_num(values, nan=0.0) != 0.0
+    truth: npt.NDArray[np.bool_] = np.nan_to_num(column(frame, name, 0.0), nan=0.0) != 0.0
     return truth
 
 
-def subjects_by_step(events: pd.DataFrame, kind: str) -> dict[int, str]:
+def filled_rows(cells: Sequence[Any]) -> list[int]:
+    """Return the rows of a column of lists that hold something; pandas writes a missing list as NaN."""
+    return [row for row, cell in enumerate(cells) if cell is not None and not isinstance(cell, float) and len(cell)]
+
+
+def subjects_by_step(events: EventTable, kind: str) -> dict[int, str]:
     """Return step -> subject of the events of one kind; of several at one step the last one counts."""
-    if events.empty:
-        return {}
-    chosen = events[events["kind"].astype(str) == kind]
+    chosen = events_of(events, kind)
     steps: list[Any] = chosen["step"].tolist()
     return {int(step): str(subject) for step, subject in zip(steps, chosen["subject"].tolist(), strict=True)}
+
+
+def without_warm_up(frame: pd.DataFrame, warmup_steps: int) -> pd.DataFrame:
+    """Return the steps after the first few, which allocate and compile; all of a run no longer than twice that."""
+    return frame.iloc[warmup_steps if len(frame) > 2 * warmup_steps else 0 :]
+
+
+def wasted_share(frame: pd.DataFrame) -> float:
+    """Return the share of all micro-batches whose gradient was thrown away, in [0, 1]; NaN without steps.
+
+    One dropped update throws away every micro-batch of its window, not only the one that closed it.
+    """
+    wasted = float(np.nansum(column(frame, "accumulated", 1.0)[flags(frame, "skipped")]))
+    return min(1.0, wasted / len(frame)) if len(frame) else float("nan")
+
+
+def log2_known(values: Floats) -> Floats:
+    """Return log2 where it is finite, NaN elsewhere (a scale of 0, inf or NaN is not on such an axis)."""
+    good = np.isfinite(values) & (values > 0)
+    logarithms: Floats = np.log2(values, out=np.full_like(values, np.nan), where=good)
+    return logarithms
+
+
+def mean_known(values: Floats) -> float:
+    """Return the mean of the finite values; NaN without any."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def last_known(values: Floats) -> float:
+    """Return the last finite value; NaN without any."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if known.size else float("nan")

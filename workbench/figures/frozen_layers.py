@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from workbench.core.records import StepRecord
+from workbench.figures.drawing import Drawing, Mark, empty_figure, interval, shares_of
 from workbench.figures.frames import StepTable, column, steps_frame
 from workbench.figures.labels import counted, percent
-from workbench.figures.theme import (
-    BLUE,
-    GREY,
-    ORANGE,
-    Theme,
-    bare_figure,
-    empty_figure,
-    set_title,
-    translucent,
-)
-from workbench.figures.thinning import bin_edges
+from workbench.figures.theme import BLUE, GREY, ORANGE, Theme, translucent
+from workbench.figures.thinning import Floats, bin_edges
 
 __all__ = ["FrozenLayersNumbers", "TimeSaved", "frozen_layers_figure", "frozen_layers_numbers", "time_saved_in_run"]
+
+Schedule: TypeAlias = Sequence[int] | npt.NDArray[np.int64] | StepTable
 
 _MAXIMUM_COLUMNS = 500
 _FEWEST_TIMES = 10  # steps of a kind whose median says something
@@ -56,41 +49,27 @@ class TimeSaved:
 
 @dataclass(frozen=True, eq=False)
 class FrozenLayersNumbers:
-    """Numbers behind the freezing schedule.
+    """Numbers behind the freezing schedule; shares lie in [0, 1]."""
 
-    Args:
-        steps: First step of each column ``[columns]``.
-        frozen: Share of the column's steps in which a group was frozen ``[groups, columns]``, in [0, 1].
-        frozen_share_by_group: Share of all steps in which a group was frozen ``[groups]``.
-        frozen_step_share: Share of all steps in which anything was frozen.
-        frozen_work_share: Share of the work that frozen groups would have done, groups weighted by ``work``.
-        n_groups: Number of groups, the first nearest to the input.
-        n_steps: Number of steps.
-    """
-
-    steps: npt.NDArray[np.float64]
-    frozen: npt.NDArray[np.float64]
-    frozen_share_by_group: npt.NDArray[np.float64]
-    frozen_step_share: float
-    frozen_work_share: float
-    n_groups: int
+    steps: Floats  # first step of each column
+    frozen: Floats  # share of the column's steps in which a group was frozen ``[groups, columns]``
+    frozen_share_by_group: Floats  # share of all steps in which a group was frozen
+    frozen_step_share: float  # share of all steps in which anything was frozen
+    frozen_work_share: float  # share of the work that frozen groups would have done, groups weighted by `work`
+    n_groups: int  # the first is nearest to the input
     n_steps: int
 
 
 def frozen_layers_numbers(
-    schedule: Sequence[int] | npt.NDArray[np.int64] | StepTable,
+    schedule: Schedule,
     n_groups: int | None = None,
     *,
     work: Sequence[float] | None = None,
     limit: int = _MAXIMUM_COLUMNS,
 ) -> FrozenLayersNumbers:
-    """Reduce a schedule, or a recorded run, to groups x steps.
+    """Reduce a schedule, or a recorded run, to groups x steps; arguments as for ``frozen_layers_figure``.
 
-    Args:
-        schedule: Number of leading frozen groups per step ``[n_steps]``, or the step table of a run.
-        n_groups: Number of groups; None takes one more than the most that were ever frozen.
-        work: Work per group ``[n_groups]``, any unit (parameters, milliseconds of backward); None weighs all alike.
-        limit: Most columns; neighbouring steps are averaged when there are more.
+    Neighbouring steps are averaged when there are more than ``limit``.
 
     Raises:
         ValueError: When a step freezes more groups than there are, or ``work`` has another length or no positive sum.
@@ -107,11 +86,9 @@ def frozen_layers_numbers(
     edges = bin_edges(n, limit)
     cells = (np.arange(groups)[:, None] < frozen[None, :]).astype(np.float64)
     by_group = cells.mean(axis=1) if n else np.zeros(groups)
-    widths = np.diff(edges)
-    binned = np.add.reduceat(cells, edges[:-1], axis=1) / widths if n else cells
     return FrozenLayersNumbers(
         steps=steps[edges[:-1]] if n else steps,
-        frozen=binned,
+        frozen=np.add.reduceat(cells, edges[:-1], axis=1) / np.diff(edges) if n else cells,
         frozen_share_by_group=by_group,
         frozen_step_share=float((frozen > 0).mean()) if n else float("nan"),
         frozen_work_share=float(by_group @ weights / weights.sum()) if n else float("nan"),
@@ -131,8 +108,8 @@ def time_saved_in_run(
 
     Args:
         steps: Step table or records of a run that freezes.
-        n_groups: See ``frozen_layers_numbers``.
-        work: See ``frozen_layers_numbers``; the limit rests on it.
+        n_groups: See ``frozen_layers_figure``.
+        work: See ``frozen_layers_figure``; the limit rests on it.
         seed: Seed of the resampling.
 
     Returns:
@@ -169,7 +146,7 @@ def time_saved_in_run(
 
 
 def frozen_layers_figure(
-    schedule: Sequence[int] | npt.NDArray[np.int64] | StepTable,
+    schedule: Schedule,
     n_groups: int | None = None,
     *,
     work: Sequence[float] | None = None,
@@ -181,20 +158,34 @@ def frozen_layers_figure(
     """Draw the schedule as groups x steps, beside the share of steps each group rests and the time that saved.
 
     Args:
-        schedule: See ``frozen_layers_numbers``.
-        n_groups: See ``frozen_layers_numbers``.
-        work: See ``frozen_layers_numbers``.
+        schedule: Number of leading frozen groups per step ``[n_steps]``, or the step table of a run.
+        n_groups: Number of groups; None takes one more than the most that were ever frozen.
+        work: Work per group ``[n_groups]``, any unit (parameters, milliseconds of backward); None weighs all alike.
         saved: Time saved, measured against O0 or by ``time_saved_in_run``; None leaves its row out.
         share: Share of frozen steps that a schedule in whole periods has, for the title; NaN counts the steps given.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height of the schedule, pixels; the time saved adds to it.
+
+    Raises:
+        ValueError: When a step freezes more groups than there are, or ``work`` has another length or no positive sum.
     """
     numbers = frozen_layers_numbers(schedule, n_groups, work=work)
     if numbers.n_steps == 0:
         return empty_figure(_QUESTION, "No step has been scheduled or recorded yet.", theme=theme)
-    figure = _panes(height, saved is not None, theme)
-    groups = np.arange(1, numbers.n_groups + 1)
-    figure.add_heatmap(
+    title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
+    if np.isfinite(share):
+        title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'step')}"
+    weighed = "weighted by their work" if work is not None else "all groups counted alike"
+    lost = percent(numbers.frozen_work_share)
+    subtitle = f"frozen groups would have done {lost} of the backward work ({weighed}); filled = frozen"
+    if saved is None:
+        drawing = Drawing(title, subtitle, theme=theme, height=height)
+    else:
+        drawing = Drawing(f"{title}, which {_effect(saved)}", subtitle, theme=theme, height=height + _TIME_HEIGHT)
+    groups, by_group = np.arange(1, numbers.n_groups + 1), numbers.frozen_share_by_group.tolist()
+    drawing.add(
+        "heatmap",
+        "From step %{x:,}, group %{y} is frozen in %{customdata:.0f} % of the steps.",
         x=numbers.steps,
         y=groups,
         z=numbers.frozen,
@@ -205,123 +196,55 @@ def frozen_layers_figure(
         ygap=2,
         showscale=False,
         name="schedule",
-        hovertemplate="From step %{x:,}, group %{y} is frozen in %{customdata:.0f} % of the steps.<extra></extra>",
-        row=1,
-        col=1,
     )
-    figure.add_bar(
-        x=100 * numbers.frozen_share_by_group,
-        y=groups,
-        orientation="h",
-        marker={"color": BLUE},
-        text=[f"{100 * share:.0f} %" for share in numbers.frozen_share_by_group],
-        textposition=["inside" if share > 0.6 else "outside" for share in numbers.frozen_share_by_group],
+    drawing.bars(
+        (100 * numbers.frozen_share_by_group, groups),
+        BLUE,
+        "Group %{y} is frozen in %{x:.1f} % of all steps.",
+        text=[f"{100 * rests:.0f} %" for rests in by_group],
+        textposition=["inside" if rests > 0.6 else "outside" for rests in by_group],
         textangle=0,
         name="share of steps frozen",
-        hovertemplate="Group %{y} is frozen in %{x:.1f} % of all steps.<extra></extra>",
-        row=1,
-        col=2,
-    )
-    weighed = "weighted by their work" if work is not None else "all groups counted alike"
-    title = f"Frozen steps: {percent(numbers.frozen_step_share)} of {counted(numbers.n_steps, 'step')}"
-    if np.isfinite(share):
-        title = f"Frozen steps: {percent(share)}, here over {counted(numbers.n_steps, 'step')}"
-    if saved is not None:
-        _add_time(figure, saved)
-        title += f", which {_effect(saved)}"
-    figure.update_layout(
-        height=height + (_TIME_HEIGHT if saved is not None else 0),
-        showlegend=False,
-    )
-    set_title(
-        figure,
-        title,
-        f"frozen groups would have done {percent(numbers.frozen_work_share)} of the backward work ({weighed}); "
-        "filled = frozen",
-    )
-    figure.update_yaxes(
-        title_text="Group (1 = input)",
-        tickvals=_group_ticks(numbers.n_groups),
-        autorange="reversed",
-        showgrid=False,
-        row=1,
-        col=1,
-    )
-    figure.update_xaxes(title_text="Step (micro-batches)", tickformat=",d", showgrid=False, row=1, col=1)
-    figure.update_xaxes(title_text="Steps frozen (%)", range=[0, 100], row=1, col=2)
-    return figure
-
-
-def _panes(height: int, with_time: bool, theme: Theme) -> go.Figure:
-    columns: dict[str, Any] = {
-        "figure": bare_figure(theme),
-        "cols": 2,
-        "column_widths": [0.76, 0.24],
-        "shared_yaxes": True,
-        "horizontal_spacing": 0.03,
-    }
-    if not with_time:
-        return make_subplots(rows=1, **columns)
-    return make_subplots(
-        rows=2,
-        row_heights=[height, _TIME_HEIGHT - 60],
-        vertical_spacing=0.2,
-        specs=[[{}, {}], [{"colspan": 2}, None]],
-        **columns,
-    )
-
-
-def _add_time(figure: go.Figure, saved: TimeSaved) -> None:
-    """Draw the time saved as a bar with its interval, and the limit as a line across."""
-    known = np.isfinite(saved.low) and np.isfinite(saved.high)
-    interval = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
-    figure.add_bar(
-        x=[100 * saved.share],
-        y=["saved"],
-        orientation="h",
-        width=0.6,
-        marker={"color": BLUE},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [100 * (saved.high - saved.share)],
-            "arrayminus": [100 * (saved.share - saved.low)],
-            "color": GREY,
-            "thickness": 2,
-            "visible": bool(known),
-        },
-        name="time saved",
-        hovertemplate=f"Freezing changed the step time by {-100 * saved.share:+.1f} %{interval}.<extra></extra>",
         row=2,
-        col=1,
+    )
+    left, right = shares_of([0.76, 0.24], 0.03)
+    upper = (0.0, 1.0)
+    if saved is not None:
+        lower, upper = shares_of([_TIME_HEIGHT - 60, height], 0.2)
+        _add_time(drawing, saved, lower)
+    ticks = list(range(1, numbers.n_groups + 1, max(1, numbers.n_groups // 12)))
+    drawing.set_x("Step (micro-batches)", row=1, domain=left, tickformat=",d", showgrid=False)
+    drawing.set_y("Group (1 = input)", domain=upper, tickvals=ticks, autorange="reversed", showgrid=False)
+    drawing.set_x("Steps frozen (%)", row=2, domain=right, anchor="y2", range=[0, 100])
+    drawing.set(yaxis2={"anchor": "x2", "domain": upper, "matches": "y", "showticklabels": False})
+    drawing.set(showlegend=False)
+    return drawing.figure()
+
+
+def _add_time(drawing: Drawing, saved: TimeSaved, domain: tuple[float, float]) -> None:
+    """Draw the time saved as a bar with its interval, and the limit as a line across, in a third pane."""
+    known = bool(np.isfinite(saved.low) and np.isfinite(saved.high))
+    range_text = f" (95 % interval {100 * saved.low:.1f} to {100 * saved.high:.1f} %)" if known else ""
+    below, above = 100 * (saved.share - saved.low), 100 * (saved.high - saved.share)
+    drawing.bars(
+        ([100 * saved.share], ["saved"]),
+        BLUE,
+        f"Freezing changed the step time by {-100 * saved.share:+.1f} %{range_text}.",
+        width=0.6,
+        error_x=interval([below], [above], GREY, thickness=2, visible=known),
+        name="time saved",
+        row=3,
     )
     if np.isfinite(saved.limit):
-        figure.add_scatter(
-            x=[100 * saved.limit],
-            y=["saved"],
-            mode="markers",
-            marker={"symbol": "line-ns-open", "size": 40, "color": ORANGE, "line": {"width": 3, "color": ORANGE}},
-            name="limit",
-            hovertemplate="If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
-            "<extra></extra>",
-            row=2,
-            col=1,
-        )
-        figure.add_annotation(
-            text=f"limit {percent(saved.limit)}",
-            x=100 * saved.limit,
-            xref="x3",
-            y=1,
-            yref="y3 domain",
-            yanchor="bottom",
-            showarrow=False,
-            font={"size": 12},
-        )
+        at, hover = 100 * saved.limit, "If frozen groups took no time in the backward pass, %{x:.1f} % would be saved."
+        drawing.marks(([at], ["saved"]), Mark("line-ns-open", 40, ORANGE, edge=3), hover, name="limit", row=3)
+        place = {"x": at, "xref": "x3", "y": 1, "yref": "y3 domain", "yanchor": "bottom", "font": {"size": 12}}
+        drawing.note(f"limit {percent(saved.limit)}", **place)
     ends = [100 * value for value in (0.0, saved.share, saved.low, saved.high, saved.limit) if np.isfinite(value)]
     margin = 0.08 * (max(ends) - min(ends)) or 1.0
     reach = [min(ends) - (margin if min(ends) < 0 else 0.0), max(ends) + margin]
-    figure.update_xaxes(title_text="Step time saved (%)", range=reach, zeroline=True, row=2, col=1)
-    figure.update_yaxes(title_text="Time", showticklabels=False, row=2, col=1)
+    drawing.set_x("Step time saved (%)", row=3, anchor="y3", range=reach, zeroline=True)
+    drawing.set_y("Time", row=3, anchor="x3", domain=domain, showticklabels=False)
 
 
 def _effect(saved: TimeSaved) -> str:
@@ -333,24 +256,16 @@ def _effect(saved: TimeSaved) -> str:
     return f"made a step {percent(-saved.share)} longer"
 
 
-def _resampled_medians(
-    times: npt.NDArray[np.float64], rng: np.random.Generator, repetitions: int = 400
-) -> npt.NDArray[np.float64]:
+def _resampled_medians(times: Floats, rng: np.random.Generator, repetitions: int = 400) -> Floats:
     """Return medians of resampled times ``[repetitions]``; a long run is thinned, which only widens the interval."""
     kept = times[:: max(1, times.size // _MOST_TIMES)]
-    medians: npt.NDArray[np.float64] = np.median(rng.choice(kept, size=(repetitions, kept.size)), axis=1)
+    medians: Floats = np.median(rng.choice(kept, size=(repetitions, kept.size)), axis=1)
     return medians
 
 
-def _read_schedule(
-    schedule: Sequence[int] | npt.NDArray[np.int64] | StepTable,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _read_schedule(schedule: Schedule) -> tuple[Floats, npt.NDArray[np.int64]]:
     if isinstance(schedule, pd.DataFrame) or (len(schedule) and isinstance(schedule[0], StepRecord)):
         frame = steps_frame(cast(StepTable, schedule))
         return column(frame, "step"), np.nan_to_num(column(frame, "frozen_groups", 0.0)).astype(np.int64)
     frozen = np.asarray(schedule, dtype=np.int64)
     return np.arange(frozen.size, dtype=np.float64), frozen
-
-
-def _group_ticks(n_groups: int) -> list[int]:
-    return list(range(1, n_groups + 1, max(1, n_groups // 12)))

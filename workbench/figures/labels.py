@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 from workbench.core.records import StudyResult
 
-__all__ = [
-    "MetricScale",
-    "compact",
-    "counted",
-    "percent",
-    "plain",
-    "power_of_two",
-    "power_ticks",
-    "superscripted",
-    "unmarked",
-    "wrapped",
-]
-
-
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -72,13 +58,28 @@ def compact(value: float) -> str:
         return "infinite" if value > 0 else "minus infinite"
     if value == 0 or 1e-3 <= abs(value) < 1e6:
         text = f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-        return text.replace(",", "\u202f")  # a narrow space: commas are decimal points to half the world
+        return _with_spaces(text)
     return f"{value:.3g}"
 
 
 def counted(n: int, noun: str, plural: str = "") -> str:
     """Write ``1 step``, ``2 steps``, ``12 000 steps``."""
-    return f"{n:,}".replace(",", "\u202f") + " " + (noun if n == 1 else plural or noun + "s")
+    return f"{grouped(n)} {noun if n == 1 else plural or noun + 's'}"
+
+
+def grouped(value: float) -> str:
+    """Write a number without decimals, its thousands apart: ``12 000``."""
+    return _with_spaces(f"{value:,.0f}")
+
+
+def times(n: int) -> str:
+    """Write ``once``, ``twice``, ``3 times``."""
+    return {1: "once", 2: "twice"}.get(n) or counted(n, "time")
+
+
+def sentence(message: str) -> str:
+    """Write the message of an event, which begins in lower case, as a sentence of plotly text."""
+    return plain(f"{message[:1].upper()}{message[1:]}.")
 
 
 def power_of_two(exponent: float) -> str:
@@ -95,6 +96,10 @@ def power_ticks(low: float, high: float, most: int = 9) -> tuple[list[float], li
     stride = next(s for s in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if (last - first) / s < most)
     positions = [float(e) for e in range(first - first % stride, last + stride, stride)]
     return positions, [power_of_two(e) for e in positions]
+
+
+def _with_spaces(number: str) -> str:
+    return number.replace(",", "\u202f")  # a narrow space: commas are decimal points to half the world
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -23,14 +24,10 @@ import plotly
 import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.graph_objects import FigureWidget
+from plotly.serializers import custom_serializers
 
-from workbench.figures.drawing import Drawing
-from workbench.figures.theme import (
-    FIGURE_CONFIG,
-    Theme,
-    figure_text,
-    template_json,
-)
+from workbench.figures.drawing import Drawing, figure_text
+from workbench.figures.theme import FIGURE_CONFIG, Theme, template_json
 
 __all__ = ["LiveFigure", "static_mimebundle"]
 
@@ -39,6 +36,7 @@ Pick: TypeAlias = Callable[[Any], object]
 
 _WHOLE: Final = frozenset({"template", "annotations", "shapes", "updatemenus", "sliders", "images", "colorscale"})
 _PLOTLY_MIME: Final = "application/vnd.plotly.v1+json"
+_LOADER: Final = Path(__file__).with_name("live_figure.js").read_text(encoding="utf-8")
 
 
 class LiveFigure:
@@ -80,8 +78,6 @@ class LiveFigure:
         self.widget = _Widget(first.data, first.layout)  # plotly copies what it takes
         if self.widget.layout.template.to_plotly_json() != template:
             self.widget.layout.template = template
-        # A copy with lists of its own: plotly changes the dictionary it is given.
-        self.widget._config = deepcopy(FIGURE_CONFIG)
         traces, properties = _properties(first)
         self._traces = [_leaves(trace) for trace in traces]
         self._keys = _keys(self._traces)
@@ -142,7 +138,7 @@ class LiveFigure:
             self._closed = True
             self._pending, self._on_pick = None, None
             self.widget.close()
-            # Only now: the page is not told, since its view may be gone already and would complain about lost traces.
+            # Only now: the page must not hear of it, as a view that is gone already would complain about lost traces.
             self.widget.data = ()
             self._keys, self._traces = [], []
 
@@ -154,61 +150,67 @@ class LiveFigure:
         keys = _keys(new)
         if keys != self._keys:
             self._rearrange(traces, keys, new)
-        layout = self._layout_leaves(properties)
+        layout, shown = self._layout_leaves(properties), self.widget.layout
         if anew:
             self._forget_zoom(layout)
         if layout.get("height") != self._layout.get("height"):
             # With a height that changes plotly's page gives up following the width, unless the same message asks for
             # it; and plotly sends only what it believes to be new.
-            self.widget.layout.autosize = None
+            shown.autosize = None
             self._layout.pop("autosize", None)
             layout["autosize"] = True
         old_axes, axes = _numbered_axes(self._layout), _numbered_axes(layout)
         for axis in sorted(axes - old_axes):  # plotly knows xaxis2 only once it has been there as a whole
-            self.widget.layout[axis] = {}
+            shown[axis] = {}
         with self.widget.batch_update():
             for trace, old, now in zip(self.widget.data, self._traces, new, strict=True):
                 for path, value in _changes(old, now):
                     trace[path] = value
             for path, value in _changes(self._layout, layout):
                 gone = path.partition(".")[0] in old_axes - axes
-                if not gone and not self._is_readers_own(path):
-                    self.widget.layout[path] = value
+                if not gone and not (path in self._layout and self._is_zoomed(path)):
+                    shown[path] = value
         for axis in sorted(old_axes - axes):
-            self.widget.layout[axis] = None
+            shown[axis] = None
         self._traces, self._layout = new, layout
 
     def _forget_zoom(self, layout: Leaves) -> None:
         """Give axes that the reader zoomed the range of a new layout."""
-        axes = [axis for axis in self.widget.layout if axis[1:5] == "axis" and self._is_zoomed(axis)]
-        if not axes:
+        shown = self.widget.layout
+        zoomed = [
+            axis
+            for axis in shown
+            if axis[1:5] == "axis"
+            and (self._is_zoomed(f"{axis}.range") or shown[axis].autorange != self._layout.get(f"{axis}.autorange"))
+        ]
+        if not zoomed:
             return
-        # First nothing, then the new: a page keeps to its reader's range until it is told otherwise, and plotly tells
-        # it only what is new here.
+        # First nothing, then the new: a page keeps to its reader's range until it gets another, and plotly sends it
+        # only what is new here.
         with self.widget.batch_update():
-            for axis in axes:
-                self.widget.layout[axis].range = self.widget.layout[axis].autorange = None
+            for axis in zoomed:
+                shown[axis].range = shown[axis].autorange = None
         with self.widget.batch_update():
-            for axis in axes:
+            for axis in zoomed:
                 chosen = layout.get(f"{axis}.range")
-                self.widget.layout[axis].range = chosen
-                self.widget.layout[axis].autorange = layout.get(f"{axis}.autorange", True if chosen is None else None)
-        for path in (f"{axis}.{name}" for axis in axes for name in ("range", "autorange")):
+                shown[axis].range = chosen
+                shown[axis].autorange = layout.get(f"{axis}.autorange", True if chosen is None else None)
+        for path in (f"{axis}.{name}" for axis in zoomed for name in ("range", "autorange")):
             self._layout.pop(path, None)
             if path in layout:
                 self._layout[path] = layout[path]
 
-    def _is_zoomed(self, axis: str) -> bool:
-        """Whether an axis is not as the figure that is shown has it."""
-        shown = self.widget.layout[axis]
-        own_range = shown.range is not None and not _same(list(shown.range), self._layout.get(f"{axis}.range"))
-        return own_range or shown.autorange != self._layout.get(f"{axis}.autorange")
+    def _is_zoomed(self, path: str) -> bool:
+        """Whether this is the range of an axis, and the reader's own: not the one that was last sent."""
+        if not path.endswith(".range"):
+            return False
+        shown, sent = self.widget.layout[path], self._layout.get(path)
+        return shown is not None and (sent is None or not _same(list(shown), list(sent)))
 
     def _rearrange(self, traces: Sequence[Mapping[str, Any]], keys: Sequence[str], new: Sequence[Leaves]) -> None:
         """Drop traces that are gone, add those that are new, and bring all into the new order."""
-        kept = {
-            key: (trace, shown) for key, trace, shown in zip(self._keys, self.widget.data, self._traces, strict=True)
-        }
+        held = zip(self._keys, self.widget.data, self._traces, strict=True)
+        kept = {key: (trace, shown) for key, trace, shown in held}
         self.widget.data = tuple(kept[key][0] for key in keys if key in kept)
         added = [index for index, key in enumerate(keys) if key not in kept]
         if added:
@@ -222,16 +224,7 @@ class LiveFigure:
         self._listen()
 
     def _layout_leaves(self, properties: Mapping[str, Any]) -> Leaves:
-        leaves = _leaves(properties)
-        leaves["template"] = template_json(self._theme)
-        return leaves
-
-    def _is_readers_own(self, path: str) -> bool:
-        """Whether the reader zoomed an axis: its range is not the one that was last sent."""
-        if not path.endswith(".range") or path not in self._layout:
-            return False
-        shown = self.widget.layout[path]
-        return shown is not None and not _same(list(shown), list(self._layout[path]))
+        return {**_leaves(properties), "template": template_json(self._theme)}
 
     def _listen(self) -> None:
         for trace in self.widget.data:
@@ -248,108 +241,43 @@ class LiveFigure:
                 callback(first.item() if isinstance(first, np.generic) else first)
 
 
-# Plotly's own module is five megabytes, sent and run anew for every widget; a page that takes longer than two seconds
-# for it shows nothing at all. This one asks for plotly's once per page, and then for the figure as it is by then.
-#
-# Plotly's view goes on listening when its place on the page is gone, and then fails at the next update, before other
-# views of the same figure hear of it. So what it listens to while it is drawn is listened to in the name of its place:
-# anywidget ends that with the place.
-_LOADER: Final = """
-const shared = (globalThis["__workbenchPlotly_VERSION"] ??= {asked: 0, arrived: false});
-shared.loaded ??= new Promise((done, fail) => Object.assign(shared, {done, fail}));
-export default () => {
-  let ready, answered = false, place = null;
-  return {
-    initialize({model}) {
-      let showNow;
-      const current = new Promise((done) => { showNow = done; });
-      model.on("msg:custom", (message, buffers) => {
-        if (message?.plotly === "module" && !shared.arrived) {
-          shared.arrived = true;
-          const address = URL.createObjectURL(new Blob([buffers[0]], {type: "text/javascript"}));
-          import(address).then(shared.done, shared.fail).finally(() => URL.revokeObjectURL(address));
-        } else if (message?.plotly === "state") {
-          answered = true;
-          setTimeout(showNow, 50);  // the state came before, but is taken in later
-        }
-      });
-      const ask = () => {
-        if (shared.arrived) return;
-        if (Date.now() - shared.asked > 5000) {  // who was asked first may have been closed meanwhile
-          shared.asked = Date.now();
-          model.send({plotly: "module"});
-        }
-        setTimeout(ask, 1000);
-      };
-      ask();
-      ready = shared.loaded.then(async (module) => {
-        const widget = module.default();
-        widget.initialize({model: {...model, on: (name, heard) => (place ?? model).on(name, heard)}});
-        const askForState = () => {
-          if (answered) return;
-          model.send({plotly: "state"});
-          setTimeout(askForState, 1000);
-        };
-        askForState();
-        await current;
-        return widget;
-      });
-    },
-    async render(context) {
-      const widget = await ready;
-      place = context.model;
-      try {
-        return widget.render(context);
-      } finally {
-        place = null;
-      }
-    },
-  };
-};
-""".replace("VERSION", plotly.__version__)
-
-
 class _Widget(FigureWidget):  # type: ignore[misc]  # plotly ships no types
-    """A figure widget that a page opened later finds up to date, and a saved notebook shows without a kernel."""
+    """A figure widget that a page opened later finds up to date, and a saved notebook shows without a kernel.
 
-    _esm = _LOADER
+    Plotly has no public way to say how its widget is configured, loaded, and restored on a page: the private names that
+    takes (``_config``, ``_esm``, ``_widget_data``, ``_widget_layout``) stand in this class and nowhere else.
+    """
 
+    _esm = _LOADER.replace("VERSION", plotly.__version__)
     _is_made = False
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments: Any) -> None:
+        self.on_msg(self._answer)  # first: a page may ask while another thread still makes the figure
+        super().__init__(*arguments)
+        self._config = deepcopy(FIGURE_CONFIG)  # with lists of its own: plotly changes the dictionary it is given
         self._is_made = True
 
-    def _handle_custom_msg(self, content: Any, buffers: Any) -> None:
-        """Give a page what its loader asks for; a page may ask while another thread still makes the figure."""
-        match content:
-            case {"plotly": "module"}:
-                self.send({"plotly": "module"}, buffers=[str(FigureWidget._esm).encode()])
-            case {"plotly": "state"}:
-                if self._is_made:
-                    self.send_state(["_widget_data", "_widget_layout"])
-                    self.send({"plotly": "state"})
-            case _:
-                super()._handle_custom_msg(content, buffers)
+    def _answer(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        """Give a page what ``live_figure.js`` asks for."""
+        if content == {"plotly": "module"}:
+            self.send({"plotly": "module"}, buffers=[str(FigureWidget._esm).encode()])
+        elif content == {"plotly": "state"} and self._is_made:
+            self.send_state(["_widget_data", "_widget_layout"])
+            self.send({"plotly": "state"})
 
     def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
         """Return the state for a browser; plotly itself would send the one the widget was made with."""
         state: dict[str, Any] = super().get_state(key, drop_defaults)
-        if not self._is_made:
-            return state
-        # Asked of every message, most of which hold neither of the two.
-        now = {"_widget_data": lambda: deepcopy(self._data), "_widget_layout": self._layout_obj.to_plotly_json}
-        for name in now.keys() & state.keys():
-            to_json = self.trait_metadata(name, "to_json", self._trait_to_json)
-            state[name] = to_json(now[name](), self)
+        if self._is_made and "_widget_data" in state:  # most messages hold neither of the two
+            state["_widget_data"] = _to_json([trace.to_plotly_json() for trace in self.data], self)
+        if self._is_made and "_widget_layout" in state:
+            state["_widget_layout"] = _to_json(self.layout.to_plotly_json(), self)
         return state
 
     def trait_metadata(self, traitname: str, key: str, default: Any = None) -> Any:
         """Return how a trait is sent: as plotly does, with an empty place for each NaN, which JSON does not know."""
         found = super().trait_metadata(traitname, key, default)
-        if key != "to_json" or found is None:
-            return found
-        return lambda value, widget: found(_sendable(value), widget)
+        return _to_json if found is custom_serializers["to_json"] else found
 
     def _repr_mimebundle_(self, *args: Any, **options: Any) -> dict[str, Any]:
         live: dict[str, Any] = super()._repr_mimebundle_(*args, **options)
@@ -373,6 +301,10 @@ def static_mimebundle(figure: go.Figure) -> dict[str, Any]:
     if "png" in str(pio.renderers.default).split("+"):
         bundle["image/png"] = base64.b64encode(go.Figure(shown).to_image(format="png", scale=2)).decode("ascii")
     return bundle
+
+
+def _to_json(value: Any, widget: Any) -> Any:
+    return custom_serializers["to_json"](_sendable(value), widget)
 
 
 def _sendable(value: Any) -> Any:
@@ -423,20 +355,19 @@ def _numbered_axes(layout: Leaves) -> set[str]:
     return {name for name in first if name[1:5] == "axis" and name[5:].isdigit()}
 
 
-def _leaves(properties: Mapping[str, Any], prefix: str = "") -> Leaves:
+def _leaves(properties: Mapping[str, Any]) -> Leaves:
     """Return nested properties as ``{"marker.color": ...}``; arrays and lists of objects are leaves."""
-    return dict(_walk(properties, prefix))
+    return dict(_walk(properties, ""))
 
 
 def _walk(properties: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in properties.items():
-        path = prefix + name
         if name == "uid":
             continue
         if isinstance(value, dict) and name not in _WHOLE:
-            yield from _walk(value, path + ".")
+            yield from _walk(value, f"{prefix}{name}.")
         else:
-            yield path, value
+            yield prefix + name, value
 
 
 def _changes(old: Leaves, new: Leaves) -> list[tuple[str, Any]]:

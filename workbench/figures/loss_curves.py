@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-import plotly.graph_objects as go
 
-from workbench.figures.drawing import Drawing
-from workbench.figures.frames import (
-    StepTable,
-    column,
-    flags,
-    steps_frame,
-)
+from workbench.figures.drawing import OVERFLOW, Drawing, Stroke, figure_of
+from workbench.figures.frames import StepTable, column, flags, steps_frame
 from workbench.figures.labels import MetricScale, counted, plain
-from workbench.figures.theme import COLORWAY, VERMILLION, Theme
-from workbench.figures.thinning import MAXIMUM_POINTS, thin_indices, thin_marks
+from workbench.figures.theme import COLORWAY, DASHES, Theme
+from workbench.figures.thinning import MAXIMUM_POINTS, Floats, Line, thin_line, thin_marks
 
 __all__ = ["LossCurveNumbers", "RunCurve", "loss_curve_numbers", "loss_curves_drawing", "loss_curves_figure"]
 
+Axis: TypeAlias = Literal["step", "seconds", "relative_time"]
+
 _QUESTION = "Do the runs learn equally well?"
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon")
+# Axis -> its title, and how hover text says a place on it.
+_AXES: dict[str, tuple[str, str]] = {
+    "step": ("Step (micro-batches)", "at step %{x:,}"),
+    "seconds": ("Time since the run began (s)", "after %{x:.4g} s"),
+    "relative_time": ("Relative time (O0 steps)", "at relative time %{x:,.4g}"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,46 +47,24 @@ class RunCurve:
 
 @dataclass(frozen=True, eq=False)
 class LossCurveNumbers:
-    """Numbers behind one run's curves.
-
-    Args:
-        label: Name in the legend.
-        x: Position of the loss points ``[m]``.
-        loss: Loss, a running mean over ``window`` steps, thinned ``[m]``.
-        window: Steps averaged over; 1 draws the loss as recorded.
-        overflow_x: Positions of steps that overflowed.
-        overflow_loss: The drawn loss there.
-        evaluation_x: Positions of the evaluations.
-        metric: Metric at those, in the shown unit.
-    """
+    """Numbers behind one run's curves."""
 
     label: str
-    x: npt.NDArray[np.float64]
-    loss: npt.NDArray[np.float64]
+    loss: Line  # running mean over `window` steps, thinned
     window: int
-    overflow_x: npt.NDArray[np.float64]
-    overflow_loss: npt.NDArray[np.float64]
-    evaluation_x: npt.NDArray[np.float64]
-    metric: npt.NDArray[np.float64]
+    overflow: Line  # the drawn loss where the run overflowed
+    metric: Line  # in the shown unit
 
 
 def loss_curve_numbers(
     run: RunCurve,
     *,
-    x: Literal["step", "seconds", "relative_time"] = "step",
+    x: Axis = "step",
     window: int | None = None,
     metric: MetricScale | None = None,
     limit: int = MAXIMUM_POINTS,
 ) -> LossCurveNumbers:
-    """Reduce one run to its curves.
-
-    Args:
-        run: The run.
-        x: Axis: micro-batches, wall-clock seconds, or relative time (micro-batches x relative step time, so that
-            one unit is one O0 step).
-        window: Steps in the running mean; None takes a hundredth of the run, at least 1.
-        metric: How the metric is shown; None leaves values as they are.
-        limit: Most points of the line.
+    """Reduce one run to its curves; arguments as for ``loss_curves_drawing``.
 
     Raises:
         ValueError: When ``window`` is not positive.
@@ -96,56 +74,26 @@ def loss_curve_numbers(
     span = max(1, len(frame) // 100) if window is None else window
     if span < 1:
         raise ValueError(f"`window` must be at least 1, got {window}")
-    positions = column(frame, "seconds") if x == "seconds" else step * _step_length(run, x)
+    step_length = run.relative_step_time if x == "relative_time" else 1.0
+    positions = column(frame, "seconds") if x == "seconds" else step * step_length
     smooth = _running_mean(loss, span)
-    chosen = thin_indices(positions, smooth, limit)
     overflow = thin_marks(np.flatnonzero(flags(frame, "overflow") & np.isfinite(smooth)))
-    at = np.array([s for s, _ in run.evaluations], dtype=np.float64)
-    values = np.array([v for _, v in run.evaluations], dtype=np.float64)
+    at, values = np.array(run.evaluations, dtype=np.float64).reshape(-1, 2).T
     # After k micro-batches the last one was number k - 1.
-    evaluation_x = np.interp(at - 1, step, positions) if x == "seconds" and step.size else at * _step_length(run, x)
+    evaluation_x = np.interp(at - 1, step, positions) if x == "seconds" and step.size else at * step_length
     return LossCurveNumbers(
         label=run.label,
-        x=positions[chosen],
-        loss=smooth[chosen],
+        loss=thin_line(positions, smooth, limit),
         window=span,
-        overflow_x=positions[overflow],
-        overflow_loss=smooth[overflow],
-        evaluation_x=evaluation_x,
-        metric=values * (metric.factor if metric else 1.0),
+        overflow=Line(positions[overflow], smooth[overflow]),
+        metric=Line(evaluation_x, values * (metric.factor if metric else 1.0)),
     )
-
-
-def loss_curves_figure(
-    runs: Sequence[RunCurve],
-    *,
-    x: Literal["step", "seconds", "relative_time"] = "step",
-    metric: MetricScale | None = None,
-    loss_unit: str = "nats",
-    window: int | None = None,
-    theme: Theme = "auto",
-    height: int = 560,
-) -> go.Figure:
-    """Return ``loss_curves_drawing`` as a figure of plotly's.
-
-    Args:
-        runs: Runs to compare.
-        x: See ``loss_curve_numbers``.
-        metric: Name and unit of the metric; None calls it ``metric``.
-        loss_unit: Unit of the loss.
-        window: See ``loss_curve_numbers``.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-        height: Height, pixels.
-    """
-    return loss_curves_drawing(
-        runs, x=x, metric=metric, loss_unit=loss_unit, window=window, theme=theme, height=height
-    ).figure()
 
 
 def loss_curves_drawing(
     runs: Sequence[RunCurve],
     *,
-    x: Literal["step", "seconds", "relative_time"] = "step",
+    x: Axis = "step",
     metric: MetricScale | None = None,
     loss_unit: str = "nats",
     window: int | None = None,
@@ -157,55 +105,51 @@ def loss_curves_drawing(
 
     Args:
         runs: Runs to compare.
-        x: See ``loss_curve_numbers``.
-        metric: Name and unit of the metric; None calls it ``metric``.
+        x: Axis: micro-batches, wall-clock seconds, or relative time (micro-batches x relative step time, so that
+            one unit is one O0 step).
+        metric: Name and unit of the metric; None calls it ``metric`` and leaves its values as they are.
         loss_unit: Unit of the loss.
-        window: See ``loss_curve_numbers``.
+        window: Steps in the running mean of the loss; None takes a hundredth of the run, at least 1.
         limit: Most points of a line.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height, pixels.
+
+    Raises:
+        ValueError: When ``window`` is not positive.
     """
     curves = [loss_curve_numbers(run, x=x, window=window, metric=metric, limit=limit) for run in runs]
-    curves = [curve for curve in curves if curve.x.size or curve.metric.size]
+    curves = [curve for curve in curves if curve.loss.x.size or curve.metric.x.size]
     if not curves:
         return Drawing.empty(_QUESTION, "No run has recorded a step yet.", theme=theme)
     shown = metric or MetricScale("metric")
-    trained, evaluated = any(curve.x.size for curve in curves), any(curve.metric.size for curve in curves)
-    metric_row = 1 + trained
+    trained, evaluated = any(curve.loss.x.size for curve in curves), any(curve.metric.x.size for curve in curves)
     n_rows = trained + evaluated
-    windows = {curve.window for curve in curves if curve.x.size} or {1}
-    smoothing = f"; the loss is a running mean over {counted(max(windows), 'step')}" if max(windows) > 1 else ""
+    widest = max(curve.window if curve.loss.x.size else 1 for curve in curves)
+    smoothing = f"; the loss is a running mean over {counted(widest, 'step')}" if widest > 1 else ""
     drawing = Drawing(
         _QUESTION if len(curves) > 1 else f"How did {plain(curves[0].label)} learn?",
         counted(len(curves), "run") + smoothing,
         theme=theme,
         height=height if n_rows == 2 else height * 2 // 3,
-        row_heights=(1.0,) * n_rows,
-        row_spacing=0.06,
+        rows=(1.0,) * n_rows,
     )
+    title, where = _AXES[x]
     for index, curve in enumerate(curves):
-        _add_curve(drawing, curve, index, x, shown, metric_row)
-    drawing.set(showlegend=True, hovermode="x unified" if len(curves) > 1 else "closest", margin={"b": 96})
+        _add_curve(drawing, curve, index, where, shown.shown_unit, n_rows)
+    drawing.set(hovermode="x unified" if len(curves) > 1 else "closest")
+    drawing.show_legend(96)
     if trained:
         drawing.set_y(f"Training loss ({loss_unit})")
     if evaluated:
-        drawing.set_y(shown.title, row=metric_row)
-    drawing.set_x(_X_TITLES[x])
+        drawing.set_y(shown.title, row=n_rows)
+    drawing.set_x(title)
     return drawing
 
 
-_X_TITLES = {
-    "step": "Step (micro-batches)",
-    "seconds": "Time since the run began (s)",
-    "relative_time": "Relative time (O0 steps)",
-}
+loss_curves_figure = figure_of(loss_curves_drawing)
 
 
-def _step_length(run: RunCurve, x: str) -> float:
-    return run.relative_step_time if x == "relative_time" else 1.0
-
-
-def _running_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
+def _running_mean(values: Floats, window: int) -> Floats:
     """Mean over the last ``window`` finite values; NaN where the value itself is not finite."""
     good = np.isfinite(values)
     total = np.concatenate([[0.0], np.cumsum(np.where(good, values, 0.0))])
@@ -217,42 +161,25 @@ def _running_mean(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[n
     return np.where(good, mean, np.nan)
 
 
-def _add_curve(
-    drawing: Drawing, curve: LossCurveNumbers, index: int, x: str, metric: MetricScale, metric_row: int
-) -> None:
-    colour = COLORWAY[index % len(COLORWAY)]
+def _add_curve(drawing: Drawing, curve: LossCurveNumbers, index: int, where: str, unit: str, metric_row: int) -> None:
+    colour, symbol = COLORWAY[index % len(COLORWAY)], _SYMBOLS[index % len(_SYMBOLS)]
+    stroke = Stroke(colour, dash=DASHES[index % len(DASHES)])
     label = plain(curve.label)
-    where = {"step": "at step %{x:,}", "seconds": "after %{x:.4g} s", "relative_time": "at relative time %{x:,.4g}"}[x]
-    if curve.x.size:
-        drawing.add_scatter(
-            x=curve.x,
-            y=curve.loss,
-            mode="lines",
-            line={"width": 2, "color": colour, "dash": _DASHES[index % len(_DASHES)]},
-            name=label,
-            legendgroup=label,
-            hovertemplate=f"The loss of {label} {where} was %{{y:.4g}}.<extra></extra>",
-        )
-    if curve.overflow_x.size:
-        drawing.add_scatter(
-            x=curve.overflow_x,
-            y=curve.overflow_loss,
-            mode="markers",
-            marker={"symbol": "x", "size": 8, "color": VERMILLION},
-            name=f"overflow in {label}",
-            legendgroup=label,
-            hovertemplate=f"{label} overflowed {where}.<extra></extra>",
-        )
-    if curve.metric.size:
-        drawing.add_scatter(
-            x=curve.evaluation_x,
-            y=curve.metric,
+    if curve.loss.x.size:
+        hover = f"The loss of {label} {where} was %{{y:.4g}}."
+        drawing.line(curve.loss, stroke, hover, name=label, legendgroup=label)
+    if curve.overflow.x.size:
+        hover, name = f"{label} overflowed {where}.", f"overflow in {label}"
+        drawing.marks(curve.overflow, OVERFLOW, hover, name=name, legendgroup=label)
+    if curve.metric.x.size:
+        drawing.line(
+            curve.metric,
+            stroke,
+            f"{label} reached %{{y:.4g}} {unit} {where}.",
             mode="lines+markers",
-            line={"width": 2, "color": colour, "dash": _DASHES[index % len(_DASHES)]},
-            marker={"symbol": _SYMBOLS[index % len(_SYMBOLS)], "size": 8, "color": colour},
+            marker={"symbol": symbol, "size": 8, "color": colour},
             name=label,
             legendgroup=label,
-            showlegend=not curve.x.size,
-            hovertemplate=f"{label} reached %{{y:.4g}} {metric.shown_unit} {where}.<extra></extra>",
+            showlegend=not curve.loss.x.size,
             row=metric_row,
         )

@@ -7,20 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 
+from workbench.figures.drawing import Drawing, Mark, Stroke, empty_figure, interval
 from workbench.figures.labels import MetricScale, counted, plain
-from workbench.figures.theme import (
-    BLUE,
-    GREEN,
-    GREY,
-    VERMILLION,
-    Theme,
-    empty_figure,
-    new_figure,
-    translucent,
-)
+from workbench.figures.theme import BLUE, GREEN, GREY, VERMILLION, Theme, translucent
+from workbench.figures.thinning import Floats
 
 __all__ = ["PairedNumbers", "PairedSide", "paired_comparison_figure", "paired_comparison_numbers"]
 
@@ -50,29 +42,17 @@ class PairedSide:
 
 @dataclass(frozen=True, eq=False)
 class PairedNumbers:
-    """Numbers behind the figure; one entry per side after the first.
+    """Numbers behind the figure; one entry per side after the first."""
 
-    Args:
-        base: Label of the first side.
-        labels: Labels of the others.
-        speeds: Speed relative to the base with the ends of its interval ``[sides, 3]``; NaN where not measured.
-        changes: Metric less that of the base per common seed, in the shown unit, an array ``[pairs]`` per side.
-        bounds: How far the change may go to the bad side, 95 % one-sided, in the shown unit ``[sides]``; NaN without.
-    """
-
-    base: str
+    base: str  # label of the first side
     labels: tuple[str, ...]
-    speeds: npt.NDArray[np.float64]
-    changes: tuple[npt.NDArray[np.float64], ...]
-    bounds: npt.NDArray[np.float64]
+    speeds: Floats  # relative to the base, with the ends of its interval ``[sides, 3]``; NaN where not measured
+    changes: tuple[Floats, ...]  # metric less that of the base per common seed, in the shown unit
+    bounds: Floats  # how far the change may go to the bad side, 95 % one-sided, in the shown unit; NaN without
 
 
 def paired_comparison_numbers(sides: Sequence[PairedSide], metric: MetricScale) -> PairedNumbers:
-    """Pair every side with the first one.
-
-    Args:
-        sides: At least the base; runs that are not done yet are NaN or left off the end.
-        metric: Name, unit and direction of the metric.
+    """Pair every side with the first one; arguments as for ``paired_comparison_figure``.
 
     Raises:
         ValueError: Without a side.
@@ -101,7 +81,7 @@ def paired_comparison_figure(
     """Draw the speed of every side above, and its change of the metric below.
 
     Args:
-        sides: See ``paired_comparison_numbers``.
+        sides: At least the base; runs that are not done yet are NaN or left off the end.
         metric: Name, unit and direction of the metric.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height, pixels; 0 leaves every side a line of its own.
@@ -111,119 +91,68 @@ def paired_comparison_figure(
     numbers = paired_comparison_numbers(sides, metric)
     if not any(change.size for change in numbers.changes) and not np.isfinite(numbers.speeds).any():
         return empty_figure(_QUESTION, "No seed has been run on both sides yet.", theme=theme, height=height or 220)
-    n = len(numbers.labels)
-    figure = new_figure(
-        _answer(numbers, metric), _detail(numbers, metric), theme=theme, height=height or 300 + 2 * 42 * n
-    )
+    n, base = len(numbers.labels), plain(numbers.base)
+    title, detail = _answer(numbers, metric), _detail(numbers, metric)
+    drawing = Drawing(title, detail, theme=theme, height=height or 300 + 2 * 42 * n)
     rows = np.arange(n, dtype=np.float64)
-    _add_speeds(figure, numbers, rows)
-    _add_changes(figure, numbers, rows, metric)
-    ticks = {
-        "tickvals": rows.tolist(),
-        "ticktext": [plain(label) for label in numbers.labels],
-        "range": [n - 0.5, -0.5],
-        "showgrid": False,
-    }
+    labels = {"tickvals": rows.tolist(), "ticktext": [plain(label) for label in numbers.labels]}
+    sides_axis = {**labels, "range": [n - 0.5, -0.5], "showgrid": False}
     unit = "points" if metric.shown_unit == "%" else metric.shown_unit
-    figure.update_layout(
-        xaxis={"title": {"text": f"Speed relative to {plain(numbers.base)} (×)"}, "anchor": "y"},
-        yaxis={**ticks, "domain": [0.62, 1.0]},
-        xaxis2={
-            "title": {"text": f"Change of {plain(metric.name)} against {plain(numbers.base)}{unit and f' ({unit})'}"},
-            "anchor": "y2",
-        },
-        yaxis2={**ticks, "domain": [0.0, 0.38], "anchor": "x2"},
-        showlegend=True,
-        margin={"b": 92},
-    )
-    for axis, at in (("x", 1.0), ("x2", 0.0)):
-        reference = "y domain" if axis == "x" else "y2 domain"
-        figure.add_shape(
-            type="line",
-            xref=axis,
-            yref=reference,
-            x0=at,
-            x1=at,
-            y0=0,
-            y1=1,
-            line={"width": 1, "dash": "dot", "color": GREY},
-        )
-    return figure
+    drawing.set_x(f"Speed relative to {base} (×)", row=1, anchor="y")
+    drawing.set_x(f"Change of {plain(metric.name)} against {base}{unit and f' ({unit})'}", row=2, anchor="y2")
+    drawing.set(yaxis={**sides_axis, "domain": [0.62, 1.0]})
+    drawing.set(yaxis2={**sides_axis, "domain": [0.0, 0.38], "anchor": "x2"})
+    _add_speeds(drawing, numbers, rows)
+    _add_changes(drawing, numbers, rows, metric)
+    drawing.rule(Stroke(GREY, 1, "dot"), x=1.0)
+    drawing.rule(Stroke(GREY, 1, "dot"), x=0.0, row=2)
+    drawing.show_legend()
+    return drawing.figure()
 
 
-def _add_speeds(figure: go.Figure, numbers: PairedNumbers, rows: npt.NDArray[np.float64]) -> None:
+def _add_speeds(drawing: Drawing, numbers: PairedNumbers, rows: Floats) -> None:
     known = np.flatnonzero(np.isfinite(numbers.speeds[:, 0]))
-    middle, low, high = numbers.speeds[known].T if known.size else (np.empty(0),) * 3
     if not known.size:  # an axis of its own even so: what comes later does not move what stands below
-        figure.add_scatter(x=[None], y=[None], mode="markers", showlegend=False, hoverinfo="skip")
-        figure.update_xaxes(range=[0.9, 1.1])
+        drawing.marks(([None], [None]), Mark("circle", 9, GREY), showlegend=False)
+        drawing.set(xaxis={"range": [0.9, 1.1]})
         return
-    figure.add_scatter(
-        x=middle,
-        y=rows[known],
-        mode="markers+text",
+    middle, low, high = numbers.speeds[known].T
+    drawing.marks(
+        (middle, rows[known]),
+        Mark("diamond", 12, GREEN),
+        f"%{{customdata[0]}} is %{{x:.2f}} times as fast as {plain(numbers.base)} "
+        "(%{customdata[1]:.2f} to %{customdata[2]:.2f}).",
         text=[f"{value:.2f} ×" for value in middle],
         textposition="top center",
-        marker={"symbol": "diamond", "size": 12, "color": GREEN},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": high - middle,
-            "arrayminus": middle - low,
-            "color": GREEN,
-            "thickness": 1.8,
-        },
+        error_x=interval(middle - low, high - middle, GREEN),
         cliponaxis=False,
         name="speed, 95 % interval",
         customdata=[[plain(numbers.labels[i]), a, b] for i, a, b in zip(known, low, high, strict=True)],
-        hovertemplate=f"%{{customdata[0]}} is %{{x:.2f}} times as fast as {plain(numbers.base)} "
-        "(%{customdata[1]:.2f} to %{customdata[2]:.2f}).<extra></extra>",
     )
     edge = max(float(np.abs(np.concatenate([low, high]) - 1.0).max()), 0.05)
-    figure.update_xaxes(range=[1 - 1.2 * edge, 1 + 1.2 * edge])
+    drawing.set(xaxis={"range": [1 - 1.2 * edge, 1 + 1.2 * edge]})
 
 
-def _add_changes(figure: go.Figure, numbers: PairedNumbers, rows: npt.NDArray[np.float64], metric: MetricScale) -> None:
+def _add_changes(drawing: Drawing, numbers: PairedNumbers, rows: Floats, metric: MetricScale) -> None:
     n_pairs = [change.size for change in numbers.changes]
-    figure.add_scatter(
-        x=np.concatenate(numbers.changes),
-        y=np.repeat(rows, n_pairs),
-        mode="markers",
-        marker={"symbol": "circle-open", "size": 8, "color": BLUE, "line": {"width": 1.6}},
-        xaxis="x2",
-        yaxis="y2",
-        name="one seed",
-        hovertemplate="A seed changed by %{x:.4g}.<extra></extra>",
-    )
+    changes, hover = np.concatenate(numbers.changes), "A seed changed by %{x:.4g}."
+    seed = Mark("circle-open", 8, BLUE, edge=1.6)
+    drawing.marks((changes, np.repeat(rows, n_pairs)), seed, hover, name="one seed", row=2)
     known = [i for i, size in enumerate(n_pairs) if size]
     means = np.array([numbers.changes[i].mean() for i in known])
     bounds = numbers.bounds[known]
+    worst = [f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else "" for bound in numbers.bounds]
     reach = np.where(np.isfinite(bounds), bounds - means, 0.0)
-    figure.add_scatter(
-        x=means,
-        y=rows[known],
-        mode="markers",
-        marker={"symbol": "diamond", "size": 12, "color": BLUE},
+    drawing.marks(
+        (means, rows[known]),
+        Mark("diamond", 12, BLUE),
+        f"%{{customdata[0]}} changes {plain(metric.name)} by %{{x:.4g}} on average%{{customdata[1]}}.",
         # The bound is one-sided: the bar points the way that could still be worse.
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": np.maximum(reach, 0.0),
-            "arrayminus": np.maximum(-reach, 0.0),
-            "color": translucent(VERMILLION, 0.9),
-            "thickness": 1.8,
-        },
-        xaxis="x2",
-        yaxis="y2",
+        error_x=interval(np.maximum(-reach, 0.0), np.maximum(reach, 0.0), translucent(VERMILLION, 0.9)),
         name="mean; the bar is the one-sided 95 % bound",
-        customdata=[[plain(numbers.labels[i]), _bound_text(numbers.bounds[i])] for i in known],
-        hovertemplate=f"%{{customdata[0]}} changes {plain(metric.name)} by %{{x:.4g}} on average"
-        "%{customdata[1]}.<extra></extra>",
+        customdata=[[plain(numbers.labels[i]), worst[i]] for i in known],
+        row=2,
     )
-
-
-def _bound_text(bound: float) -> str:
-    return f"; at worst by {bound:.4g} (95 %)" if math.isfinite(bound) else ""
 
 
 def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
@@ -232,13 +161,13 @@ def _answer(numbers: PairedNumbers, metric: MetricScale) -> str:
         return _QUESTION
     best = int(np.nanargmax(speeds))
     change = numbers.changes[best]
-    told = f"{plain(numbers.labels[best])} is {speeds[best]:.2f} × as fast as {plain(numbers.base)}"
+    answer = f"{plain(numbers.labels[best])} is {speeds[best]:.2f} × as fast as {plain(numbers.base)}"
     if not change.size:
-        return told
+        return answer
     moved = metric.difference_text(abs(float(change.mean())) / metric.factor)
     if not change.mean():
-        return f"{told} at the same {plain(metric.name)}"
-    return f"{told}; {plain(metric.name)} {'up' if change.mean() > 0 else 'down'} by {moved}"
+        return f"{answer} at the same {plain(metric.name)}"
+    return f"{answer}; {plain(metric.name)} {'up' if change.mean() > 0 else 'down'} by {moved}"
 
 
 def _detail(numbers: PairedNumbers, metric: MetricScale) -> str:

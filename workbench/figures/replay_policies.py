@@ -6,25 +6,14 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 
+from workbench.figures.drawing import Drawing, Mark, empty_figure
 from workbench.figures.frames import column, flags
-from workbench.figures.labels import (
-    compact,
-    counted,
-    percent,
-    plain,
-)
-from workbench.figures.theme import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    Theme,
-    empty_figure,
-    new_figure,
-)
+from workbench.figures.labels import compact, counted, percent, plain
+from workbench.figures.theme import BLUE, GREEN, ORANGE, Theme, translucent
+from workbench.figures.thinning import Floats
 
 __all__ = ["ReplayPoliciesNumbers", "policy_names", "replay_policies_figure", "replay_policies_numbers"]
 
@@ -33,37 +22,20 @@ _QUESTION = "Which loss-scale policy would have wasted least?"
 
 @dataclass(frozen=True, eq=False)
 class ReplayPoliciesNumbers:
-    """Numbers behind the scatter, one entry per policy.
-
-    Args:
-        names: Policy names.
-        rows: Position of each policy in the table it came from, as ``iloc`` counts.
-        wasted_share: Share of steps whose update would have been skipped ``[policies]``.
-        underflow_share: Share of gradient elements that would have become zero ``[policies]``.
-        recorded: Index of the policy that was really run; None when the table does not say.
-        chosen: Index of the policy that was chosen; None when there is none.
-        n_left_out: Policies without both numbers.
-        overflows: Overflows and the ends of their range per policy ``[policies, 3]``; NaN where the table has none.
-    """
+    """Numbers behind the scatter, one entry per policy that has both of them."""
 
     names: tuple[str, ...]
-    rows: tuple[int, ...]
-    wasted_share: npt.NDArray[np.float64]
-    underflow_share: npt.NDArray[np.float64]
-    recorded: int | None
+    rows: tuple[int, ...]  # position of each in the table it came from, as `iloc` counts
+    wasted_share: Floats  # of the steps, whose update would have been skipped
+    underflow_share: Floats  # of gradient elements, which would have become zero
+    recorded: int | None  # index of the policy that was really run; None when the table does not say
     chosen: int | None
     n_left_out: int
-    overflows: npt.NDArray[np.float64]
+    overflows: Floats  # with the ends of their range ``[policies, 3]``; NaN where the table has none
 
 
 def replay_policies_numbers(policies: pd.DataFrame, chosen: str | None = None) -> ReplayPoliciesNumbers:
-    """Read a table of replayed policies, as ``experiments.replay`` returns it.
-
-    Args:
-        policies: One row per policy with ``wasted_share`` and ``underflow_share`` in [0, 1]; ``policy`` (its name)
-            and ``recorded`` (bool) when known. Without a name it is made from init, factor and window.
-        chosen: Name of the policy that was chosen, as in ``policy_names``.
-    """
+    """Read a table of replayed policies; arguments as for ``replay_policies_figure``."""
     names = policy_names(policies)
     wasted, lost = column(policies, "wasted_share"), column(policies, "underflow_share")
     keep = np.flatnonzero(np.isfinite(wasted) & np.isfinite(lost))
@@ -112,43 +84,42 @@ def replay_policies_figure(
     ``customdata[0]`` of a point is the policy's row in the table.
 
     Args:
-        policies: See ``replay_policies_numbers``.
-        chosen: Name of the policy that was chosen.
+        policies: Table of ``workbench.replay``, one row per policy: ``wasted_share`` and ``underflow_share`` in [0, 1];
+            ``policy`` (its name) and ``recorded`` (bool) when known. Without a name it is made from init, factor and
+            window.
+        chosen: Name of the policy that was chosen, as in ``policy_names``.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
         height: Height, pixels.
     """
     numbers = replay_policies_numbers(policies, chosen)
     if not numbers.names:
         return empty_figure(_QUESTION, "No loss-scale policy has been replayed yet.", theme=theme)
-    figure = new_figure(_answer(numbers), _detail(numbers), theme=theme, height=height)
+    drawing = Drawing(_answer(numbers), _detail(numbers), theme=theme, height=height)
     special = {numbers.recorded, numbers.chosen} - {None}
     rest = [i for i in range(len(numbers.names)) if i not in special]
-    groups: list[tuple[str, list[int], str, str, int]] = [("replayed policy", rest, "circle", BLUE, 9)]
+    groups = [("replayed policy", rest, Mark("circle", 9, translucent(BLUE, 0.7)))]
     if numbers.recorded is not None and numbers.recorded != numbers.chosen:
-        groups.append(("recorded policy", [numbers.recorded], "star", ORANGE, 15))
+        groups.append(("recorded policy", [numbers.recorded], Mark("star", 15, ORANGE)))
     if numbers.chosen is not None:
         same = " (the recorded one)" if numbers.recorded == numbers.chosen else ""
-        groups.append((f"chosen policy{same}", [numbers.chosen], "diamond", GREEN, 14))
-    for name, indices, symbol, colour, size in groups:
+        groups.append((f"chosen policy{same}", [numbers.chosen], Mark("diamond", 14, GREEN)))
+    for name, indices, mark in groups:
         if not indices:
             continue
-        one = name != "replayed policy"
-        figure.add_scatter(
-            x=100 * numbers.wasted_share[indices],
-            y=100 * numbers.underflow_share[indices],
-            mode="markers+text" if one else "markers",
-            text=[name.split()[0]] if one else None,
+        drawing.marks(
+            (100 * numbers.wasted_share[indices], 100 * numbers.underflow_share[indices]),
+            mark,
+            "%{customdata[1]} would have wasted %{x:.3g} % of the steps%{customdata[2]} and lost "
+            "%{y:.3g} % of the gradient to underflow.",
+            text=None if name == "replayed policy" else [name.split()[0]],
             textposition=_beside(numbers, indices[0]),
-            marker={"symbol": symbol, "size": size, "color": colour, "opacity": 1.0 if one else 0.7},
             name=name,
             customdata=[[numbers.rows[i], plain(numbers.names[i]), _overflows(numbers.overflows[i])] for i in indices],
-            hovertemplate="%{customdata[1]} would have wasted %{x:.3g} % of the steps%{customdata[2]} and lost "
-            "%{y:.3g} % of the gradient to underflow.<extra></extra>",
         )
-    figure.update_xaxes(title_text="Wasted steps (%)", range=_padded(100 * numbers.wasted_share))
-    figure.update_yaxes(title_text="Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
-    figure.update_layout(showlegend=True, margin={"b": 92})
-    return figure
+    drawing.set_x("Wasted steps (%)", range=_padded(100 * numbers.wasted_share))
+    drawing.set_y("Gradient lost to underflow (%)", range=_padded(100 * numbers.underflow_share))
+    drawing.show_legend()
+    return drawing.figure()
 
 
 def _beside(numbers: ReplayPoliciesNumbers, index: int) -> str:
@@ -160,7 +131,7 @@ def _beside(numbers: ReplayPoliciesNumbers, index: int) -> str:
     return "top right" if index == upper else "bottom right"
 
 
-def _overflows(overflows: npt.NDArray[np.float64]) -> str:
+def _overflows(overflows: Floats) -> str:
     middle, low, high = overflows.tolist()
     if not math.isfinite(middle):
         return ""
@@ -168,7 +139,7 @@ def _overflows(overflows: npt.NDArray[np.float64]) -> str:
     return text + (f", likely {low:.0f} to {high:.0f})" if math.isfinite(low) and math.isfinite(high) else ")")
 
 
-def _padded(values: npt.NDArray[np.float64]) -> list[float]:
+def _padded(values: Floats) -> list[float]:
     """Return an axis range that begins a little below 0: the best policies lie on 0 and must not be cut in half."""
     top = max(float(values.max()), 1.0)  # per cent: less would blow up rounding
     return [-0.06 * top, 1.12 * top]

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 
-from workbench.figures.drawing import Drawing
-from workbench.figures.frames import StepTable, column, steps_frame
+from workbench.figures.drawing import Drawing, figure_of
+from workbench.figures.frames import StepTable, column, mean_known, steps_frame, without_warm_up
 from workbench.figures.labels import compact, counted, plain
 from workbench.figures.theme import COLORWAY, GREY, Theme
 
@@ -22,49 +21,23 @@ _USUAL_ORDER = ("data", "forward", "backward", "update", "recording")
 
 @dataclass(frozen=True, slots=True)
 class StepTimeNumbers:
-    """Numbers behind the breakdown of one run.
+    """Numbers behind the breakdown of one run: mean times per step, milliseconds, without warm-up."""
 
-    Args:
-        parts: Part -> mean time per step, milliseconds; ``"other"`` is what the parts leave of the step.
-        step_ms: Mean time of a whole step, milliseconds.
-        n_steps: Steps averaged over.
-    """
-
-    parts: Mapping[str, float]
+    parts: Mapping[str, float]  # "other" is what the parts leave of the step
     step_ms: float
-    n_steps: int
+    n_steps: int  # averaged over
 
 
 def step_time_numbers(steps: StepTable, *, warmup_steps: int = 10) -> StepTimeNumbers:
-    """Average a run's ``time.*`` columns.
-
-    Args:
-        steps: Step table or records.
-        warmup_steps: First steps left out (allocation, compilation, caches); ignored when the run is no longer
-            than twice that.
-    """
-    frame = steps_frame(steps)
-    start = warmup_steps if len(frame) > 2 * warmup_steps else 0
-    kept = frame.iloc[start:]
-    whole = _mean(column(kept, "step_ms"))
+    """Average a run's ``time.*`` columns; arguments as for ``step_time_drawing``."""
+    kept = without_warm_up(steps_frame(steps), warmup_steps)
+    whole = mean_known(column(kept, "step_ms"))
     names = [str(name) for name in kept.columns if str(name).startswith(_PREFIX)]
-    found = {name.removeprefix(_PREFIX): _mean(column(kept, name)) for name in names}
-    known = {name: value for name, value in found.items() if np.isfinite(value)}
-    parts = {name: known[name] for name in sorted(known, key=_rank)}
+    found = {name.removeprefix(_PREFIX): mean_known(column(kept, name)) for name in names}
+    parts = {name: found[name] for name in sorted(found, key=_rank) if np.isfinite(found[name])}
     if parts and np.isfinite(whole):
         parts["other"] = max(0.0, whole - sum(parts.values()))
     return StepTimeNumbers(parts, whole, len(kept))
-
-
-def step_time_figure(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> go.Figure:
-    """Return ``step_time_drawing`` as a figure of plotly's.
-
-    Args:
-        runs: Label -> step table or records.
-        warmup_steps: See ``step_time_numbers``.
-        theme: ``"auto"``, ``"light"`` or ``"dark"``.
-    """
-    return step_time_drawing(runs, warmup_steps=warmup_steps, theme=theme).figure()
 
 
 def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, theme: Theme = "auto") -> Drawing:
@@ -72,45 +45,39 @@ def step_time_drawing(runs: Mapping[str, StepTable], *, warmup_steps: int = 10, 
 
     Args:
         runs: Label -> step table or records.
-        warmup_steps: See ``step_time_numbers``.
+        warmup_steps: First steps left out (allocation, compilation, caches); none are when a run is no longer than
+            twice that.
         theme: ``"auto"``, ``"light"`` or ``"dark"``.
     """
     numbers = {label: step_time_numbers(steps, warmup_steps=warmup_steps) for label, steps in runs.items()}
     timed = {plain(label): n for label, n in numbers.items() if n.parts}
     if not timed:
         return Drawing.empty(_QUESTION, "No run has recorded the parts of its steps (columns time.*).", theme=theme)
-    drawing = Drawing(
-        _answer(timed),
-        f"mean per step without the first {counted(warmup_steps, 'step')}",
-        theme=theme,
-        height=210 + 46 * len(timed),
-    )
+    subtitle = f"mean per step without the first {counted(warmup_steps, 'step')}"
+    drawing = Drawing(_answer(timed), subtitle, theme=theme, height=210 + 46 * len(timed))
     parts = [*dict.fromkeys(part for n in timed.values() for part in n.parts if part != "other"), "other"]
     for index, part in enumerate(parts):
         values = [n.parts.get(part, 0.0) for n in timed.values()]
-        drawing.add_bar(
-            y=list(timed),
-            x=values,
-            orientation="h",
+        drawing.bars(
+            (values, list(timed)),
+            GREY if part == "other" else COLORWAY[index % len(COLORWAY)],
+            "In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.",
             name=plain(part),
-            marker={"color": GREY if part == "other" else COLORWAY[index % len(COLORWAY)], "line": {"width": 0}},
             text=[f"{plain(part)}<br>{compact(value)}" for value in values],
             textposition="inside",  # each part says its name, so that colour is not needed to tell them apart
             insidetextanchor="middle",
             textangle=0,
-            hovertemplate="In %{y}, " + plain(part) + " takes %{x:.3g} ms per step.<extra></extra>",
         )
     drawing.set_x("Time per step (ms)", rangemode="tozero")
     drawing.set_y("", type="category", autorange="reversed", showgrid=False)
-    drawing.set(
-        uniformtext={"minsize": 11, "mode": "hide"},  # what does not fit is told by legend and hover text
-        barmode="stack",
-        showlegend=True,
-        bargap=0.35,
-        margin={"b": 92},
-        legend={"traceorder": "normal"},
-    )
+    # What does not fit into a bar stands in legend and hover text.
+    drawing.set(uniformtext={"minsize": 11, "mode": "hide"}, legend={"traceorder": "normal"})
+    drawing.set(barmode="stack", bargap=0.35)
+    drawing.show_legend()
     return drawing
+
+
+step_time_figure = figure_of(step_time_drawing)
 
 
 def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:
@@ -120,15 +87,10 @@ def _answer(timed: Mapping[str, StepTimeNumbers]) -> str:
             return _QUESTION
         short, long = min(known, key=lambda label: known[label]), max(known, key=lambda label: known[label])
         return f"A step of {short} takes {compact(known[short])} ms, one of {long} {compact(known[long])} ms"
-    numbers = next(iter(timed.values()))
+    (numbers,) = timed.values()
     largest = max(numbers.parts, key=lambda part: numbers.parts[part])
     return f"Most of a step's {compact(numbers.step_ms)} ms goes to {largest}"
 
 
 def _rank(part: str) -> tuple[int, str]:
     return (_USUAL_ORDER.index(part) if part in _USUAL_ORDER else len(_USUAL_ORDER), part)
-
-
-def _mean(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else float("nan")

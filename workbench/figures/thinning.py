@@ -7,32 +7,42 @@ tsdownsample. What a reader looks for in a training trace is the spike, so extre
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from tsdownsample import MinMaxLTTBDownsampler
 
-__all__ = ["MAXIMUM_MARKS", "MAXIMUM_POINTS", "bin_edges", "staircase_indices", "thin_indices", "thin_marks"]
-
 MAXIMUM_POINTS = 4000
 MAXIMUM_MARKS = 4000
 
 Indices: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+class Line(NamedTuple):
+    """Steps, or other positions, and the values at them."""
+
+    x: Floats
+    y: Floats
+
+
+def thin_line(x: Floats, y: Floats, limit: int) -> Line:
+    """Return a line of at most ``limit`` points with the same look; values that are not finite are left out."""
+    chosen = thin_indices(x, y, limit)
+    return Line(x[chosen], y[chosen])
+
+
+def thin_stairs(x: Floats, y: Floats, limit: int) -> Line:
+    """Return a staircase of at most ``limit`` points, exactly if its corners are no more."""
+    chosen = staircase_indices(x, y, limit)
+    return Line(x[chosen], y[chosen])
 
 
 def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS) -> Indices:
-    """Choose at most ``limit`` positions that keep the look of a line.
+    """Return at most ``limit`` (at least 3) rising positions ``[m]`` that keep the look of a line ``[n]``.
 
-    Positions whose value is not finite are left out; first and last finite position always stay.
-
-    Args:
-        x: Positions ``[n]``, not decreasing (steps or seconds).
-        y: Values ``[n]``.
-        limit: Largest number of points, at least 3.
-
-    Returns:
-        Rising indices into ``x`` and ``y``, shape ``[m]`` with m <= limit.
+    Values that are not finite are left out; the first and the last finite one always stay. ``x`` must not decrease.
 
     Raises:
         ValueError: When the limit is too small or the lengths differ.
@@ -53,16 +63,7 @@ def thin_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS
 
 
 def staircase_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_POINTS) -> Indices:
-    """Choose points of a staircase: its corners alone if they fit, which draws it exactly, else thinned.
-
-    Args:
-        x: Positions ``[n]``, not decreasing.
-        y: Values ``[n]``; those that are not finite are left out.
-        limit: Largest number of points, at least 3.
-
-    Returns:
-        Rising indices into ``x`` and ``y``, shape ``[m]`` with m <= limit.
-    """
+    """Choose as ``thin_indices`` from a staircase: its corners alone if they fit, which draws it exactly."""
     heights = np.asarray(y, dtype=np.float64)
     finite: Indices = np.flatnonzero(np.isfinite(heights))
     if finite.size <= limit:
@@ -73,12 +74,7 @@ def staircase_indices(x: npt.ArrayLike, y: npt.ArrayLike, limit: int = MAXIMUM_P
 
 
 def thin_marks(indices: npt.NDArray[Any], limit: int = MAXIMUM_MARKS) -> Indices:
-    """Keep all marks while a reader could tell them apart, else an even choice that keeps the first and last.
-
-    Args:
-        indices: Positions of the marks, rising.
-        limit: Largest number of marks drawn.
-    """
+    """Keep all marks while a reader could tell them apart, else an even choice that keeps the first and last."""
     marks = np.asarray(indices, dtype=np.int64)
     if marks.size <= limit:
         return marks

@@ -1,8 +1,9 @@
-"""One thing at a time is written to the disk while training goes on."""
+"""Files that are due now and then while training goes on: one at a time is written, in a thread of its own."""
 
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable
 
@@ -10,29 +11,45 @@ __all__ = ["BackgroundWriter"]
 
 
 class BackgroundWriter:
-    """Runs one piece of work in a thread; the next waits for it.
+    """Says when the next file is due, and writes it while training goes on; the next waits for it.
 
     Training is worth more than one of its files, so an error is a warning, and the next write may find room again.
 
     Args:
         what: What is written, for the warning: ``"a checkpoint"``.
+        every_steps: Steps between two, at least 1; None for none by step.
+        every_seconds: Seconds between two; None for none by time.
+
+    Raises:
+        ValueError: When a number is out of range, or neither is given.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, every_steps: int | None, every_seconds: float | None) -> None:
+        if every_steps is None and every_seconds is None:
+            raise ValueError(f"`every_steps` and `every_seconds` are both None; say when {what} is due")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
+        if every_seconds is not None and not every_seconds > 0:
+            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        self._what, self._every_steps, self._every_seconds = what, every_steps, every_seconds
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._began = time.monotonic()
+        self._is_late = False
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether something is being written."""
-        return self._thread is not None and self._thread.is_alive()
+    def is_due(self, n_steps: int) -> bool:
+        """Return whether to write after so many steps; while a file is being written, the next one waits."""
+        by_step = self._every_steps is not None and n_steps % self._every_steps == 0
+        by_time = self._every_seconds is not None and time.monotonic() - self._began >= self._every_seconds
+        self._is_late = self._is_late or by_step or by_time
+        return self._is_late and not (self._thread is not None and self._thread.is_alive())
+
+    def restart(self) -> None:
+        """Count steps and seconds to the next file from now on."""
+        self._is_late, self._began = False, time.monotonic()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run some work in the background, after what is being written.
-
-        Args:
-            work: What to do.
+        """Do some work in the background, after what is being written.
 
         Warns:
             RuntimeWarning: When the work before failed.
@@ -43,10 +60,7 @@ class BackgroundWriter:
         self._thread.start()
 
     def finish(self) -> bool:
-        """Wait for what is being written.
-
-        Returns:
-            Whether it was written.
+        """Wait for what is being written and return whether it was.
 
         Warns:
             RuntimeWarning: When it was not.

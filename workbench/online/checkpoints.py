@@ -7,7 +7,6 @@ was killed and resumed trains on every record exactly once.
 from __future__ import annotations
 
 import re
-import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,12 +58,7 @@ class OnlineCheckpoints:
         keep: int = 3,
         also: Mapping[str, Stateful] | None = None,
     ) -> None:
-        if every_steps is None and every_seconds is None:
-            raise ValueError("`every_steps` and `every_seconds` are both None; say when a checkpoint is due")
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
-        if every_seconds is not None and not every_seconds > 0:
-            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        self._writer = BackgroundWriter("a checkpoint", every_steps, every_seconds)
         if keep < 1:
             raise ValueError(f"`keep` must be at least 1, got {keep}")
         self.folder = Path(folder)
@@ -72,9 +66,6 @@ class OnlineCheckpoints:
         self.every_seconds = every_seconds
         self.keep = keep
         self.also = dict(also or {})
-        self._writer = BackgroundWriter("a checkpoint")
-        self._saved_at = time.monotonic()
-        self._is_late = False
 
     def newest(self) -> Path | None:
         """Return the checkpoint of the most steps; None when there is none."""
@@ -90,15 +81,8 @@ class OnlineCheckpoints:
         return 0 if newest is None else _step_of(newest)
 
     def is_due(self, n_steps: int) -> bool:
-        """Return whether a checkpoint is to be written now and the last one is on the disk.
-
-        Args:
-            n_steps: Steps taken so far.
-        """
-        by_step = self.every_steps is not None and n_steps % self.every_steps == 0
-        by_time = self.every_seconds is not None and time.monotonic() - self._saved_at >= self.every_seconds
-        self._is_late = self._is_late or by_step or by_time
-        return self._is_late and not self._writer.is_busy
+        """Return whether a checkpoint is to be written after so many steps, and the last one is on the disk."""
+        return self._writer.is_due(n_steps)
 
     def save(self, state: Mapping[str, Any], n_steps: int, *, wait: bool = False) -> None:
         """Copy a state and write it, in the background unless told otherwise.
@@ -117,17 +101,14 @@ class OnlineCheckpoints:
         self._writer.finish()
         copy = copied_to_host(state)
         path = self.folder / f"checkpoint-{n_steps:012d}.pt"
-        self._is_late, self._saved_at = False, time.monotonic()
+        self._writer.restart()
         if wait:
             self._write(path, copy)
-            return
-        self._writer.start(lambda: self._write(path, copy))
+        else:
+            self._writer.start(lambda: self._write(path, copy))
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
-        """Return the newest checkpoint; None when there is none.
-
-        Args:
-            device: Where its tensors go.
+        """Return the newest checkpoint, its tensors on a device; None when there is none.
 
         Raises:
             ValueError: When the file is no checkpoint of this package.
@@ -154,14 +135,13 @@ class OnlineCheckpoints:
     def _files(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted((path for path in self.folder.iterdir() if _NAME.fullmatch(path.name)), key=_step_of)
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def copied_to_host(value: Any) -> Any:
-    """Return a copy of a state with its own tensors, all of them in host memory.
+    """Return a copy of a state (tensors in dictionaries, lists and tuples) with tensors of its own in host memory.
 
-    Args:
-        value: Tensors in dictionaries, lists and tuples; anything else is taken for unchangeable.
+    Anything else is taken for unchangeable.
     """
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
@@ -177,5 +157,4 @@ def copied_to_host(value: Any) -> Any:
 
 
 def _step_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+    return int(path.stem.rpartition("-")[2])

@@ -1,22 +1,54 @@
-"""What the trainer is fed with: a stream, read ahead if asked, sifted, and stopped when asked."""
+"""What the trainer is fed with: a stream, read ahead if asked, sifted, and stopped when asked, by Ctrl-C too.
+
+On Ctrl-C a step is finished, a wait for data is not. An exception in the middle of a step would leave gradients that
+belong to no window and an optimizer that moved half of its parameters; a wait for the next batch may be long.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
-from workbench.online.interrupts import Interrupts
+from workbench.core.signals import handling_signals
 from workbench.online.read_ahead import ReadAhead
-from workbench.online.stream import (
-    OpenStream,
-    Read,
-    StreamPosition,
-    read_stream,
-)
+from workbench.online.stream import OpenStream, Read, StreamPosition, read_stream
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "Interrupts"]
+
+
+class Interrupts:
+    """Takes Ctrl-C in place of Python's own handler, inside ``taken``.
+
+    Attributes:
+        asked: Whether Ctrl-C was pressed. Pressed again, it raises ``KeyboardInterrupt`` wherever the program is.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._waiting = False
+
+    def taken(self) -> contextlib.AbstractContextManager[None]:
+        """Take Ctrl-C inside a block; not where a program has a handler of its own, nor outside the main thread."""
+        is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return handling_signals({signal.SIGINT: self._press} if is_pythons else {})
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark a wait for data, which Ctrl-C ends with ``KeyboardInterrupt``."""
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if again or self._waiting:
+            raise KeyboardInterrupt
 
 
 class Feed:
@@ -49,7 +81,7 @@ class Feed:
         sift: Callable[[Any], Any | None],
         interrupts: Interrupts,
         stopped: Callable[[], bool],
-        opened: Callable[[], None] = lambda: None,
+        opened: Callable[[], None],
     ) -> None:
         self.dataset = stream
         self.position = start
@@ -117,10 +149,3 @@ class Feed:
 
     def _is_to_stop(self) -> bool:
         return self._interrupts.asked or self._stopped()
-
-    def __enter__(self) -> Feed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            self.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
 
 from workbench.core.records import Event, StepRecord
 from workbench.training.boosted import Boosted
 from workbench.training.outcome import StepOutcome
 from workbench.training.trace_buffer import TraceBuffer
 
-__all__ = ["OnlineTrace", "StepSink"]
+__all__ = ["OnlineTrace", "StepSink", "table_figures"]
 
 
 class StepSink(Protocol):
@@ -22,13 +24,9 @@ class StepSink(Protocol):
 
 
 class OnlineTrace(TraceBuffer):
-    """A trace buffer whose rows carry the figures of online training.
+    """A trace buffer whose rows carry the figures of online training, and whose blocks go to a sink.
 
-    Args:
-        boosted: What is trained.
-        sink: Where blocks go.
-        figures: Returns the figures after a step, by column.
-        gradients: Whether norm and maximum of the gradients are recorded; on a large table they cost as much as a step.
+    Norm and maximum of the gradients are recorded if asked for: on a large table they cost as much as a step.
     """
 
     def __init__(
@@ -45,13 +43,7 @@ class OnlineTrace(TraceBuffer):
         self._figures = figures
 
     def record(self, outcome: StepOutcome, samples: int, columns: Mapping[str, float] | None = None) -> None:
-        """Add one step with its figures; no host synchronisation beyond that of the figures.
-
-        Args:
-            outcome: What the step gave back.
-            samples: Records in the batch.
-            columns: Times of its parts.
-        """
+        """Add one step with its figures; no host synchronisation beyond that of the figures."""
         super().record(outcome, samples, {**(columns or {}), **self._figures(outcome)})
 
     def write_if_due(self) -> None:
@@ -68,3 +60,23 @@ class OnlineTrace(TraceBuffer):
     def detach(self) -> None:
         """Let the boosted pair be watched by whom it was watched before."""
         self.boosted.observer, self.boosted.graph_observer, self.boosted.events = self._before
+
+
+@runtime_checkable
+class _GrowingTable(Protocol):
+    """A module that hands out rows, such as ``workbench.optim.embeddings.EvictingEmbedding``."""
+
+    def occupancy(self) -> Any:
+        """Return how full it is: ``rows_in_use``, and ``evictions`` of a row from one id for another."""
+        ...
+
+
+def table_figures(network: nn.Module) -> dict[str, float]:
+    """Return the figures of all growing tables of a network together, by column; empty when it has none."""
+    tables = [module.occupancy() for module in network.modules() if isinstance(module, _GrowingTable)]
+    if not tables:
+        return {}
+    return {
+        "online.table_rows": float(sum(table.rows_in_use for table in tables)),
+        "online.table_evictions": float(sum(table.evictions for table in tables)),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 __all__ = ["DriftDetector", "PageHinkley"]
@@ -66,58 +67,46 @@ class PageHinkley:
         self.tolerance = tolerance
         self.warm_up = warm_up
         self.memory = memory
-        self._n = 0
-        self._mean = 0.0
-        self._variance = 0.0
-        self._sum = 0.0
-        self._least = 0.0
+        self._state = _State()
 
     def update(self, value: float) -> bool:
-        """Take one number.
-
-        Args:
-            value: For example the mean log loss of a batch.
+        """Take one number, for example the mean log loss of a batch.
 
         Returns:
             Whether a change is seen; the test has started over then.
         """
         if not math.isfinite(value):
             return False
-        if self._n >= self.warm_up:
-            scatter = math.sqrt(self._variance)
-            z = (value - self._mean) / scatter if scatter > 0 else 0.0
-            self._sum += z - self.tolerance
-            self._least = min(self._least, self._sum)
-            if self._sum - self._least > self.threshold:
-                self._restart()
+        state = self._state
+        if state.n >= self.warm_up:
+            scatter = math.sqrt(state.variance)
+            z = (value - state.mean) / scatter if scatter > 0 else 0.0
+            state.sum += z - self.tolerance
+            state.least = min(state.least, state.sum)
+            if state.sum - state.least > self.threshold:
+                self._state = _State()
                 return True
-        self._learn(value)
+        state.n += 1
+        # Plain averages at first, exponentially weighted ones once they are the longer memory.
+        weight = max(1 / state.n, 1 / self.memory)
+        difference = value - state.mean
+        state.mean += weight * difference
+        state.variance = (1 - weight) * (state.variance + weight * difference * difference)
         return False
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``n``, ``mean``, ``variance``, ``sum`` and ``least``."""
-        return {
-            "n": self._n,
-            "mean": self._mean,
-            "variance": self._variance,
-            "sum": self._sum,
-            "least": self._least,
-        }
+        return asdict(self._state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken."""
-        self._n, self._mean, self._variance = state["n"], state["mean"], state["variance"]
-        self._sum, self._least = state["sum"], state["least"]
+        self._state = _State(**state)
 
-    def _learn(self, value: float) -> None:
-        self._n += 1
-        # Plain averages at first, exponentially weighted ones once they are the longer memory.
-        weight = max(1 / self._n, 1 / self.memory)
-        difference = value - self._mean
-        self._mean += weight * difference
-        self._variance = (1 - weight) * (self._variance + weight * difference * difference)
 
-    def _restart(self) -> None:
-        self._n = 0
-        self._mean = self._variance = 0.0
-        self._sum = self._least = 0.0
+@dataclass
+class _State:
+    n: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    sum: float = 0.0
+    least: float = 0.0

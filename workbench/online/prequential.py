@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from workbench.core.metrics import OutputKind
-from workbench.online.ranking import exact_auc
 
-__all__ = ["Prequential", "binary_log_losses", "click_scores"]
+__all__ = ["Prequential", "binary_log_losses", "click_scores", "exact_auc"]
 
 _LARGEST_LOG = 100.0  # as torch's BCELoss: a probability of exactly 0 or 1 costs 100, not infinity
 
@@ -53,9 +52,11 @@ class Prequential:
         self.kind: OutputKind = "logits"
         self.n_seen = 0
         self.n_nonfinite = 0
-        self._scores = np.zeros(window)
-        self._positive = np.zeros(window, dtype=np.bool_)
-        self._losses = np.zeros(window)
+        self._records: dict[str, npt.NDArray[Any]] = {
+            "scores": np.zeros(window),
+            "positive": np.zeros(window, dtype=np.bool_),
+            "losses": np.zeros(window),
+        }
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def see(self, prediction: Tensor, label: Tensor) -> None:
@@ -97,12 +98,12 @@ class Prequential:
     def auc(self) -> float:
         """Return the area under the ROC curve over the window, 0 to 1; NaN while only one class is in it."""
         n = min(self.n_seen, self.window)
-        return exact_auc(self._scores[:n], self._positive[:n])
+        return exact_auc(self._records["scores"][:n], self._records["positive"][:n])
 
     def log_loss(self) -> float:
         """Return the mean log loss over the window, in nats per record; NaN while it is empty."""
         n = min(self.n_seen, self.window)
-        return float(self._losses[:n].mean()) if n else math.nan
+        return float(self._records["losses"][:n].mean()) if n else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Return the window: ``n_seen``, ``n_nonfinite``, ``scores``, ``positive``, ``losses``.
@@ -112,13 +113,8 @@ class Prequential:
         """
         if self._pending:
             raise RuntimeError("predictions wait to be taken in; call take_in() before state_dict()")
-        return {
-            "n_seen": self.n_seen,
-            "n_nonfinite": self.n_nonfinite,
-            "scores": torch.from_numpy(self._scores.copy()),
-            "positive": torch.from_numpy(self._positive.copy()),
-            "losses": torch.from_numpy(self._losses.copy()),
-        }
+        records = {name: torch.from_numpy(values.copy()) for name, values in self._records.items()}
+        return {"n_seen": self.n_seen, "n_nonfinite": self.n_nonfinite, **records}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken.
@@ -129,9 +125,8 @@ class Prequential:
         if len(state["scores"]) != self.window:
             raise ValueError(f"`window` must be {len(state['scores'])}, as in the checkpoint, got {self.window}")
         self.n_seen, self.n_nonfinite = state["n_seen"], state["n_nonfinite"]
-        self._scores[:] = state["scores"].cpu().numpy()
-        self._positive[:] = state["positive"].cpu().numpy()
-        self._losses[:] = state["losses"].cpu().numpy()
+        for name, values in self._records.items():
+            values[:] = state[name].cpu().numpy()
         self._pending = []
 
     def _append(
@@ -140,18 +135,40 @@ class Prequential:
         skipped = max(len(scores) - self.window, 0)  # what would be overwritten at once
         self.n_seen += skipped
         places = (self.n_seen + np.arange(len(scores) - skipped)) % self.window
-        self._scores[places] = scores[skipped:]
-        self._positive[places] = labels[skipped:] > 0.5
-        self._losses[places] = losses[skipped:]
+        self._records["scores"][places] = scores[skipped:]
+        self._records["positive"][places] = labels[skipped:] > 0.5
+        self._records["losses"][places] = losses[skipped:]
         self.n_seen += len(places)
+
+
+def exact_auc(scores: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve, 0 to 1; NaN while there are records of one class only.
+
+    It is the probability that a positive record has a higher score (none of them NaN) than a negative one; a tie counts
+    half. Only one class has to be sorted: the other one's places in it are looked up, which for rare clicks is most of
+    the work saved.
+
+    Reference:
+        Mann and Whitney, "On a Test of Whether one of Two Random Variables is Stochastically Larger than the Other",
+        Annals of Mathematical Statistics 18(1), 1947.
+
+    Example:
+        >>> exact_auc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
+        0.75
+    """
+    hits, others = scores[positive], np.sort(scores[~positive])
+    if not len(hits) or not len(others):
+        return math.nan
+    hits.sort()  # neighbours are looked up in cached memory
+    below = int(np.searchsorted(others, hits, "left").sum())
+    not_above = int(np.searchsorted(others, hits, "right").sum())
+    return (below + not_above) / (2 * len(hits) * len(others))
 
 
 def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
     """Return one number per record from what a network returned: a logit, or a probability where it returns those.
 
-    Args:
-        prediction: Shape ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
-        kind: What the numbers are.
+    Its shape is ``[n]`` or ``[n, 1]``, or ``[n, 2]`` with the positive class second.
 
     Raises:
         ValueError: When the shape is another.
@@ -166,13 +183,7 @@ def click_scores(prediction: Tensor, kind: OutputKind) -> Tensor:
 def binary_log_losses(
     scores: npt.NDArray[np.float64], labels: npt.NDArray[np.float64], kind: OutputKind
 ) -> npt.NDArray[np.float64]:
-    """Return the log loss of each record, in nats; NaN where a score or label is not finite.
-
-    Args:
-        scores: What `click_scores` returned, shape ``[n]``.
-        labels: 0 or 1, or probabilities, shape ``[n]``.
-        kind: ``"probabilities"``, or anything else for logits.
-    """
+    """Return the log loss of each record, in nats; NaN where a score of `click_scores` or a label is not finite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if kind == "probabilities":
             hit = np.maximum(np.log(scores), -_LARGEST_LOG)

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from torch import Tensor, nn
 from workbench.core.files import replacing, write_text_atomically
 from workbench.online.background_writer import BackgroundWriter
 
-__all__ = ["Published", "SnapshotPublisher", "apply_delta_", "changed_rows", "load_published"]
+__all__ = ["Published", "SnapshotPublisher", "changed_rows", "load_published"]
 
 _FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -85,12 +84,7 @@ class SnapshotPublisher:
         full_every: int = 30,
         delta_rows: int = 1024,
     ) -> None:
-        if every_steps is None and every_seconds is None:
-            raise ValueError("`every_steps` and `every_seconds` are both None; say when to publish")
-        if every_steps is not None and every_steps < 1:
-            raise ValueError(f"`every_steps` must be at least 1, got {every_steps}")
-        if every_seconds is not None and not every_seconds > 0:
-            raise ValueError(f"`every_seconds` must be greater than 0, got {every_seconds}")
+        self._writer = BackgroundWriter("a snapshot", every_steps, every_seconds)
         if full_every < 0:
             raise ValueError(f"`full_every` must be at least 0, got {full_every}")
         if delta_rows < 1:
@@ -100,35 +94,22 @@ class SnapshotPublisher:
         self.every_seconds = every_seconds
         self.full_every = full_every
         self.delta_rows = delta_rows
-        self._writer = BackgroundWriter("a snapshot")
         self._last: dict[str, Tensor] = {}
         self._base = ""
         self._deltas: list[str] = []
         self._version: int | None = None
-        self._published_at = time.monotonic()
-        self._is_late = False
 
     def is_due(self, n_steps: int) -> bool:
-        """Return whether to publish now; while a version is being written, the next one waits.
-
-        Args:
-            n_steps: Steps taken so far.
-        """
-        by_step = self.every_steps is not None and n_steps % self.every_steps == 0
-        by_time = self.every_seconds is not None and time.monotonic() - self._published_at >= self.every_seconds
-        self._is_late = self._is_late or by_step or by_time
-        return self._is_late and not self._writer.is_busy
+        """Return whether to publish after so many steps; while a version is being written, the next one waits."""
+        return self._writer.is_due(n_steps)
 
     def publish(self, model: nn.Module, n_steps: int, *, wait: bool = False) -> int:
-        """Publish the state of a model, written in the background unless told otherwise.
+        """Publish the state of a model, written in the background unless told otherwise, and return the version.
 
         Args:
             model: Its state is compared, and what changed copied, before this returns.
             n_steps: Steps behind it.
             wait: Whether to return only when readers see it.
-
-        Returns:
-            The version.
 
         Raises:
             ValueError: When the state holds something else than tensors.
@@ -139,9 +120,10 @@ class SnapshotPublisher:
         state = _tensors_of(model)
         self._finish_writing()
         if self._version is None:
-            self._version = _newest_version(self.folder)
+            published = _read_manifest(self.folder)
+            self._version = 0 if published is None else int(published["version"])
         self._version += 1
-        self._is_late, self._published_at = False, time.monotonic()
+        self._writer.restart()
         forms = {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
         same = forms == {name: (tensor.shape, tensor.dtype) for name, tensor in self._last.items()}
         if not same or len(self._deltas) >= self.full_every:
@@ -156,13 +138,8 @@ class SnapshotPublisher:
             content = self._difference(state)
             file = f"delta-{self._version:012d}.safetensors"
             self._deltas.append(file)
-        manifest = {
-            "format": _FORMAT,
-            "version": self._version,
-            "step": n_steps,
-            "base": self._base,
-            "deltas": list(self._deltas),
-        }
+        files = {"base": self._base, "deltas": list(self._deltas)}
+        manifest = {"format": _FORMAT, "version": self._version, "step": n_steps, **files}
         self._writer.start(lambda: self._write(file, content, manifest))
         if wait:
             self._finish_writing()
@@ -204,7 +181,7 @@ class SnapshotPublisher:
             save_file(dict(content), temporary)
         write_text_atomically(self.folder / _MANIFEST, json.dumps(manifest, indent=2) + "\n")
         # A reader that has just read the manifest before finds its files; one that is slower reads the new manifest.
-        needed = {*_files_of(manifest), *_files_of(before or {})}
+        needed = {name for one in (manifest, before) if one for name in (one["base"], *one["deltas"])}
         for path in self.folder.glob("*.safetensors"):
             if path.name.startswith(("full-", "delta-")) and path.name not in needed:
                 path.unlink(missing_ok=True)
@@ -250,11 +227,14 @@ def _load(folder: Path, manifest: Mapping[str, Any], since: Published | None) ->
     # All files are read and checked before anything is changed, so that a missing or wrong one leaves `since` as it is.
     new = {name: _read_tensors(folder / name) for name in deltas[done:]}
     published = since if since is not None and continues else Published(0, 0, _read_tensors(folder / base), base, ())
+    updates: list[tuple[Tensor, Any, Tensor]] = []
     for name, delta in new.items():
-        if wrong := _wrong_in_delta(published.tensors, delta):
-            raise ValueError(f"{folder / name}: {wrong}; it is damaged or belongs to another model")
-    for delta in new.values():
-        apply_delta_(published.tensors, delta)
+        try:
+            updates += _updates(published.tensors, delta)
+        except ValueError as error:
+            raise ValueError(f"{folder / name}: {error}; it is damaged or belongs to another model") from None
+    for tensor, rows, values in updates:
+        tensor[rows] = values
     published.deltas = deltas
     published.version, published.step = manifest["version"], manifest["step"]
     return published
@@ -269,52 +249,37 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: cannot be read as safetensors ({error})") from error
 
 
-def _wrong_in_delta(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> str:
-    """Return what does not fit the state that a delta is for; nothing when all of it fits."""
+def _updates(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Any, Tensor]]:
+    """Yield what a delta sets in a state: the tensor, which rows of it or all, and to what.
+
+    Raises:
+        ValueError: When something in it does not fit the state.
+    """
     for key, value in delta.items():
         kind = next((kind for kind in (_ROWS, _VALUES, _WHOLE) if key.startswith(kind)), "")
         name = key.removeprefix(kind)
         if not kind or name not in tensors:
-            return f"the model has no tensor for {key!r}"
-        whole, values = tensors[name], delta.get(_VALUES + name)
-        if kind == _WHOLE and (value.shape != whole.shape or value.dtype != whole.dtype):
-            return f"{key!r} is {value.dtype} {tuple(value.shape)}, not {whole.dtype} {tuple(whole.shape)}"
-        if kind == _VALUES and _ROWS + name not in delta:
-            return f"{key!r} comes without its rows"
+            raise ValueError(f"the model has no tensor for {key!r}")
+        if kind == _VALUES:
+            if _ROWS + name not in delta:
+                raise ValueError(f"{key!r} comes without its rows")
+            continue  # its rows name it
+        whole, shape = tensors[name], tensors[name].shape
+        rows: Any = ...
         if kind == _ROWS:
-            if values is None or whole.ndim == 0 or value.dtype != torch.int64 or value.ndim != 1:
-                return f"{key!r} must be int64 row numbers with values of a table"
-            if values.dtype != whole.dtype or values.shape != (len(value), *whole.shape[1:]):
-                return (
-                    f"{_VALUES + name!r} is {values.dtype} {tuple(values.shape)} for {whole.dtype} {tuple(whole.shape)}"
-                )
+            if _VALUES + name not in delta or whole.ndim == 0 or value.dtype != torch.int64 or value.ndim != 1:
+                raise ValueError(f"{key!r} must be int64 row numbers with values of a table")
             if len(value) and not 0 <= int(value.min()) <= int(value.max()) < len(whole):
-                return f"{key!r} names a row that the table of {len(whole)} rows lacks"
-    return ""
-
-
-def apply_delta_(tensors: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
-    """Bring the state of a model from one version to the next, in place.
-
-    Args:
-        tensors: State of the version before.
-        delta: Content of a delta file.
-    """
-    for key, value in delta.items():
-        if key.startswith(_WHOLE):
-            tensors[key.removeprefix(_WHOLE)].copy_(value)
-        elif key.startswith(_ROWS):
-            name = key.removeprefix(_ROWS)
-            tensors[name][value] = delta[_VALUES + name]
+                raise ValueError(f"{key!r} names a row that the table of {len(whole)} rows lacks")
+            rows, value = value, delta[_VALUES + name]
+            shape = torch.Size((len(rows), *shape[1:]))
+        if value.dtype != whole.dtype or value.shape != shape:
+            raise ValueError(f"{name!r} is {value.dtype} {tuple(value.shape)}, not {whole.dtype} {tuple(shape)}")
+        yield whole, rows, value
 
 
 def changed_rows(now: Tensor, last: Tensor) -> Tensor:
-    """Return the numbers of the rows whose bits differ, int64, ascending.
-
-    Args:
-        now: Contiguous, on the CPU.
-        last: Of the same shape and dtype.
-    """
+    """Return the numbers of the rows whose bits differ, int64, ascending; both contiguous on the CPU, and alike."""
     if now.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     rows = len(now) if now.ndim else 1
@@ -355,12 +320,3 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     if not all(type(manifest.get(key)) is int and 0 <= manifest[key] < 10**12 for key in ("version", "step")):
         raise ValueError(f"{folder / _MANIFEST}: not a manifest, `version` and `step` must be whole numbers")
     return manifest
-
-
-def _files_of(manifest: Mapping[str, Any]) -> list[str]:
-    return [name for name in (manifest.get("base"), *manifest.get("deltas", ())) if name]
-
-
-def _newest_version(folder: Path) -> int:
-    manifest = _read_manifest(folder)
-    return 0 if manifest is None else int(manifest["version"])

@@ -24,15 +24,11 @@ class ReadAhead(Generic[T]):
     """Iterate in a thread of its own, at most ``size`` items ahead.
 
     Iterating it takes the items, the first of which starts the thread; `close` ends it. Items read ahead and never
-    taken are lost to whoever else reads from the same iterator.
-
-    Args:
-        items: Iterated in the reader thread only.
-        size: Most items that wait, at least 1.
-        stopped: Asked while waiting for an item; when it says True, there are no more.
+    taken are lost to whoever else reads from the same iterator. ``stopped`` is asked while waiting for an item; when it
+    says True, there are no more.
     """
 
-    def __init__(self, items: Iterator[T], size: int, stopped: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, items: Iterator[T], size: int, stopped: Callable[[], bool]) -> None:
         self._items = items
         self._size = size
         self._stopped = stopped
@@ -93,8 +89,7 @@ class ReadAhead(Generic[T]):
         try:
             for item in self._items:
                 with self._changed:
-                    while len(self._waiting) >= self._size and not self._closed:
-                        self._changed.wait()
+                    self._changed.wait_for(lambda: len(self._waiting) < self._size or self._closed)
                     if self._closed:
                         return
                     self._waiting.append(item)

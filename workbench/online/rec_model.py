@@ -27,7 +27,7 @@ from workbench.mindspore.callbacks import CallbackList, CallbackParameters, RunC
 from workbench.mindspore.model import Callbacks, Model
 from workbench.mindspore.model_arguments import check_kind, check_sink_size
 from workbench.online.checkpoints import OnlineCheckpoints
-from workbench.online.interrupts import Interrupts
+from workbench.online.feed import Interrupts
 from workbench.online.online_trace import StepSink
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
@@ -161,24 +161,17 @@ class RecModel(Model):
         if prequential is not None:
             prequential.kind = output_kind(self._loss_fn)
         interrupts = Interrupts()
-        session = OnlineSession(
-            boosted,
-            interrupts,
-            rules=_fitted(records, self._loss_fn),
-            prequential=prequential,
-            drift=drift,
-            checkpoints=checkpoints,
-            publisher=publisher,
-            recorder=recorder,
-            record_gradients=record_gradients,
-        )
+        rules = _fitted(records, self._loss_fn)
+        files = (checkpoints, publisher, recorder, record_gradients)
+        session = OnlineSession(boosted, interrupts, rules, prequential, drift, *files)
         if resume and checkpoints is not None and (state := checkpoints.load(self._device)) is not None:
             session.load_state_dict(state)
         listeners = [*CallbackList(callbacks).callbacks, session]
         first_step = boosted.step_index
         self._session = session
         try:
-            with interrupts.taken(), session.open(train_dataset, queue_size) as feed:
+            with interrupts.taken():
+                feed = session.open(train_dataset, queue_size)
                 self._train(feed.passes(), None, feed, listeners, dataset_sink_mode, sink_size)
         finally:
             self._session = None

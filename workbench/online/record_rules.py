@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["BatchForm", "RecordRules", "Verdict", "form_of", "judge", "named_tensors", "select_rows"]
+__all__ = ["BatchForm", "RecordRules", "Verdict", "form_of", "judge", "select_rows"]
 
 Path: TypeAlias = tuple[int | str, ...]
 
@@ -69,58 +69,36 @@ class RecordRules:
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How the batches of a stream are built.
+    """How the batches of a stream are built."""
 
-    Args:
-        parts: Place of each tensor in the batch, the size of its records, and its dtype.
-        by_rows: Whether all tensors have one entry per record, so that records can be taken out one by one.
-    """
-
-    parts: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...]
-    by_rows: bool
+    parts: tuple[tuple[Path, tuple[int, ...], torch.dtype], ...]  # place of each tensor, size of its records, its dtype
+    by_rows: bool  # whether all tensors have one entry per record, so that records can be taken out one by one
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a batch.
-
-    Args:
-        n_records: Records in it.
-        whole: Why none of it can be used; empty when some can.
-        bad: Which records cannot, bool, shape ``[n_records]``, on the CPU; None when all can.
-        reasons: Number of records per reason; the first that applies counts.
-    """
+    """What is wrong with a batch."""
 
     n_records: int
-    whole: str = ""
-    bad: Tensor | None = None
-    reasons: Mapping[str, int] | None = None
+    whole: str = ""  # why none of it can be used; empty when some can
+    bad: Tensor | None = None  # which records cannot, bool, shape ``[n_records]``, on the CPU; None when all can
+    reasons: Mapping[str, int] | None = None  # number of records per reason; the first that applies counts
 
 
-def named_tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the tensors of a batch with their places.
-
-    Args:
-        batch: Tensor, or tuples, lists and mappings of batches; anything else holds none.
-        path: Place of ``batch`` itself.
-    """
+def _named_tensors(batch: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+    """Yield the tensors of a batch (tuples, lists and mappings of batches) with their places, which begin with path."""
     if isinstance(batch, Tensor):
         yield path, batch
     elif isinstance(batch, Mapping):
         for key, part in batch.items():
-            yield from named_tensors(part, (*path, str(key)))
+            yield from _named_tensors(part, (*path, str(key)))
     elif isinstance(batch, (tuple, list)):
         for index, part in enumerate(batch):
-            yield from named_tensors(part, (*path, index))
+            yield from _named_tensors(part, (*path, index))
 
 
 def select_rows(batch: Any, keep: Tensor) -> Any:
-    """Return a batch of some of its records; containers keep their kind.
-
-    Args:
-        batch: All tensors in it have one entry per record.
-        keep: Which records stay, bool, shape ``[n_records]``.
-    """
+    """Return a batch of those of its records that ``keep``, bool ``[n_records]``, names; containers keep their kind."""
     if isinstance(batch, Tensor):
         return batch[keep.to(batch.device)]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -133,12 +111,8 @@ def select_rows(batch: Any, keep: Tensor) -> Any:
 
 
 def form_of(batch: Any) -> BatchForm | None:
-    """Return how a batch is built; None when there is no tensor in it.
-
-    Args:
-        batch: What a stream yielded.
-    """
-    tensors = list(named_tensors(batch))
+    """Return how a batch is built; None when there is no tensor in it."""
+    tensors = list(_named_tensors(batch))
     if not tensors:
         return None
     parts = tuple((path, tuple(tensor.shape[1:]), tensor.dtype) for path, tensor in tensors)
@@ -147,16 +121,11 @@ def form_of(batch: Any) -> BatchForm | None:
 
 
 def judge(batch: Any, form: BatchForm, rules: RecordRules) -> Verdict:
-    """Return what is wrong with a batch.
+    """Return what is wrong with a batch of a stream whose batches have this form.
 
     The values of tensors that lie on an accelerator are not looked at: every look would wait for the device.
-
-    Args:
-        batch: What a stream yielded.
-        form: How the batches of this stream are built.
-        rules: What is checked.
     """
-    tensors = list(named_tensors(batch))
+    tensors = list(_named_tensors(batch))
     n_records = max((tensor.shape[0] for _, tensor in tensors if tensor.ndim), default=1)
     wrong = _wrong_form(tensors, form)
     if wrong:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.online.record_rules import (
-    BatchForm,
-    RecordRules,
-    form_of,
-    judge,
-    select_rows,
-)
+from workbench.online.record_rules import BatchForm, RecordRules, form_of, judge, select_rows
 
-__all__ = ["RecordLimitError", "RecordSieve", "Tell"]
+__all__ = ["RecordLimitError", "RecordSieve"]
 
-Tell = Callable[[str, float, str], None]
+Report = Callable[[str, float, str], None]
 """Takes reason, number of records so far rejected for it, and a sentence."""
 
 
@@ -28,10 +22,7 @@ class RecordLimitError(RuntimeError):
 class RecordSieve:
     """What stands between a stream and the trainer.
 
-    Args:
-        rules: What is checked.
-        tell: Called for rejected records, at most once per reason in ``rules.report_seconds``.
-        clock: Seconds, growing; for tests.
+    Rejected records are reported at most once per reason in ``rules.report_seconds``.
 
     Attributes:
         accepted: Records handed on.
@@ -39,15 +30,15 @@ class RecordSieve:
         reasons: Of these, how many for which reason.
     """
 
-    def __init__(self, rules: RecordRules, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rules: RecordRules, report: Report, clock: Callable[[], float] = time.monotonic) -> None:
         self.rules = rules
         self.accepted = 0
         self.rejected = 0
         self.reasons: Counter[str] = Counter()
-        self._tell = tell
+        self._report_to = report
         self._clock = clock
         self._form: BatchForm | None = None
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         # The last batches as pairs (records, rejected), and their sums: at least `limit_window` records, if there were.
         self._recent: deque[tuple[int, int]] = deque()
         self._recent_records = 0
@@ -55,9 +46,6 @@ class RecordSieve:
 
     def sift(self, batch: Any) -> Any | None:
         """Return the good records of a batch, or None when there is none.
-
-        Args:
-            batch: What the stream yielded.
 
         Raises:
             RecordLimitError: When too many were rejected.
@@ -79,12 +67,9 @@ class RecordSieve:
         return select_rows(batch, ~verdict.bad)
 
     def refuse(self, batch: Any, reason: str, *, forget_form: bool) -> None:
-        """Take back that a batch was accepted: the network could not compute with it.
+        """Take back that a batch, as `sift` returned it, was accepted: the network could not compute with it.
 
-        Args:
-            batch: What `sift` returned.
-            reason: Why.
-            forget_form: Whether the next batch is to say how batches are built, because no other was good yet.
+        With ``forget_form`` the next batch is to say how batches are built, because no other was good yet.
 
         Raises:
             RecordLimitError: When too many were rejected.
@@ -113,7 +98,7 @@ class RecordSieve:
         self._recent_records = sum(records for records, _ in self._recent)
         self._recent_rejected = sum(rejected for _, rejected in self._recent)
 
-    def _count(self, n_records: int, reasons: dict[str, int] | Any) -> None:
+    def _count(self, n_records: int, reasons: Mapping[str, int]) -> None:
         n_rejected = sum(reasons.values())
         self.accepted += n_records - n_rejected
         self._recent.append((n_records, n_rejected))
@@ -132,12 +117,12 @@ class RecordSieve:
         self._check_limits()
 
     def _report(self, reason: str) -> None:
-        now, last = self._clock(), self._told.get(reason)
+        now, last = self._clock(), self._reported.get(reason)
         if last is None or now - last >= self.rules.report_seconds:
-            self._told[reason] = now
+            self._reported[reason] = now
             number = self.reasons[reason]
             records = "record" if number == 1 else "records"
-            self._tell(reason, number, f"{number} {records} rejected so far: {reason}")
+            self._report_to(reason, number, f"{number} {records} rejected so far: {reason}")
 
     def _check_limits(self) -> None:
         rules = self.rules

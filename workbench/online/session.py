@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Mapping
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
@@ -18,16 +18,14 @@ from workbench.core.records import Event, EventKind
 from workbench.core.wrapped_model import unwrapped
 from workbench.mindspore.callbacks import Callback, CallbackParameters, RunContext
 from workbench.online.checkpoints import OnlineCheckpoints
-from workbench.online.feed import Feed
-from workbench.online.interrupts import Interrupts
-from workbench.online.online_trace import OnlineTrace, StepSink
+from workbench.online.feed import Feed, Interrupts
+from workbench.online.online_trace import OnlineTrace, StepSink, table_figures
 from workbench.online.page_hinkley import DriftDetector
 from workbench.online.prequential import Prequential
 from workbench.online.publishing import SnapshotPublisher
 from workbench.online.record_rules import RecordRules
 from workbench.online.record_sieve import RecordSieve
 from workbench.online.stream import OpenStream, StreamPosition
-from workbench.online.table_growth import table_figures
 from workbench.training.boosted import Boosted
 from workbench.training.checkpoint import checkpoint_state, restore_generators
 from workbench.training.outcome import StepOutcome
@@ -42,49 +40,33 @@ class RefusedBatchError(Exception):
     """The network could not compute with a batch; the cause is what it raised."""
 
 
+@dataclass(eq=False)
 class OnlineSession(Callback):
-    """State of one online training besides the model's.
+    """State of one online training besides the model's; arguments as for ``RecModel.online_train``.
 
-    Args:
-        boosted: What is trained.
-        interrupts: Who takes Ctrl-C.
-        rules: What is checked of records; None checks nothing.
-        prequential: Figures of the predictions; None for none.
-        drift: Looks at the log loss of each step; None for nobody.
-        checkpoints: Where checkpoints go; None for nowhere.
-        publisher: Where snapshots for serving go; None for nowhere.
-        recorder: What keeps steps and events; None for nothing.
-        record_gradients: Whether norm and maximum of the gradients are among what is kept.
+    Attributes:
+        columns: The newest figures, by column.
+        numbers: Epoch and step that a resumed run continues.
+        trace: Where steps are recorded; None without a recorder.
     """
 
-    def __init__(
-        self,
-        boosted: Boosted,
-        interrupts: Interrupts,
-        *,
-        rules: RecordRules | None,
-        prequential: Prequential | None,
-        drift: DriftDetector | None,
-        checkpoints: OnlineCheckpoints | None,
-        publisher: SnapshotPublisher | None,
-        recorder: StepSink | None,
-        record_gradients: bool,
-    ) -> None:
-        self.boosted = boosted
-        self.interrupts = interrupts
-        self.sieve = RecordSieve(rules or RecordRules(), self._tell_rejected)
-        self.prequential = prequential
+    boosted: Boosted
+    interrupts: Interrupts
+    rules: RecordRules | None
+    prequential: Prequential | None
+    drift: DriftDetector | None
+    checkpoints: OnlineCheckpoints | None
+    publisher: SnapshotPublisher | None
+    recorder: StepSink | None
+    record_gradients: bool
+
+    def __post_init__(self) -> None:
+        self.sieve = RecordSieve(self.rules or RecordRules(), self._report_rejected)
         self.n_drifts = 0
         self.columns: dict[str, float] = {}
-        self._checks = rules is not None
-        self._drift = drift
-        self._checkpoints = checkpoints
-        self._publisher = publisher
-        self._recorder = recorder
-        self._record_gradients = record_gradients
-        self._trace: OnlineTrace | None = None
+        self.trace: OnlineTrace | None = None
+        self.numbers = (0, 0)
         self._position = StreamPosition()
-        self._numbers = (0, 0)
         self._generators: dict[str, Any] | None = None
         self._context: RunContext | None = None
         self._is_in_step = False
@@ -101,28 +83,13 @@ class OnlineSession(Callback):
         assert self._feed is not None, "open() comes first"
         return self._feed
 
-    @property
-    def trace(self) -> OnlineTrace | None:
-        """Where steps are recorded."""
-        return self._trace
-
-    @property
-    def numbers(self) -> tuple[int, int]:
-        """Epoch and step that a resumed run continues."""
-        return self._numbers
-
     def open(self, stream: Iterable[Any] | OpenStream, queue_size: int) -> Feed:
-        """Return the feed of a stream, at the place where this session is.
-
-        Args:
-            stream: Iterable of batches, or what opens one.
-            queue_size: Batches to read ahead.
-        """
+        """Return the feed of a stream, at the place where this session is, which reads so many batches ahead."""
         self._feed = Feed(
             stream,
             self._position,
             queue_size=queue_size,
-            sift=self.sieve.sift if self._checks else lambda batch: batch,
+            sift=self.sieve.sift if self.rules is not None else lambda batch: batch,
             interrupts=self.interrupts,
             stopped=lambda: self._context is not None and self._context.get_stop_requested(),
             opened=self._restore_generators,
@@ -137,11 +104,7 @@ class OnlineSession(Callback):
         return is_first
 
     def saw(self, prediction: Any, label: Any) -> None:
-        """Take what the first forward pass of a step predicted.
-
-        Args:
-            prediction: Output of the network.
-            label: What it should have been.
+        """Take what the first forward pass of a step predicted, and what it should have been.
 
         Raises:
             ValueError: When they are to be measured and are no tensors that fit each other.
@@ -156,11 +119,7 @@ class OnlineSession(Callback):
         self.prequential.see(prediction, label)
 
     def refuse(self, error: RefusedBatchError, state: CallbackParameters) -> None:
-        """Skip the batch of this step, which the network could not compute with.
-
-        Args:
-            error: What it raised.
-            state: Its step is taken back.
+        """Skip the batch of this step, which the network could not compute with; the step is taken back.
 
         Raises:
             BaseException: The cause itself, when several in a row were refused, or records are not checked.
@@ -168,7 +127,7 @@ class OnlineSession(Callback):
         self._is_in_step = False
         self._n_refused += 1
         cause = error.__cause__ or error
-        if not self._checks or self._n_refused >= _REFUSED_IN_A_ROW:
+        if self.rules is None or self._n_refused >= _REFUSED_IN_A_ROW:
             raise cause
         state.cur_step_num -= 1
         state.cur_step_in_epoch -= 1
@@ -176,23 +135,15 @@ class OnlineSession(Callback):
         self.sieve.refuse(state.train_dataset_element, reason, forget_form=self._n_steps == 0)
 
     def end_step(self, outcome: StepOutcome) -> None:
-        """Note that a step is complete.
-
-        Args:
-            outcome: What it gave back.
-        """
+        """Note that a step is complete."""
         self._is_in_step = False
         self._n_refused = 0
         self._n_steps += 1
-        if self._trace is None:
+        if self.trace is None:
             self.figures_after(outcome)
 
     def figures_after(self, outcome: StepOutcome) -> Mapping[str, float]:
-        """Return the figures after a step, by column; those that are dear only now and then.
-
-        Args:
-            outcome: What the step gave back.
-        """
+        """Return the figures after a step, by column; those that are expensive only now and then."""
         columns = {
             "online.rejected": float(self.sieve.rejected),
             "online.queue_depth": float(self.feed.depth),
@@ -200,18 +151,18 @@ class OnlineSession(Callback):
         }
         every = self.prequential.every if self.prequential is not None else _FIGURES_EVERY
         if (outcome.step + 1) % every == 0:
-            columns.update(self._dear_figures(outcome.step))
+            columns.update(self._expensive_figures(outcome.step))
         self.columns.update(columns)
         return columns
 
-    def _dear_figures(self, step: int) -> dict[str, float]:
+    def _expensive_figures(self, step: int) -> dict[str, float]:
         columns = {}
         if self.prequential is not None:
             self._take_in(step)
             columns["online.auc"] = self.prequential.auc()
             columns["online.log_loss"] = self.prequential.log_loss()
         now, accepted = time.perf_counter(), self.sieve.accepted
-        if self._checks:
+        if self.rules is not None:
             columns["online.records_per_second"] = (accepted - self._figured[1]) / max(now - self._figured[0], 1e-9)
         self._figured = now, accepted
         columns.update(table_figures(unwrapped(self.boosted.model)))
@@ -223,7 +174,7 @@ class OnlineSession(Callback):
             return
         losses = self.prequential.take_in()
         for index, loss in enumerate(losses):
-            if self._drift is not None and self._drift.update(loss):
+            if self.drift is not None and self.drift.update(loss):
                 self.n_drifts += 1
                 at = step - len(losses) + 1 + index
                 message = f"step {at}: the log loss of new records has risen (to {loss:.4g} in this step); drift"
@@ -233,10 +184,8 @@ class OnlineSession(Callback):
 
     def __enter__(self) -> Self:
         """Begin to record."""
-        if self._recorder is not None:
-            self._trace = OnlineTrace(
-                self.boosted, self._recorder, self.figures_after, gradients=self._record_gradients
-            )
+        if self.recorder is not None:
+            self.trace = OnlineTrace(self.boosted, self.recorder, self.figures_after, gradients=self.record_gradients)
         return self
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -248,59 +197,47 @@ class OnlineSession(Callback):
         state = run_context.original_args()
         if self.interrupts.asked:
             run_context.request_stop()
-        if self._trace is not None:
-            self._trace.write_if_due()
-        if self._checkpoints is not None and self._checkpoints.is_due(self.boosted.step_index):
+        if self.trace is not None:
+            self.trace.write_if_due()
+        if self.checkpoints is not None and self.checkpoints.is_due(self.boosted.step_index):
             self._save(state)
-        if self._publisher is not None and self._publisher.is_due(self.boosted.step_index):
-            self._publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
+        if self.publisher is not None and self.publisher.is_due(self.boosted.step_index):
+            self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index)
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Write what was reached, unless an interrupt tore the last step apart."""
         if self._is_in_step:
             return
         self._take_in(self.boosted.step_index - 1)
-        if self._checkpoints is not None:
+        if self.checkpoints is not None:
             self._save(run_context.original_args(), wait=True)
-        if self._publisher is not None:
-            self._publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=True)
+        if self.publisher is not None:
+            self.publisher.publish(unwrapped(self.boosted.model), self.boosted.step_index, wait=True)
 
     def _save(self, state: CallbackParameters, *, wait: bool = False) -> None:
         """Write a checkpoint, and before it every step that lies behind it: the record of a killed run has no gap."""
-        assert self._checkpoints is not None
+        assert self.checkpoints is not None
         content = self.state_dict(state)
-        if self._trace is not None:
-            self._trace.write()
-        self._checkpoints.save(content, self.boosted.step_index, wait=wait)
+        if self.trace is not None:
+            self.trace.write()
+        self.checkpoints.save(content, self.boosted.step_index, wait=wait)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the threads and write what was recorded.
-
-        Args:
-            kind: Class of the exception; None without one.
-            error: The exception.
-            trace: Its traceback.
-        """
+    def __exit__(self, *_: object) -> None:
+        """End the threads and write what was recorded."""
         with contextlib.ExitStack() as endings:  # each of them, whatever becomes of the others; the last one first
-            if self._trace is not None:
-                endings.callback(self._trace.write)
-                endings.callback(self._trace.detach)
-            if self._publisher is not None:
-                endings.callback(self._publisher.close)
-            if self._checkpoints is not None:
-                endings.callback(self._checkpoints.close)
+            if self.trace is not None:
+                endings.callback(self.trace.write)
+                endings.callback(self.trace.detach)
+            if self.publisher is not None:
+                endings.callback(self.publisher.close)
+            if self.checkpoints is not None:
+                endings.callback(self.checkpoints.close)
             endings.callback(self.feed.close)
 
     # Going on
 
     def state_dict(self, state: CallbackParameters) -> dict[str, Any]:
-        """Return everything that the rest of this training depends on, the user's callbacks excepted.
-
-        Args:
-            state: For the numbers of epoch and step.
-        """
+        """Return everything that the rest of this training depends on, the user's callbacks excepted."""
         self._take_in(self.boosted.step_index - 1)
         position = self.feed.position
         return {
@@ -311,16 +248,13 @@ class OnlineSession(Callback):
                 "sieve": self.sieve.state_dict(),
                 "n_drifts": self.n_drifts,
                 "prequential": None if self.prequential is None else self.prequential.state_dict(),
-                "drift": None if self._drift is None else self._drift.state_dict(),
-                "also": self._also_states(),
+                "drift": None if self.drift is None else self.drift.state_dict(),
+                "also": {name: part.state_dict() for name, part in self._also().items()},
             },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was taken; the random generators follow when the stream is open.
-
-        Args:
-            state: Read from a checkpoint.
 
         Raises:
             ValueError: When this run has parts that the other had not.
@@ -331,11 +265,10 @@ class OnlineSession(Callback):
         self.boosted.load_state_dict(state["boosted"])
         self._generators = state
         self._position = StreamPosition(*online["position"])
-        epoch, step = online["numbers"]
-        self._numbers = epoch, step
+        self.numbers = tuple(online["numbers"])
         self.sieve.load_state_dict(online["sieve"])
         self.n_drifts = online["n_drifts"]
-        parts = {"prequential": self.prequential, "drift": self._drift, **self._also()}
+        parts = {"prequential": self.prequential, "drift": self.drift, **self._also()}
         states = {"prequential": online["prequential"], "drift": online["drift"], **online["also"]}
         for name, part in parts.items():
             if part is not None:
@@ -351,14 +284,9 @@ class OnlineSession(Callback):
             self._generators = None
 
     def _also(self) -> dict[str, Any]:
-        return {} if self._checkpoints is None else self._checkpoints.also
+        return {} if self.checkpoints is None else self.checkpoints.also
 
-    def _also_states(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._also().items()}
-
-    # Telling
-
-    def _tell_rejected(self, reason: str, number: float, message: str) -> None:
+    def _report_rejected(self, reason: str, number: float, message: str) -> None:
         step = self.boosted.step_index
         self._emit(Event(step, EventKind.RECORD_REJECTED, reason, float(number), f"step {step}: {message}"))
 

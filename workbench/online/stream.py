@@ -36,41 +36,24 @@ class StreamPosition:
 
 
 class Read(NamedTuple):
-    """A batch and the place behind it.
-
-    Args:
-        batch: What the stream yielded.
-        after: Where reading goes on.
-    """
+    """A batch, and the place behind it where reading goes on."""
 
     batch: Any
     after: StreamPosition
 
 
 def check_stream(stream: Any) -> None:
-    """Raise TypeError unless batches can be read.
-
-    Args:
-        stream: ``train_dataset`` as it came.
-
-    Raises:
-        TypeError: When it is neither an iterable of batches nor opens one.
-    """
-    if isinstance(stream, type) or not _is_opener(stream):
+    """Raise TypeError unless this ``train_dataset`` is an iterable of batches or opens one."""
+    if isinstance(stream, (type, Iterable)) or not callable(stream):
         check_dataset("train_dataset", stream)
 
 
 def read_stream(
-    stream: Iterable[Any] | OpenStream, start: StreamPosition, opened: Callable[[], None] = lambda: None
+    stream: Iterable[Any] | OpenStream, start: StreamPosition, opened: Callable[[], None]
 ) -> Iterator[Read | None]:
-    """Yield the batches from a place on, and None at the end of each pass.
+    """Yield the batches from a place on, and None at the end of each pass; call ``opened`` once when at that place.
 
     Without an opener, batches before the place are read and dropped: right for what yields the same batches each time.
-
-    Args:
-        stream: Checked by `check_stream`.
-        start: Where to begin.
-        opened: Called once, when the stream is at that place.
 
     Raises:
         ValueError: When data that is replayed holds no batch, or ``stream`` opens something else than an iterable.
@@ -106,7 +89,3 @@ def _opened(stream: Iterable[Any] | OpenStream, position: StreamPosition) -> tup
     if not isinstance(opened, Iterable):
         raise ValueError(f"`train_dataset` must return an iterable of batches, got {type(opened).__name__}")
     return iter(opened), True
-
-
-def _is_opener(stream: Any) -> bool:
-    return callable(stream) and not isinstance(stream, Iterable)

@@ -9,21 +9,8 @@ from __future__ import annotations
 from workbench.runs.environment import collect_environment
 from workbench.runs.errors import RunError, TelemetryError
 from workbench.runs.recorder import RunRecorder, new_run_id
-from workbench.runs.run_directory import (
-    Run,
-    find_runs,
-    list_runs,
-    prune_runs,
-    read_run,
-)
-from workbench.runs.schema import (
-    COLUMNS,
-    EVENT_COLUMNS,
-    METHOD_COLUMNS,
-    SCHEMA_VERSION,
-    ColumnInfo,
-    column_info,
-)
+from workbench.runs.run_directory import Run, find_runs, list_runs, prune_runs, read_run
+from workbench.runs.schema import COLUMNS, EVENT_COLUMNS, METHOD_COLUMNS, SCHEMA_VERSION, ColumnInfo, column_info
 
 __all__ = [
     "COLUMNS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,9 +14,10 @@ import psutil
 
 from workbench.runs.schema import SCHEMA_VERSION
 
-__all__ = ["collect_environment", "installed_versions"]
+__all__ = ["collect_environment"]
 
-PACKAGES = (
+# Packages whose version can change a result or a picture.
+_PACKAGES = (
     "boost-workbench",
     "torch",
     "torch_npu",
@@ -30,7 +32,6 @@ PACKAGES = (
     "plotly",
     "ipywidgets",
 )
-"""Packages whose version can change a result or a picture."""
 
 
 def collect_environment(
@@ -65,30 +66,24 @@ def collect_environment(
         "cpu": _cpu_model(),
         "cores": _usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
-        "versions": installed_versions(),
+        "versions": _installed_versions(),
     }
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the version of every package in ``PACKAGES`` that is installed."""
+def _installed_versions() -> dict[str, str]:
     versions = {}
-    for package in PACKAGES:
-        try:
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return value.strip()
     return platform.processor() or platform.machine()
 
 

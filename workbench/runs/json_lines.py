@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -21,20 +21,13 @@ from workbench.runs.errors import RunError
 
 __all__ = ["encode_events", "encode_steps", "field_defaults", "intact_size", "read_rows"]
 
-
-_STEP_FIELDS = tuple(field for field in fields(StepRecord) if field.name not in {"grad_exponents", "columns"})
-_STEP_NAMES = tuple(field.name for field in _STEP_FIELDS)
-_STEP_DEFAULTS = tuple(field.default for field in _STEP_FIELDS)
+_STEP_FIELDS = [field for field in fields(StepRecord) if field.name not in {"grad_exponents", "columns"}]
+_STEP_NAMES = [field.name for field in _STEP_FIELDS]
+_STEP_DEFAULTS = [field.default for field in _STEP_FIELDS]
 _step_values = attrgetter(*_STEP_NAMES)
 
-_BLANK_VALUES: dict[str, Any] = {
-    # For the fields every line must have; a reader never needs them, an empty table does not either.
-    "step": 0,
-    "seconds": math.nan,
-    "step_ms": math.nan,
-    "loss": math.nan,
-    "kind": "",
-}
+# For the fields every line must have; a reader never needs them, an empty table does not either.
+_BLANK_VALUES = {"step": 0, "seconds": math.nan, "step_ms": math.nan, "loss": math.nan, "kind": ""}
 
 
 def field_defaults(record: type[StepRecord] | type[Event]) -> dict[str, Any]:
@@ -55,7 +48,7 @@ def encode_events(events: Iterable[Event]) -> bytes:
 
 
 def intact_size(content: bytes) -> int:
-    """Return how many leading bytes are whole lines, in bytes.
+    """Return how many leading bytes are whole lines.
 
     What follows the last line end was torn off by a kill. NUL bytes are what a power cut leaves where a block
     was promised space but never written; everything from the first of them on is lost.
@@ -65,11 +58,9 @@ def intact_size(content: bytes) -> int:
 
 
 def read_rows(path: Path, *, chunk: int = 65_536) -> Iterator[list[dict[str, Any]]]:
-    """Yield the whole lines of a file as dictionaries, in chunks; a torn tail is passed over.
+    """Yield the whole lines of a file, possibly still growing, as dictionaries; a torn tail is passed over.
 
-    Args:
-        path: File of JSON lines, possibly still growing.
-        chunk: Largest number of rows per list; keeps the memory of a long run's dictionaries bounded.
+    They come in lists of at most ``chunk``, which keeps the memory of a long run's dictionaries bounded.
 
     Raises:
         RunError: When a whole line is not a JSON object.
@@ -134,17 +125,13 @@ def _storable(text: str) -> str:
 
 
 def _plain_number(value: Any) -> Any:
-    # NumPy numbers carry item(); json knows only Python's own.
-    item: Callable[[], Any] | None = getattr(value, "item", None)
-    if item is None:
+    if not hasattr(value, "item"):  # NumPy numbers have it; json knows only Python's own
         raise TypeError(f"a record must hold plain numbers and text, got {type(value).__name__}")
-    return item()
+    return value.item()
 
 
 _to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=_plain_number).encode
 
 
 def _encode(rows: Iterable[dict[str, Any]]) -> bytes:
-    lines = [_to_json(row) for row in rows]
-    lines.append("")
-    return "\n".join(lines).encode("ascii")
+    return "".join(_to_json(row) + "\n" for row in rows).encode("ascii")

@@ -14,33 +14,29 @@ is missing, and ``RunRecorder.reopen`` continues it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from workbench.core.files import DISK_FULL_CODES, write_bytes_atomically, write_text_atomically
 from workbench.core.records import Event, StepRecord
-from workbench.runs import writer_lock
+from workbench.runs import tables, writer_lock
 from workbench.runs.errors import RunError, TelemetryError
-from workbench.runs.json_lines import (
-    encode_events,
-    encode_steps,
-    intact_size,
-    read_rows,
-)
+from workbench.runs.json_lines import encode_events, encode_steps, intact_size, read_rows
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
 
 __all__ = ["RunRecorder", "new_run_id"]
 
+_TABLES = (tables.STEPS, tables.EVENTS)
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
-_FIXED = frozenset(COLUMNS)
 
 
 def new_run_id() -> str:
@@ -59,9 +55,9 @@ class RunRecorder:
         path: The run directory.
     """
 
-    def __init__(self, path: Path, *, _counts: _Counts | None = None) -> None:
+    def __init__(self, path: Path, counts: _Counts) -> None:
         self.path = path
-        self._counts = _counts or _Counts()
+        self._counts = counts
         self._state = "open"
         self._pending: list[Event] = []
         self._pending_lock = threading.Lock()
@@ -100,18 +96,17 @@ class RunRecorder:
             "config.json": _json_text(config, "config"),
             "environment.json": _json_text({**environment, **started}, "environment"),
         }
-        try:
-            path.mkdir(parents=True)
+        with _telemetry_errors(f"start the run {path}"):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError as error:
+                raise TelemetryError(f"{path} exists already; choose another `run_id` or reopen that run") from error
             writer_lock.acquire(path)
             for name, text in texts.items():
                 write_text_atomically(path / name, text)
-            for name in ("steps.jsonl", "events.jsonl"):
-                (path / name).touch()
-        except FileExistsError as error:
-            raise TelemetryError(f"{path} exists already; choose another `run_id` or reopen that run") from error
-        except OSError as error:
-            raise TelemetryError(f"cannot start the run {path}: {_reason(error)}") from error
-        return cls(path)
+            for table in _TABLES:
+                (path / f"{table.name}.jsonl").touch()
+        return cls(path, _Counts())
 
     @classmethod
     def reopen(cls, path: str | os.PathLike[str], *, next_step: int | None = None) -> RunRecorder:
@@ -131,21 +126,20 @@ class RunRecorder:
             raise RunError(f"{path} is not a run directory: it has no environment.json")
         if (path / "summary.json").exists():
             raise RunError(f"{path} is finished; start a new run instead of continuing it")
-        try:
+        with _telemetry_errors(f"continue the run {path}"):
             if not writer_lock.acquire(path):
                 raise TelemetryError(f"{path} is being written by another process; stop that one first")
             try:
-                counts = _Counts()
-                _repair(path / "events.jsonl", next_step, lambda row: None)
-                _repair(path / "steps.jsonl", next_step, counts.add_row)
+                _repair(path / "events.jsonl", next_step)
+                rows = _repair(path / "steps.jsonl", next_step)
+                overflow_steps = sum(bool(row.get("overflow", False)) for row in rows)
+                counts = _Counts(len(rows), overflow_steps, set[str]().union(*rows) - COLUMNS.keys())
                 if strange := sorted(name for name in counts.columns if not is_method_column(name)):
                     raise RunError(f"{path}: unknown column `{strange[0]}`; the file was damaged after it was written")
             except BaseException:
                 writer_lock.release(path)
                 raise
-        except OSError as error:
-            raise TelemetryError(f"cannot continue the run {path}: {_reason(error)}") from error
-        return cls(path, _counts=counts)
+        return cls(path, counts)
 
     @property
     def run_id(self) -> str:
@@ -160,9 +154,6 @@ class RunRecorder:
     def emit(self, event: Event) -> None:
         """Take one event; it goes to the disk with the next block.
 
-        Args:
-            event: What happened.
-
         Raises:
             TelemetryError: When the run is closed.
         """
@@ -171,11 +162,7 @@ class RunRecorder:
             self._pending.append(event)
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Append one block, and the events emitted since the last one, and hand it to the operating system.
-
-        Args:
-            records: Steps, in order; may be empty.
-            events: Events, after the emitted ones.
+        """Append one block of steps, in order, after the events emitted since the last one those given.
 
         Raises:
             ValueError: When a method's column has no namespace, as in ``dim_reduce.rho``.
@@ -197,13 +184,12 @@ class RunRecorder:
                 self.path / "events.jsonl": encode_events([*emitted, *events]),
             }
             try:
-                _append_all({path: block for path, block in blocks.items() if block})
-            except OSError as error:
+                with _telemetry_errors(f"record to {self.path}", "everything before this block is intact"):
+                    _append_all({path: block for path, block in blocks.items() if block})
+            except TelemetryError:
                 with self._pending_lock:
                     self._pending = emitted + self._pending
-                raise TelemetryError(
-                    f"cannot record to {self.path}: {_reason(error)}; everything before this block is intact"
-                ) from error
+                raise
             self._counts.columns |= columns
             self._counts.steps += len(records)
             self._counts.overflow_steps += sum(1 for record in records if record.overflow)
@@ -214,15 +200,13 @@ class RunRecorder:
         The lines are removed last: a crash at any point leaves a run that reads back whole.
 
         Args:
-            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of
-                the end are added as ``recorded``.
+            summary: Results, as plain values; ``metric`` is what ``list_runs`` shows. Counts and the time of the end
+                are added as ``recorded``.
 
         Raises:
             TypeError: When ``summary`` holds something that JSON cannot.
             TelemetryError: When the run is closed or a file cannot be written; the lines stay, call again.
         """
-        from workbench.runs import tables  # pyarrow takes a while to load, and a running run needs none of it
-
         with self._write_lock:
             self._require_open()
             recorded = {
@@ -232,17 +216,12 @@ class RunRecorder:
             }
             text = _json_text({**summary, "recorded": recorded}, "summary")
             self.write(())
-            schemas = {"steps": tables.step_schema(self._counts.columns), "events": tables.event_schema()}
-            try:
-                for name, schema in schemas.items():
-                    tables.compact(self.path / f"{name}.jsonl", self.path / f"{name}.parquet", schema)
+            with _telemetry_errors(f"finish the run {self.path}", "everything recorded is intact"):
+                for table in _TABLES:
+                    tables.compact(self.path, table, self._counts.columns)
                 write_text_atomically(self.path / "summary.json", text)
-                for name in schemas:
-                    (self.path / f"{name}.jsonl").unlink()
-            except OSError as error:
-                raise TelemetryError(
-                    f"cannot finish the run {self.path}: {_reason(error)}; everything recorded is intact"
-                ) from error
+                for table in _TABLES:
+                    (self.path / f"{table.name}.jsonl").unlink()
             self._state = "finished"
             writer_lock.release(self.path)
 
@@ -264,9 +243,7 @@ class RunRecorder:
     def __enter__(self) -> RunRecorder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -277,18 +254,13 @@ class RunRecorder:
             raise TelemetryError(f"the run {self.path} is {self._state}; nothing more can be recorded in it")
 
 
+@dataclass
 class _Counts:
     """What ``finish`` and ``list_runs`` must know of the steps without reading them again."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-        self.overflow_steps = 0
-        self.columns: set[str] = set()
-
-    def add_row(self, row: Mapping[str, Any]) -> None:
-        self.steps += 1
-        self.overflow_steps += bool(row.get("overflow", False))
-        self.columns |= row.keys() - _FIXED
+    steps: int = 0
+    overflow_steps: int = 0
+    columns: set[str] = field(default_factory=set)  # those of methods
 
 
 def _append_all(blocks: Mapping[Path, bytes]) -> None:
@@ -316,8 +288,8 @@ def _append(path: Path, block: bytes) -> None:
         os.close(descriptor)
 
 
-def _repair(path: Path, next_step: int | None, visit: Callable[[Mapping[str, Any]], None]) -> None:
-    """Cut off a torn tail and the records from ``next_step`` on; show every row that stays."""
+def _repair(path: Path, next_step: int | None) -> list[dict[str, Any]]:
+    """Cut off a torn tail and the records from ``next_step`` on; return every row that stays."""
     if not path.exists():
         path.touch()
     content = path.read_bytes()
@@ -333,9 +305,7 @@ def _repair(path: Path, next_step: int | None, visit: Callable[[Mapping[str, Any
     else:
         lines = content[:intact].split(b"\n")[:-1]
         write_bytes_atomically(path, b"".join(line + b"\n" for line, kept in zip(lines, stays, strict=True) if kept))
-    for row, kept in zip(rows, stays, strict=True):
-        if kept:
-            visit(row)
+    return [row for row, kept in zip(rows, stays, strict=True) if kept]
 
 
 def _json_text(values: Mapping[str, Any], name: str) -> str:
@@ -351,7 +321,13 @@ def _json_text(values: Mapping[str, Any], name: str) -> str:
     return json.dumps(dict(values), indent=2, default=plain) + "\n"
 
 
-def _reason(error: OSError) -> str:
-    if error.errno in DISK_FULL_CODES:
-        return "no space left on the disk (free some and try again)"
-    return str(error.strerror or error)
+@contextlib.contextmanager
+def _telemetry_errors(attempt: str, consolation: str = "") -> Iterator[None]:
+    """Say in a sentence what a file system refused, and what is intact all the same."""
+    try:
+        yield
+    except OSError as error:
+        reason = str(error.strerror or error)
+        if error.errno in DISK_FULL_CODES:
+            reason = "no space left on the disk (free some and try again)"
+        raise TelemetryError(f"cannot {attempt}: {reason}{consolation and f'; {consolation}'}") from error

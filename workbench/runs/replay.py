@@ -6,7 +6,7 @@ count; a run under float16 autocast records their maximum (``amp.float16_grad_am
 which may overflow first, are not recorded; how much larger they are (the *headroom*) is calibrated on the run's own
 overflows. What was observed stands above what is estimated: a window that overflowed has a threshold below the scale
 it used, one that did not has a threshold at least as large. The policies are then simulated exactly
-(``scaling.replay``).
+(``loss_scale.simulate``).
 
 The assumption is that the trajectory stays the same: a skipped or an additional update changes later gradients a
 little, which the prediction ignores. The stated range covers that by repeating the simulation with all thresholds moved
@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -35,20 +35,27 @@ from workbench.loss_scale import (
     ScalePolicy,
     ScaleState,
     SimulationResult,
-    exponent_table,
     next_scale,
     simulate,
     underflow_share,
 )
 from workbench.runs import Run
 
-__all__ = ["ReplayResult", "Thresholds", "estimate_thresholds", "recorded_exponents", "replay"]
+__all__ = [
+    "ReplayResult",
+    "Thresholds",
+    "estimate_thresholds",
+    "mean_underflow",
+    "policy_columns",
+    "recorded_exponents",
+    "replay",
+]
+
+Floats: TypeAlias = NDArray[np.float64]
 
 _FLOAT16_MAX = 65504.0
 _FLOAT16_AMAX = "amp.float16_grad_amax"
-_SLACK = 0.05
-"""Share of the predicted overflows by which the stated range is wider than the repetitions say, at least one."""
-
+_SLACK = 0.05  # share of the predicted overflows, at least one, by which the range is wider than repetitions say
 # Random repetitions for the range of a short run, whose few overflows scatter; in a long one they average out.
 _REPETITIONS, _LONG_RUN = 12, 100_000
 _SLOWER_REPETITIONS, _MOST_HELD_UP = 3, 300_000  # policies times windows, a second of work
@@ -65,27 +72,16 @@ _ASSUMPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The largest loss scale that does not overflow, window by window.
+    """The largest loss scale that does not overflow, window by window ``[n]``."""
 
-    Args:
-        steps: Micro-batch index at which each window ended, shape ``[n]``.
-        scale: Estimated threshold, shape ``[n]`` (dimensionless).
-        headroom_log2: Calibrated log2 of how much the overflowing gradients exceed the recorded ones.
-        error_log2: How far the thresholds may lie off as a whole, log2: what calibration leaves open.
-        noise_log2: How far each may lie off on its own, log2: the usual difference between neighbouring windows.
-        misclassified: Share of recorded windows whose overflow the thresholds get wrong.
-        calibrated: Whether the run had overflows to calibrate on.
-        overflowed: Whether each recorded window overflowed, shape ``[n]``.
-    """
-
-    steps: np.ndarray
-    scale: np.ndarray
-    headroom_log2: float
-    error_log2: float
-    noise_log2: float
-    misclassified: float
-    calibrated: bool
-    overflowed: np.ndarray
+    steps: NDArray[np.int64]  # micro-batch index at which each window ended
+    scale: Floats  # estimated threshold
+    headroom_log2: float  # calibrated log2 of how much the overflowing gradients exceed the recorded ones
+    error_log2: float  # how far the thresholds may lie off as a whole: what calibration leaves open
+    noise_log2: float  # how far each may lie off on its own: the usual difference between neighbouring windows
+    misclassified: float  # share of recorded windows whose overflow the thresholds get wrong
+    calibrated: bool  # whether the run had overflows to calibrate on
+    overflowed: NDArray[np.bool_]  # whether each recorded window overflowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +105,7 @@ class ReplayResult:
 
 
 def estimate_thresholds(run: Run) -> Thresholds:
-    """Estimate per window the largest scale that does not overflow.
-
-    Args:
-        run: A recorded run with ``grad_amax``.
+    """Estimate per window of a run with ``grad_amax`` the largest scale that does not overflow.
 
     Raises:
         ValueError: When the run recorded no gradients, or used no loss scale to calibrate with.
@@ -130,45 +123,33 @@ def estimate_thresholds(run: Run) -> Thresholds:
     # What an overflowed gradient would have been is not in the record; the weights did not move, so the next good
     # window's gradient is the best estimate.
     amax[overflow] = np.nan
-    amax = pd.Series(amax).bfill().ffill().to_numpy().copy()
+    amax = pd.Series(amax).bfill().ffill().to_numpy()
     log_threshold = np.log2(_FLOAT16_MAX) - np.log2(np.maximum(amax, 1e-38))
-    log_scale = np.log2(scale)
-    excess = log_scale - log_threshold  # > -headroom means overflow
-    headroom, error, wrong = _calibrate(excess, overflow)
-    estimate = log_threshold - headroom
+    clean = log_threshold[~overflow]
+    headroom, error, wrong = _calibrate(np.log2(scale) - log_threshold, overflow)
     # Observations overrule the estimate. The next smaller float is enough: scales are compared exactly, and therefore
     # as they are, not as logarithms, from which only powers of two come back to the last bit.
-    estimate = np.exp2(estimate)
+    estimate = np.exp2(log_threshold - headroom)
     estimate = np.where(overflow, np.minimum(estimate, np.nextafter(scale, 0.0)), np.maximum(estimate, scale))
     return Thresholds(
         steps=windows["step"].to_numpy().copy(),
         scale=estimate,
         headroom_log2=headroom,
         error_log2=error,
-        noise_log2=_noise(log_threshold[~overflow]),
+        noise_log2=float(np.median(np.abs(np.diff(clean)))) if len(clean) > 2 else 0.0,  # whatever a few windows do
         misclassified=wrong,
         calibrated=bool(overflow.any()),
         overflowed=overflow,
     )
 
 
-def _noise(log_threshold: np.ndarray) -> float:
-    """Return how far a threshold lies from its neighbours, log2: the usual distance, whatever a few windows do."""
-    if len(log_threshold) < 3:
-        return 0.0
-    return float(np.median(np.abs(np.diff(log_threshold))))
-
-
 def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds | None = None) -> ReplayResult:
-    """Predict what loss-scale policies would have done to a recorded run.
+    """Predict what loss-scale policies, of which hundreds cost seconds, would have done to a recorded run.
 
     Args:
         run: The recorded run.
-        policies: Policies to judge; hundreds cost seconds.
+        policies: Policies to judge.
         thresholds: What ``estimate_thresholds`` said of this run; None asks it.
-
-    Returns:
-        One row per policy, with the range that the calibration error gives.
 
     Raises:
         ValueError: When there is nothing to replay or no policy was given.
@@ -183,17 +164,14 @@ def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds 
     slack = np.ceil(_SLACK * central.overflows).astype(np.int64)
     table = pd.DataFrame(
         {
-            "kind": [p.kind for p in policies],
-            "init": [p.init for p in policies],
-            "factor": [p.factor for p in policies],
-            "window": [p.window for p in policies],
+            **policy_columns(policies),
             "minimum": [p.minimum for p in policies],
             "maximum": [math.inf if p.maximum is None else p.maximum for p in policies],
             "overflows": central.overflows,
             "overflows_low": np.maximum(counts.min(axis=0) - slack, 0),
             "overflows_high": np.minimum(counts.max(axis=0) + slack, len(thresholds.steps)),
             "wasted_share": central.wasted_share,
-            "underflow_share": _underflow(exponents, central.scale_at),
+            "underflow_share": mean_underflow(exponents, central.scale_at),
             "final_scale": central.final_scale,
             "mean_log2_scale": central.mean_log2_scale,
         }
@@ -201,12 +179,19 @@ def replay(run: Run, policies: Sequence[ScalePolicy], *, thresholds: Thresholds 
     return ReplayResult(table, thresholds, int(run.steps["overflow"].sum()), _ASSUMPTION, len(thresholds.steps))
 
 
-def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], central: SimulationResult) -> np.ndarray:
+def policy_columns(policies: Sequence[ScalePolicy]) -> dict[str, list[Any]]:
+    """Return what names a policy in a table, by column."""
+    return {name: [getattr(policy, name) for policy in policies] for name in ("kind", "init", "factor", "window")}
+
+
+def _plausible_counts(
+    thresholds: Thresholds, policies: Sequence[ScalePolicy], central: SimulationResult
+) -> NDArray[np.int64]:
     """Return overflows under thresholds as uncertain as ours, shape ``[repetitions, n_policies]``."""
     shift, n = 2.0**thresholds.error_log2, len(thresholds.scale)
     rng = np.random.default_rng(0)  # the same run gives the same range
     # One factor at a time: side by side some scale would move on nearly every step, and none could be passed over.
-    factors: list[float | np.ndarray] = [1 / shift, shift] if shift != 1.0 else []
+    factors: list[float | Floats] = [1 / shift, shift] if shift != 1.0 else []
     if n <= _LONG_RUN:
         factors += [np.exp2(thresholds.noise_log2 * rng.standard_normal(n)) for _ in range(_REPETITIONS)]
         # A burst of large gradients belongs to one trajectory; another may not meet it.
@@ -224,25 +209,20 @@ def _plausible_counts(thresholds: Thresholds, policies: Sequence[ScalePolicy], c
     return np.concatenate([counts, slower])
 
 
-def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: np.ndarray) -> np.ndarray:
+def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: Floats) -> NDArray[np.int64]:
     """Return the overflows of policies whose trajectory waits while they skip, shape ``[n_policies]``.
 
-    Args:
-        thresholds: Those of the run.
-        policies: The policies.
-        noise: What a window's own batch adds, as a factor of its threshold, shape ``[n]``.
+    ``noise`` is what a window's own batch adds, as a factor of its threshold ``[n]``.
     """
     # After k updates the recording stood at the window that made its update k + 1.
     at_update = np.flatnonzero(~thresholds.overflowed)
-    if not len(at_update):
-        at_update = np.zeros(1, dtype=np.int64)
-    limits, n = thresholds.scale[at_update].tolist(), len(thresholds.scale)
+    limits = thresholds.scale[at_update if len(at_update) else [0]].tolist()
     factors = noise.tolist()
     overflows = np.zeros(len(policies), dtype=np.int64)
     for index, policy in enumerate(policies):
         state, updates = ScaleState(policy.init), 0
-        for window in range(n):
-            overflowed = state.scale > limits[min(updates, len(limits) - 1)] * factors[window]
+        for factor in factors:
+            overflowed = state.scale > limits[min(updates, len(limits) - 1)] * factor
             overflows[index] += overflowed
             updates += not overflowed
             if policy.kind == "dynamic":
@@ -250,12 +230,11 @@ def _held_up(thresholds: Thresholds, policies: Sequence[ScalePolicy], noise: np.
     return overflows
 
 
-def _calibrate(excess: np.ndarray, overflow: np.ndarray) -> tuple[float, float, float]:
+def _calibrate(excess: Floats, overflow: NDArray[np.bool_]) -> tuple[float, float, float]:
     """Find the headroom h (log2) for which ``excess > -h`` best matches the recorded overflows.
 
-    Returns:
-        The headroom: of those that match best the one nearest to 0, which is what 65504 alone says. How far the others
-        lie from it, at most 1. The share of windows that even the best gets wrong.
+    Returns the headroom (of those that match best the one nearest to 0, which is what 65504 alone says), how far the
+    others lie from it, at most 1, and the share of windows that even the best gets wrong.
     """
     if not overflow.any():  # only a bound is known: at these scales nothing overflowed
         return min(0.0, -float(excess.max())), 1.0, 0.0
@@ -276,13 +255,8 @@ def recorded_exponents(
 ) -> tuple[NDArray[np.int64], ExponentTable]:
     """Return the exponent histograms of a run, those of a window's groups added up.
 
-    Args:
-        run: The recorded run.
-        thresholds: Those of the run.
-        most: Most windows, an even choice; None takes all.
-
-    Returns:
-        Positions in the thresholds of the windows that have histograms, shape ``[n]``; their table, ``n`` rows.
+    First the positions in the thresholds of the windows that have histograms ``[n]``, of which at most so many are
+    taken, an even choice; then their table of ``n`` rows.
     """
     filled = np.flatnonzero(run.steps["grad_exponents"].map(len).to_numpy() > 0)
     if most is not None and filled.size > most:
@@ -294,12 +268,12 @@ def recorded_exponents(
 
 
 def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
-    """Lay recorded histograms over common bins: what ``exponent_table`` does, for hundreds of thousands at once."""
+    """Lay recorded histograms over common bins: as ``loss_scale.exponent_table``, for hundreds of thousands at once."""
     row = np.repeat(np.arange(len(cells)), [len(cell) for cell in cells])
     found = [histogram for cell in cells for histogram in cell]
     sizes = np.array([len(histogram["counts"]) for histogram in found], dtype=np.int64)
     if not sizes.any():
-        return exponent_table([()] * len(cells))
+        return ExponentTable(0, np.zeros((len(cells), 1)))
     first = np.array([histogram["lowest"] for histogram in found], dtype=np.int64)
     lowest = int(first[sizes > 0].min())
     n_bins = int((first + sizes)[sizes > 0].max()) - lowest
@@ -317,21 +291,17 @@ def _table(cells: Sequence[Sequence[Mapping[str, Any]]]) -> ExponentTable:
     return ExponentTable(lowest, np.asarray(flat, dtype=np.float64).reshape(len(cells), n_bins))
 
 
-def _underflow(exponents: ExponentTable, scales: np.ndarray) -> np.ndarray:
-    """Return per policy the mean share of gradient elements below float16's smallest number; NaN without histograms.
+def mean_underflow(exponents: ExponentTable, scales: Floats) -> Floats:
+    """Return per policy the mean share of gradient elements below float16's smallest number, shape ``[n_policies]``.
 
-    Args:
-        exponents: Histograms of the windows that have some, ``n_at`` of them.
-        scales: Scale of each policy at these windows, shape ``[n_policies, n_at]``.
-
-    Returns:
-        Shape ``[n_policies]``; windows whose gradients are all zero do not count.
+    ``scales`` are those of each policy at the windows of the table, ``[n_policies, n_at]``. Windows whose gradients are
+    all zero do not count; without any other the share is NaN.
     """
     total, counted = np.zeros(len(scales)), 0
-    at_once = max(1, _TABLE_CELLS // len(scales))  # a long run has millions of cells
+    at_once = max(1, _TABLE_CELLS // max(1, len(scales)))  # a long run has millions of cells
     for begin in range(0, len(exponents.counts), at_once):
         some = slice(begin, begin + at_once)
         lost = underflow_share(ExponentTable(exponents.lowest, exponents.counts[some]), scales[:, some])
         total += np.nansum(lost, axis=1)
-        counted += int((~np.isnan(lost[0])).sum())
+        counted += int((~np.isnan(lost[:1])).sum())
     return total / counted if counted else np.full(len(scales), math.nan)

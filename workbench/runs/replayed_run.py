@@ -1,24 +1,25 @@
 """A recorded run, opened for replay: what each answer needs is read once, so that a slider answers at once.
 
-``experiments.replay`` judges policies with a range, which takes a dozen simulations and every recorded histogram. Here
+``replay`` judges policies with a range, which takes a dozen simulations and every recorded histogram. Here
 is the middle of that range alone, and the scale itself over the steps; underflow is read from an even choice of the
 histograms.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from workbench.config import BoostConfig, ConfigError
-from workbench.loss_scale import ScalePolicy, simulate, underflow_share
+from workbench.loss_scale import ScalePolicy, simulate
 from workbench.runs import Run
 from workbench.runs.replay import (
     ReplayResult,
     estimate_thresholds,
+    mean_underflow,
+    policy_columns,
     recorded_exponents,
     replay,
 )
@@ -62,61 +63,36 @@ class ReplayedRun:
     def judge(self, policies: list[ScalePolicy]) -> pd.DataFrame:
         """Say what policies would have done, without a range.
 
-        Args:
-            policies: Policies; each costs milliseconds, in a run of a million steps a window below a thousand seconds.
-
-        Returns:
-            One row per policy: ``kind``, ``init``, ``factor``, ``window``, ``overflows``, ``wasted_share``,
-            ``underflow_share`` (NaN without histograms), ``recorded``.
+        Each costs milliseconds, in a run of a million steps a window below a thousand seconds. One row per policy:
+        ``kind``, ``init``, ``factor``, ``window``, ``overflows``, ``wasted_share``, ``underflow_share`` (NaN without
+        histograms), ``recorded``.
         """
         result = simulate(self.thresholds.scale, policies, at=self._windows)
-        lost = np.full(len(policies), math.nan)
-        if len(self._windows):
-            shares = underflow_share(self._exponents, result.scale_at)
-            counted = ~np.isnan(shares[0]) if len(shares) else np.zeros(0, dtype=bool)
-            if counted.any():
-                lost = shares[:, counted].mean(axis=1)
         return pd.DataFrame(
             {
-                "kind": [p.kind for p in policies],
-                "init": [p.init for p in policies],
-                "factor": [p.factor for p in policies],
-                "window": [p.window for p in policies],
+                **policy_columns(policies),
                 "overflows": result.overflows,
                 "wasted_share": result.wasted_share,
-                "underflow_share": lost,
-                "recorded": [p == self.recorded for p in policies],
+                "underflow_share": mean_underflow(self._exponents, result.scale_at),
+                "recorded": [policy == self.recorded for policy in policies],
             }
         )
 
     def ranges(self, policies: list[ScalePolicy]) -> ReplayResult:
-        """Say what policies would have done, with a range, as ``experiments.replay.replay`` does.
-
-        Args:
-            policies: Policies; each takes some simulations.
-        """
+        """Say what policies would have done, with a range, as ``replay`` does; each takes some simulations."""
         return replay(self.run, policies, thresholds=self.thresholds)
 
     def scales(self, policy: ScalePolicy) -> np.ndarray:
-        """Return the scale that a policy would have used at every recorded step, shape ``[n_steps]``.
-
-        Args:
-            policy: The policy.
-        """
+        """Return the scale that a policy would have used at every recorded step, shape ``[n_steps]``."""
         used = simulate(self.thresholds.scale, [policy]).trace(0).per_step()
         answer: np.ndarray = used[self._window_of_step]
         return answer
 
 
 def recorded_policy(run: Run) -> ScalePolicy | None:
-    """Return the loss-scale policy a run was trained with.
+    """Return the loss-scale policy a run was trained with, fixed at 1 without a loss scale.
 
-    Args:
-        run: The run.
-
-    Returns:
-        The policy, fixed at 1 without a loss scale; None for group scales, and where the configuration is of another
-        version.
+    It is None for group scales, and where the configuration is of another version.
     """
     try:
         plan = BoostConfig.from_dict(run.config).resolve(str(run.environment.get("level") or "O1"))
@@ -127,13 +103,12 @@ def recorded_policy(run: Run) -> ScalePolicy | None:
     rule, kind = plan.config.loss_scale, plan.parameters_in_effect().get("loss_scale.kind", "dynamic")
     if kind == "none":
         return ScalePolicy(kind="fixed", init=1.0)
-    init, maximum = rule.init, rule.maximum
     return ScalePolicy(
-        init=init,
+        init=rule.init,
         factor=rule.factor,
         window=rule.window,
-        minimum=min(rule.minimum, init),
-        maximum=maximum,
+        minimum=min(rule.minimum, rule.init),
+        maximum=rule.maximum,
         kind="fixed" if kind == "fixed" else "dynamic",
     )
 
@@ -168,23 +143,19 @@ def policy_grid(
             f"{len(init)} initial scales x {len(factor)} factors x {len(window)} windows are {wanted} policies; at "
             f"most {most} are judged at once, shorten a list"
         )
-    return [_checked(i, f, w, minimum) for i in init for f in factor for w in window]
-
-
-def _checked(init: float, factor: float, window: int, minimum: float) -> ScalePolicy:
-    floor = min(minimum, init) if isinstance(init, (int, float)) and init > 0 else minimum
-    return ScalePolicy(init=init, factor=factor, window=window, minimum=floor)
+    floors = [min(minimum, i) if isinstance(i, int | float) and i > 0 else minimum for i in init]
+    return [
+        ScalePolicy(init=i, factor=f, window=w, minimum=floor)
+        for i, floor in zip(init, floors, strict=True)
+        for f in factor
+        for w in window
+    ]
 
 
 def usual_windows(n_windows: int) -> list[int]:
-    """Return five growth windows that are worth a try for a run of so many updates.
+    """Return five growth windows, ascending, that are worth a try for a run of so many updates.
 
-    Args:
-        n_windows: Updates of the run.
-
-    Returns:
-        Windows, ascending: up to twice the run, which means never, and for long runs those that waste less than a
-        thousandth.
+    They reach up to twice the run, which means never; for long runs they are those that waste less than a thousandth.
     """
     if n_windows > _LONG_RUN:
         return [1000, 2000, 3000, 4000, 5000]

@@ -23,20 +23,27 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from workbench.core.records import (
-    Event,
-    EventKind,
-    ExponentCounts,
-    StepRecord,
-)
-from workbench.runs import tables, writer_lock
+from workbench.core.records import Event, EventKind, ExponentCounts, StepRecord
+from workbench.runs import writer_lock
 from workbench.runs.errors import RunError
 from workbench.runs.json_lines import intact_size
 from workbench.runs.schema import COLUMNS, SCHEMA_VERSION, is_method_column
+from workbench.runs.tables import EVENTS, STEPS, RunTable, read_frame
 
 __all__ = ["Run", "find_runs", "list_runs", "prune_runs", "read_run"]
 
 _DEPTH = 4  # runs/<study>/<run id>, with room for one more level on either side
+_OVERVIEW = {
+    "run": "str",
+    "started": "datetime64[us, UTC]",
+    "task": "str",
+    "level": "str",
+    "steps": "int64",
+    "final_metric": "float64",
+    "overflows": "int64",
+    "size_bytes": "int64",
+    "finished": "bool",
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,8 +55,8 @@ class Run:
         config: The configuration it ran with.
         environment: Versions, device, seed, data hash, schema version.
         summary: Results; empty until the run is finished.
-        steps: One row per micro-batch; columns and units in ``telemetry.COLUMNS``, then the methods' own columns.
-        events: One row per event; columns in ``telemetry.EVENT_COLUMNS``.
+        steps: One row per micro-batch; columns and units in ``runs.COLUMNS``, then the methods' own columns.
+        events: One row per event; columns in ``runs.EVENT_COLUMNS``.
         finished: Whether the run reached its end; false while it runs and after a kill.
     """
 
@@ -80,24 +87,15 @@ class Run:
 
     def step_records(self) -> list[StepRecord]:
         """Return the steps as records; method columns are left out where they are NaN."""
-        fixed = self.steps[[name for name in COLUMNS if name not in {"group_scales", "grad_exponents"}]]
-        rows = zip(
-            fixed.to_dict("records"),
-            self.steps["group_scales"],
-            self.steps["grad_exponents"],
-            self._method_columns(),
-            strict=True,
-        )
+        names = [name for name in self.steps.columns if is_method_column(name)]
+        columns = [
+            {name: value for name, value in zip(names, row, strict=True) if value == value}
+            for row in self.steps[names].to_numpy(dtype=np.float64).tolist()
+        ]
+        rows: list[dict[Any, Any]] = self.steps[list(COLUMNS)].to_dict("records")
         return [
-            StepRecord(
-                **{str(name): value for name, value in row.items()},
-                group_scales=scales,
-                grad_exponents=tuple(
-                    ExponentCounts(**{**item, "counts": tuple(item["counts"])}) for item in histograms
-                ),
-                columns=columns,
-            )
-            for row, scales, histograms, columns in rows
+            StepRecord(**{**row, "grad_exponents": _histograms(row["grad_exponents"])}, columns=own)
+            for row, own in zip(rows, columns, strict=True)
         ]
 
     def event_records(self) -> list[Event]:
@@ -114,20 +112,12 @@ class Run:
         except ValueError as error:
             raise RunError(f"{self.path}: unknown kind of event ({error}); read it with a newer version") from error
 
-    def _method_columns(self) -> list[dict[str, float]]:
-        names = [name for name in self.steps.columns if is_method_column(name)]
-        values = self.steps[names].to_numpy(dtype=np.float64)
-        return [
-            {name: value for name, value in zip(names, row, strict=True) if value == value} for row in values.tolist()
-        ]
-
     def _facts(self) -> dict[str, str]:
-        overflows = len(self.overflow_steps)
         facts = {
             "task": _text(self.environment.get("task")),
             "level": _text(self.environment.get("level")),
             "steps": f"{len(self.steps):,}",
-            "overflows": f"{overflows:,}",
+            "overflows": f"{len(self.overflow_steps):,}",
             "duration": f"{self.duration:.1f} s",
             "metric": _metric_text(self.summary),
             "state": "finished" if self.finished else "not finished",
@@ -174,9 +164,7 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
         raise ValueError(f"`most_histograms` must be at least 0, or None for all, got {most_histograms!r}")
     path = Path(path)
     if not path.is_dir():
-        raise RunError(
-            f"{path} is not a run directory: {'it is a file' if path.exists() else 'there is no such folder'}"
-        )
+        raise RunError(f"{path} is not a run directory: {_why_no_folder(path)}")
     environment = _read_json(path / "environment.json")
     version = environment.get("schema_version")
     if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -185,8 +173,7 @@ def read_run(path: str | os.PathLike[str], *, most_histograms: int | None = None
             "read the run with the version of the workbench that wrote it"
         )
     config = _read_json(path / "config.json")
-    steps = _read_table(path, "steps", tables.step_schema(), most_histograms)
-    events = _read_table(path, "events", tables.event_schema())
+    steps, events = _read_table(path, STEPS, most_histograms), _read_table(path, EVENTS)
     # Last, because it appears last: a run that finishes meanwhile is read as running, never as finished but empty.
     finished = (path / "summary.json").exists()
     summary = _read_json(path / "summary.json") if finished else {}
@@ -204,9 +191,7 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
     """
     root = Path(root)
     if not root.is_dir():
-        raise RunError(
-            f"{root} is not a folder of runs: {'it is a file' if root.exists() else 'there is no such folder'}"
-        )
+        raise RunError(f"{root} is not a folder of runs: {_why_no_folder(root)}")
     return sorted(_walk(root, _DEPTH))
 
 
@@ -223,20 +208,8 @@ def list_runs(root: str | os.PathLike[str]) -> pd.DataFrame:
     Raises:
         RunError: When there is no such folder.
     """
-    root = Path(root)
-    rows = [_overview(root, path) for path in find_runs(root)]
-    types = {
-        "run": "str",
-        "started": "datetime64[us, UTC]",
-        "task": "str",
-        "level": "str",
-        "steps": "int64",
-        "final_metric": "float64",
-        "overflows": "int64",
-        "size_bytes": "int64",
-        "finished": "bool",
-    }
-    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    rows = [_overview(Path(root), path) for path in find_runs(root)]
+    frame = pd.DataFrame(rows, columns=list(_OVERVIEW)).astype(_OVERVIEW)
     return frame.sort_values(["started", "run"], ascending=False, kind="stable", ignore_index=True)
 
 
@@ -288,6 +261,14 @@ def prune_runs(
     return chosen
 
 
+def _histograms(cells: tuple[Mapping[str, Any], ...]) -> tuple[ExponentCounts, ...]:
+    return tuple(ExponentCounts(**{**cell, "counts": tuple(cell["counts"])}) for cell in cells)
+
+
+def _why_no_folder(path: Path) -> str:
+    return "it is a file" if path.exists() else "there is no such folder"
+
+
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / "environment.json").is_file() and (folder / "config.json").is_file():
         yield folder
@@ -300,18 +281,15 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _walk(Path(entry.path), depth - 1)
 
 
-def _read_table(path: Path, name: str, fixed: Any, most_histograms: int | None = None) -> pd.DataFrame:
-    # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
+def _read_table(path: Path, kind: RunTable, most_histograms: int | None = None) -> pd.DataFrame:
     try:
-        with contextlib.suppress(FileNotFoundError):
-            return tables.to_frame(tables.read_json_table(path / f"{name}.jsonl", fixed), most_histograms)
-        unread = ("grad_exponents",) if most_histograms == 0 else ()
-        table = tables.read_parquet_table(path / f"{name}.parquet", fixed, unread=unread)
-        return tables.to_frame(table, most_histograms)
+        return read_frame(path, kind, most_histograms)
     except FileNotFoundError as error:
-        raise RunError(f"{path} is not a whole run: it has neither {name}.jsonl nor {name}.parquet") from error
+        raise RunError(
+            f"{path} is not a whole run: it has neither {kind.name}.jsonl nor {kind.name}.parquet"
+        ) from error
     except OSError as error:
-        raise RunError(f"{path}: its {name} cannot be read ({error.strerror or error})") from error
+        raise RunError(f"{path}: its {kind.name} cannot be read ({error.strerror or error})") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

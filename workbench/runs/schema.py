@@ -32,42 +32,62 @@ class ColumnInfo:
         kind: ``"int64"``, ``"float64"``, ``"bool"``, ``"str"``, ``"list of float64"`` or ``"list of histograms"``.
         unit: Unit as an axis title shows it; empty for names and truth values, ``"1"`` when dimensionless.
         description: What the number says and when it is missing, one sentence.
+        mirror: Name in TensorBoard and MLflow; empty for a fixed column that is not shown there, and for a method's
+            own, whose name there has a slash for the dot.
+        repeats: Whether neighbouring steps mostly have the same number, which Parquet then keeps once.
     """
 
     kind: str
     unit: str
     description: str
+    mirror: str = ""
+    repeats: bool = False
+
+
+def _number(unit: str, description: str, mirror: str = "", *, repeats: bool = False) -> ColumnInfo:
+    return ColumnInfo("float64", unit, description, mirror, repeats)
 
 
 COLUMNS: dict[str, ColumnInfo] = {
     "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0."),
-    "seconds": ColumnInfo("float64", "s", "Time since the run began when the step was dispatched."),
-    "step_ms": ColumnInfo("float64", "ms", "Wall-clock time of the step."),
-    "loss": ColumnInfo("float64", "1", "Unscaled loss of this micro-batch; the mean over ranks where several train."),
-    "loss_scale": ColumnInfo("float64", "1", "Scale the backward pass used; 1 without loss scaling."),
-    "loss_scale_after": ColumnInfo("float64", "1", "Scale after the update rule ran."),
+    "seconds": _number("s", "Time since the run began when the step was dispatched."),
+    "step_ms": _number("ms", "Wall-clock time of the step.", "time/step_ms"),
+    "loss": _number(
+        "1", "Unscaled loss of this micro-batch; the mean over ranks where several train.", "training/loss"
+    ),
+    "loss_scale": _number(
+        "1", "Scale the backward pass used; 1 without loss scaling.", "loss_scale/scale", repeats=True
+    ),
+    "loss_scale_after": _number("1", "Scale after the update rule ran.", repeats=True),
     "overflow": ColumnInfo("bool", "", "A gradient of this window was inf or NaN; false where no window ended."),
     "skipped": ColumnInfo("bool", "", "The optimizer update was dropped because of an overflow."),
     "accumulated": ColumnInfo("int64", "micro-batches", "Micro-batches in the gradient when the step ended."),
-    "grad_norm": ColumnInfo("float64", "1", "Global L2 norm of the unscaled gradient; NaN where no update was due."),
-    "grad_amax": ColumnInfo(
-        "float64",
+    "grad_norm": _number("1", "Global L2 norm of the unscaled gradient; NaN where no update was due.", "gradient/norm"),
+    "grad_amax": _number(
         "1",
         "Largest absolute value of the unscaled gradient, over the tensors without inf or NaN; NaN where no update was "
         "due.",
+        "gradient/largest",
     ),
-    "underflow_share": ColumnInfo(
-        "float64",
+    "underflow_share": _number(
         "1",
         "Share of non-zero gradient elements below the smallest float16 number at the scale in use, 0 to 1; what a "
         "float16 gradient has already lost is zero and not among them.",
+        "loss_scale/underflow_share",
     ),
     "group_scales": ColumnInfo("list of float64", "1", "Loss scale per group; empty without group scales."),
-    "frozen_groups": ColumnInfo("int64", "groups", "Number of leading parameter groups that were frozen."),
-    "learning_rate": ColumnInfo("float64", "1", "Learning rate of the first parameter group."),
+    "frozen_groups": ColumnInfo(
+        "int64", "groups", "Number of leading parameter groups that were frozen.", "freezing/frozen_groups"
+    ),
+    "learning_rate": _number(
+        "1", "Learning rate of the first parameter group.", "training/learning_rate", repeats=True
+    ),
     "samples": ColumnInfo("int64", "samples", "Number of samples in the micro-batch, those of all ranks together."),
     "memory_bytes": ColumnInfo(
-        "int64", "bytes", "Memory allocated on the device; resident set size (at most 0.1 s old) on a CPU."
+        "int64",
+        "bytes",
+        "Memory allocated on the device; resident set size (0.1 s old at most) on a CPU.",
+        "memory/bytes",
     ),
     "grad_exponents": ColumnInfo(
         "list of histograms",
@@ -82,78 +102,63 @@ EVENT_COLUMNS: dict[str, ColumnInfo] = {
     "step": ColumnInfo("int64", "micro-batches", "Micro-batch index, counted from 0, at which it happened."),
     "kind": ColumnInfo("str", "", "What happened; one of the words of records.EventKind."),
     "subject": ColumnInfo("str", "", "Whom it happened to: leaf modules joined by commas, a metric's name, or empty."),
-    "value": ColumnInfo(
-        "float64", "", "Number that belongs to it, in the unit of its subject; NaN when there is none."
-    ),
+    "value": _number("", "Number that belongs to it, in the unit of its subject; NaN when there is none."),
     "message": ColumnInfo("str", "", "One sentence for a person."),
 }
 """Columns of ``Run.events``, in their order; the fields of ``records.Event``."""
 
+
 METHOD_COLUMNS: dict[str, ColumnInfo] = {
-    "time.": ColumnInfo("float64", "ms", "Time of one part of the step, as the name says."),
-    "amp.float16_grad_amax": ColumnInfo(
-        "float64",
+    "time.": _number("ms", "Time of one part of the step, as the name says."),
+    "amp.float16_grad_amax": _number(
         "1",
         "Largest finite absolute unscaled gradient of the parameters whose gradients are computed in float16; NaN on "
         "steps that overflow and wherever no gradient is computed in float16.",
     ),
-    "dim_reduce.rho": ColumnInfo(
-        "float64", "1", "Share of the quasi-Newton step that DimReduce took, 0 when its line search failed."
+    "dim_reduce.rho": _number("1", "Share of the quasi-Newton step that was taken, 0 when DimReduce's search failed."),
+    "dim_reduce.trials": _number(
+        "forward passes", "Step lengths that DimReduce tried, each one forward pass on the batch."
     ),
-    "dim_reduce.trials": ColumnInfo(
-        "float64", "forward passes", "How many step lengths DimReduce tried, each one forward pass on the batch."
-    ),
-    "dim_reduce.condition": ColumnInfo(
-        "float64",
+    "dim_reduce.condition": _number(
         "1",
         "Condition number of DimReduce's inverse Hessian in the subspace after the step; inf when rounding has made it "
         "indefinite.",
     ),
-    "dim_reduce.explained_variance": ColumnInfo(
-        "float64",
+    "dim_reduce.explained_variance": _number(
         "1",
         "Share of the weight snapshots' variance that DimReduce's components explain together, 0 to 1; on the first "
         "step only, NaN where it is unknown.",
     ),
-    "thor.refreshed": ColumnInfo("float64", "1", "1 on steps at which the Kronecker factors were computed anew."),
-    "thor.damping": ColumnInfo("float64", "1", "Damping in force, before its root is added to the factors' diagonals."),
-    "offload.host_ms": ColumnInfo("float64", "ms", "Time that Adam took on the host; NaN where no update was due."),
-    "offload.transfer_ms": ColumnInfo(
-        "float64", "ms", "Time that gradients were on their way to the host; NaN where nothing travels."
+    "thor.refreshed": _number("1", "1 on steps at which the Kronecker factors were computed anew."),
+    "thor.damping": _number("1", "Damping in force, before its root is added to the factors' diagonals."),
+    "offload.host_ms": _number("ms", "Time that Adam took on the host; NaN where no update was due."),
+    "offload.transfer_ms": _number("ms", "Time that gradients travelled to the host; NaN where nothing travels."),
+    "offload.hidden_share": _number(
+        "1", "Share of transfer and host time that the step did not wait for, 0 to 1; NaN where nothing travels."
     ),
-    "offload.hidden_share": ColumnInfo(
-        "float64",
-        "1",
-        "Share of transfer and host time together that the step did not wait for, 0 to 1; NaN where nothing travels.",
-    ),
-    "online.auc": ColumnInfo(
-        "float64",
+    "online.auc": _number(
         "1",
         "Area under the ROC curve over the last window of records, each predicted before it was trained on, 0 to 1; "
         "NaN except on every k-th step.",
     ),
-    "online.log_loss": ColumnInfo(
-        "float64",
+    "online.log_loss": _number(
         "nats",
         "Mean log loss over the last window of records, each predicted before it was trained on; NaN except on every "
         "k-th step.",
     ),
-    "online.rejected": ColumnInfo("float64", "records", "Records that could not be trained on, since the run began."),
-    "online.queue_depth": ColumnInfo("float64", "batches", "Batches that the reader was ahead after the step."),
-    "online.wait_ms": ColumnInfo("float64", "ms", "Time the step waited for its batch."),
-    "online.records_per_second": ColumnInfo(
-        "float64",
-        "records / s",
-        "Records trained on per second since the last such figure; NaN except on every k-th step.",
+    "online.rejected": _number("records", "Records that could not be trained on, since the run began."),
+    "online.queue_depth": _number("batches", "Batches that the reader was ahead after the step."),
+    "online.wait_ms": _number("ms", "Time the step waited for its batch."),
+    "online.records_per_second": _number(
+        "records / s", "Records trained on per second since the last such figure; NaN except on every k-th step."
     ),
-    "online.table_rows": ColumnInfo(
-        "float64", "rows", "Rows in use over all growing embedding tables; NaN except on every k-th step."
+    "online.table_rows": _number(
+        "rows", "Rows in use over all growing embedding tables; NaN except on every k-th step."
     ),
-    "online.table_evictions": ColumnInfo(
-        "float64",
+    "online.table_evictions": _number(
         "rows",
-        "Rows of growing embedding tables that were taken from one id and given to another, since the run began; NaN "
-        "except on every k-th step.",
+        "Rows of growing embedding tables that went from one id to another, since the run began; NaN except on every "
+        "k-th step.",
     ),
 }
 """Method columns by name; a key that ends with a dot stands for every column that starts with it."""
@@ -163,10 +168,7 @@ def column_info(name: str) -> ColumnInfo:
     """Return the documentation of a step column, fixed or added by a method.
 
     Args:
-        name: Column of ``Run.steps``.
-
-    Returns:
-        Its documentation; for a method column we do not know, a description that says only that.
+        name: Column of ``Run.steps``; of a method column we do not know only that is said.
 
     Raises:
         KeyError: When the name is neither a fixed column nor has the dot of a method column.

@@ -6,7 +6,9 @@ Types are never guessed from the data: an empty run, a run whose loss was inf fr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +23,9 @@ from workbench.core.files import replacing
 from workbench.core.records import Event, StepRecord
 from workbench.runs.errors import RunError
 from workbench.runs.json_lines import field_defaults, read_rows
-from workbench.runs.schema import (
-    COLUMNS,
-    EVENT_COLUMNS,
-    SCHEMA_VERSION,
-    ColumnInfo,
-    column_info,
-    is_method_column,
-)
+from workbench.runs.schema import COLUMNS, EVENT_COLUMNS, SCHEMA_VERSION, ColumnInfo, column_info, is_method_column
 
-__all__ = ["compact", "event_schema", "read_json_table", "read_parquet_table", "step_schema", "to_frame"]
+__all__ = ["EVENTS", "STEPS", "RunTable", "compact", "read_frame"]
 
 _HISTOGRAM = pa.struct(
     [
@@ -49,109 +44,120 @@ _TYPES = {
     "list of float64": pa.list_(pa.float64()),
     "list of histograms": pa.list_(_HISTOGRAM),
 }
-_REPEATING = frozenset({"loss_scale", "loss_scale_after", "learning_rate"})
-_STEP_DEFAULTS = field_defaults(StepRecord)
-_EVENT_DEFAULTS = field_defaults(Event)
 
 
-def step_schema(method_columns: Iterable[str] = ()) -> pa.Schema:
-    """Return the Arrow schema of steps: the fixed columns, then the methods' own, sorted by name."""
-    return _schema({**COLUMNS, **{name: column_info(name) for name in sorted(method_columns)}})
+@dataclass(frozen=True)
+class RunTable:
+    """One of the two tables of a run: ``<name>.jsonl`` while it goes on, ``<name>.parquet`` afterwards."""
+
+    name: str
+    columns: Mapping[str, ColumnInfo]
+    defaults: Mapping[str, Any]  # what a field left out of a line stands for
+    may_grow: bool  # whether methods may add columns of their own
+
+    def schema(self, extra: Iterable[str] = ()) -> pa.Schema:
+        """Return the Arrow schema: the fixed columns, then the methods' own, sorted by name."""
+        columns = {**self.columns, **{name: column_info(name) for name in sorted(extra)}}
+        described = [
+            pa.field(name, _TYPES[info.kind], metadata={"unit": info.unit, "description": info.description})
+            for name, info in columns.items()
+        ]
+        return pa.schema(described, metadata={"workbench_schema_version": str(SCHEMA_VERSION)})
+
+    def may_hold(self, name: str) -> bool:
+        """Whether a column of this name can belong to it."""
+        return name in self.columns or (self.may_grow and is_method_column(name))
 
 
-def event_schema() -> pa.Schema:
-    """Return the Arrow schema of events."""
-    return _schema(EVENT_COLUMNS)
+STEPS = RunTable("steps", COLUMNS, field_defaults(StepRecord), may_grow=True)
+EVENTS = RunTable("events", EVENT_COLUMNS, field_defaults(Event), may_grow=False)
 
 
-def read_json_table(path: Path, fixed: pa.Schema) -> pa.Table:
-    """Read the whole lines of a JSON-lines file.
+def read_frame(folder: Path, kind: RunTable, most_histograms: int | None = None) -> pd.DataFrame:
+    """Return a table of a run, going on or finished, as a DataFrame whose column types do not depend on its content.
+
+    Numbers and truth values are NumPy columns, text is pandas' ``str``. The list columns hold one tuple per row,
+    of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries, empty on rows without.
 
     Args:
-        path: ``steps.jsonl`` or ``events.jsonl``, possibly still growing or torn.
-        fixed: ``step_schema()`` or ``event_schema()``; only steps may carry further (method) columns.
+        folder: The run directory.
+        kind: Which table.
+        most_histograms: Keep the dictionaries of at most so many rows, evenly chosen; None keeps all.
 
     Raises:
-        RunError: When a line is damaged or holds a value of the wrong type.
-        FileNotFoundError: When there is no such file.
+        RunError: When a line is damaged; when a file is no Parquet, or larger than the memory that is free; when a
+            column is missing, of another type, twice there or none of a run's, or lacks a value.
+        FileNotFoundError: When there is neither file.
     """
-    tables = list(_json_tables(path, fixed))
-    names = set().union(*(table.column_names for table in tables)) - set(fixed.names)
-    schema = step_schema(names) if names else fixed
-    table = pa.concat_tables([schema.empty_table(), *tables], promote_options="default")
-    _check_complete(path, table, fixed)
+    # The lines first: they are removed only after the Parquet file is in place, so one of the two is always there.
+    with contextlib.suppress(FileNotFoundError):
+        return _to_frame(_read_json_table(folder / f"{kind.name}.jsonl", kind), most_histograms)
+    unread = ("grad_exponents",) if most_histograms == 0 else ()
+    return _to_frame(_read_parquet_table(folder / f"{kind.name}.parquet", kind, unread), most_histograms)
+
+
+def compact(folder: Path, kind: RunTable, method_columns: Iterable[str]) -> None:
+    """Write the lines of a table as Parquet, replacing that file as a whole; the lines stay.
+
+    Raises:
+        RunError: When a line is damaged.
+        OSError: When the file cannot be written; it is then as it was.
+    """
+    schema = kind.schema(method_columns if kind.may_grow else ())
+    # A dictionary pays where values repeat; for measured numbers it makes the file a third larger and slower to read.
+    repeating = [
+        field.name
+        for field in schema
+        if (field.name in kind.columns and kind.columns[field.name].repeats)
+        or not (pa.types.is_floating(field.type) or pa.types.is_list(field.type))
+    ]
+    source, options = folder / f"{kind.name}.jsonl", {"compression": "zstd", "use_dictionary": repeating}
+    with (
+        replacing(folder / f"{kind.name}.parquet") as temporary,
+        pq.ParquetWriter(temporary, schema, **options) as writer,
+    ):
+        for rows in read_rows(source):
+            writer.write_table(_table(source, rows, kind, schema))
+
+
+def _read_json_table(path: Path, kind: RunTable) -> pa.Table:
+    tables, extra = [], set[str]()
+    for rows in read_rows(path):
+        names = set[str]().union(*rows) - kind.columns.keys()
+        if wrong := sorted(name for name in names if not kind.may_hold(name)):
+            raise RunError(f"{path}: unknown column `{wrong[0]}`; a method's column is named like `dim_reduce.rho`")
+        tables.append(_table(path, rows, kind, kind.schema(names)))
+        extra |= names
+    table = pa.concat_tables([kind.schema(extra).empty_table(), *tables], promote_options="default")
+    _check_complete(path, table, kind)
     return table
 
 
-def read_parquet_table(path: Path, fixed: pa.Schema, *, unread: Collection[str] = ()) -> pa.Table:
-    """Read a Parquet file that ``compact`` wrote.
-
-    Args:
-        path: ``steps.parquet`` or ``events.parquet``.
-        fixed: Columns that must be there, with their types.
-        unread: List columns that are not read: empty in every row, whatever the file holds.
-
-    Raises:
-        RunError: When the file cannot be read as Parquet, is larger than the memory that is free, or a column is
-            missing, of another type, twice there or no step's.
-        FileNotFoundError: When there is no such file.
-    """
+def _read_parquet_table(path: Path, kind: RunTable, unread: Collection[str]) -> pa.Table:
+    """Read a file that ``compact`` wrote, list columns that are not to be read as empty, whatever the file holds."""
     try:
         # Not read_table, which reads a folder as one table, and a folder's name `lr=0.1` as one more column.
         with pq.ParquetFile(path) as file:
-            _check_schema(path, file.schema_arrow, fixed)
+            _check_schema(path, file.schema_arrow, kind)
             _check_size(path, file.metadata)
             names = file.schema_arrow.names
             table = file.read(columns=[name for name in names if name not in unread])
         table = table.replace_schema_metadata()  # notes that pandas would follow are not for strangers to write
         table.validate(full=True)
         for name in unread:
-            kind = fixed.field(name).type
-            starts, values = np.zeros(len(table) + 1, np.int32), pa.array([], kind.value_type)
-            nothing = pa.ListArray.from_arrays(pa.array(starts), values, type=kind)
-            table = table.add_column(names.index(name), fixed.field(name), nothing)
+            field = kind.schema().field(name)
+            starts, values = np.zeros(len(table) + 1, np.int32), pa.array([], field.type.value_type)
+            nothing = pa.ListArray.from_arrays(pa.array(starts), values, type=field.type)
+            table = table.add_column(names.index(name), field, nothing)
     except (FileNotFoundError, RunError):
         raise
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise RunError(f"{path}: not a readable Parquet file ({_first_line(error)}); restore it or rerun") from error
-    _check_complete(path, table, fixed)
+    _check_complete(path, table, kind)
     return table
 
 
-def compact(source: Path, target: Path, schema: pa.Schema) -> None:
-    """Write a JSON-lines file as Parquet, replacing the target as a whole; the source stays.
-
-    Args:
-        source: ``steps.jsonl`` or ``events.jsonl``.
-        target: Parquet file to write.
-        schema: All columns the source may hold, the methods' own included.
-
-    Raises:
-        RunError: When a line of the source is damaged.
-        OSError: When the target cannot be written; it is then as it was.
-    """
-    # A dictionary pays where values repeat; for measured numbers it makes the file a third larger and slower to read.
-    repeating = [
-        field.name
-        for field in schema
-        if field.name in _REPEATING or (not pa.types.is_floating(field.type) and not pa.types.is_list(field.type))
-    ]
-    options = {"compression": "zstd", "use_dictionary": repeating}
-    with replacing(target) as temporary, pq.ParquetWriter(temporary, schema, **options) as writer:
-        for rows in read_rows(source):
-            writer.write_table(_table(source, rows, schema))
-
-
-def to_frame(table: pa.Table, most_histograms: int | None = None) -> pd.DataFrame:
-    """Return a table as a DataFrame whose column types do not depend on its content.
-
-    Numbers and truth values are NumPy columns, text is pandas' ``str``. The list columns hold one tuple per row,
-    of floats or of ``{group, lowest, counts, zeros, nonfinite}`` dictionaries, empty on rows without.
-
-    Args:
-        table: Steps or events.
-        most_histograms: Keep the dictionaries of at most so many rows, evenly chosen; None keeps all.
-    """
+def _to_frame(table: pa.Table, most_histograms: int | None) -> pd.DataFrame:
     lists = [field.name for field in table.schema if pa.types.is_list(field.type)]
     frame: pd.DataFrame = table.drop_columns(lists).to_pandas()
     for name in lists:
@@ -161,51 +167,31 @@ def to_frame(table: pa.Table, most_histograms: int | None = None) -> pd.DataFram
     return frame
 
 
-def _schema(columns: Mapping[str, ColumnInfo]) -> pa.Schema:
-    described = [
-        pa.field(name, _TYPES[info.kind], metadata={"unit": info.unit, "description": info.description})
-        for name, info in columns.items()
-    ]
-    return pa.schema(described, metadata={"workbench_schema_version": str(SCHEMA_VERSION)})
-
-
-def _json_tables(path: Path, fixed: pa.Schema) -> Iterator[pa.Table]:
-    may_grow = fixed.names == list(COLUMNS)
-    known = set(fixed.names)
-    for rows in read_rows(path):
-        names: set[str] = set().union(*rows) - known
-        if wrong := sorted(name for name in names if not may_grow or not is_method_column(name)):
-            raise RunError(f"{path}: unknown column `{wrong[0]}`; a method's column is named like `dim_reduce.rho`")
-        yield _table(path, rows, step_schema(names) if names else fixed)
-
-
-def _table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    defaults = _EVENT_DEFAULTS if schema.names == list(EVENT_COLUMNS) else _STEP_DEFAULTS
+def _table(path: Path, rows: list[dict[str, Any]], kind: RunTable, schema: pa.Schema) -> pa.Table:
     arrays = []
     for field in schema:
-        default = defaults.get(field.name)
-        values = [row.get(field.name, default) for row in rows]
+        default = kind.defaults.get(field.name)
         try:
-            arrays.append(_array(values, field.type))
+            arrays.append(_array([row.get(field.name, default) for row in rows], field.type))
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError) as error:
             raise RunError(f"{path}: column `{field.name}` must hold {field.type} ({_first_line(error)})") from error
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _check_schema(path: Path, schema: pa.Schema, fixed: pa.Schema) -> None:
-    for name in schema.names:
-        if schema.names.count(name) > 1:
-            raise RunError(f"{path}: column `{name}` must be there once, got {schema.names.count(name)} of the name")
-    for field in fixed:
-        found = schema.field(field.name).type if field.name in schema.names else None
-        if found is None or not found.equals(field.type):
+def _check_schema(path: Path, found: pa.Schema, kind: RunTable) -> None:
+    for name in found.names:
+        if found.names.count(name) > 1:
+            raise RunError(f"{path}: column `{name}` must be there once, got {found.names.count(name)} of the name")
+    for field in kind.schema():
+        there = found.field(field.name).type if field.name in found.names else None
+        if there is None or not there.equals(field.type):
             raise RunError(
-                f"{path}: column `{field.name}` must have type {field.type}, got {found or 'no such column'}"
+                f"{path}: column `{field.name}` must have type {field.type}, got {there or 'no such column'}"
             )
-    for name in schema.names:
-        may_be = name in fixed.names or (fixed.names == list(COLUMNS) and is_method_column(name))
-        if not may_be or (name not in fixed.names and not schema.field(name).type.equals(pa.float64())):
-            raise RunError(f"{path}: column `{name}` of type {schema.field(name).type} is none of a run's")
+    for field in found:
+        is_number = field.name in kind.columns or field.type.equals(pa.float64())
+        if not (kind.may_hold(field.name) and is_number):
+            raise RunError(f"{path}: column `{field.name}` of type {field.type} is none of a run's")
 
 
 def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
@@ -219,9 +205,9 @@ def _check_size(path: Path, metadata: pq.FileMetaData) -> None:
         )
 
 
-def _check_complete(path: Path, table: pa.Table, fixed: pa.Schema) -> None:
+def _check_complete(path: Path, table: pa.Table, kind: RunTable) -> None:
     """Refuse a value that is missing: only a method's column has steps without one."""
-    for name in fixed.names:
+    for name in kind.columns:
         if any(_has_null(chunk) for chunk in table.column(name).chunks):
             raise RunError(f"{path}: column `{name}` must have a value in every row, some have none")
 
@@ -231,9 +217,7 @@ def _has_null(array: pa.Array) -> bool:
         return True
     if pa.types.is_list(array.type):
         return _has_null(array.flatten())
-    if pa.types.is_struct(array.type):
-        return any(_has_null(part) for part in array.flatten())
-    return False
+    return pa.types.is_struct(array.type) and any(_has_null(part) for part in array.flatten())
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -241,9 +225,8 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind)
     except pa.ArrowInvalid:
         # Arrow refuses a whole number beyond 2**53 as a double; a loss scale given as the int 2**60 is one.
-        if not pa.types.is_floating(kind) or not all(
-            value is None or isinstance(value, int | float) for value in values
-        ):
+        is_plain = all(value is None or isinstance(value, int | float) for value in values)
+        if not (pa.types.is_floating(kind) and is_plain):
             raise
         return pa.array([None if value is None else float(value) for value in values], kind)
 

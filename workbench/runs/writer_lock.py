@@ -29,17 +29,12 @@ FOREIGN_QUIET_SECONDS = 86_400.0
 def acquire(folder: Path) -> bool:
     """Take the lock of a run; return False when a living process holds it.
 
-    Args:
-        folder: Run directory.
-
     Raises:
         OSError: When the lock file cannot be written.
     """
-    path = folder / LOCK_NAME
-    if _held(folder):
+    if _held(folder, time.time()):
         return False
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # left by a killed writer
+    (folder / LOCK_NAME).unlink(missing_ok=True)  # left by a killed writer
     owner = {
         "host": platform.node(),
         "pid": os.getpid(),
@@ -47,7 +42,7 @@ def acquire(folder: Path) -> bool:
         "ticks": start_ticks(os.getpid()),
     }
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with (folder / LOCK_NAME).open("x", encoding="utf-8") as file:
             json.dump(owner, file)
     except FileExistsError:  # somebody else resumed the same run in this very moment
         return False
@@ -61,17 +56,9 @@ def release(folder: Path) -> None:
 
 
 def being_written(folder: Path, *, finished: bool, now: float | None = None) -> bool:
-    """Return whether somebody writes this run, or did so a moment ago and has not finished it.
-
-    Args:
-        folder: Run directory.
-        finished: Whether the run has its summary.
-        now: Seconds since the epoch; None for the clock.
-    """
-    if _held(folder, now):
-        return True
-    quiet = (time.time() if now is None else now) - last_change(folder)
-    return not finished and quiet < QUIET_SECONDS
+    """Return whether somebody writes this run, or did so a moment ago (of ``now``) and has not finished it."""
+    now = time.time() if now is None else now
+    return _held(folder, now) or (not finished and now - last_change(folder) < QUIET_SECONDS)
 
 
 def last_change(folder: Path) -> float:
@@ -83,7 +70,7 @@ def last_change(folder: Path) -> float:
     return max(changes)
 
 
-def _held(folder: Path, now: float | None = None) -> bool:
+def _held(folder: Path, now: float) -> bool:
     try:
         owner = json.loads((folder / LOCK_NAME).read_text(encoding="utf-8"))
         host, pid, began = str(owner["host"]), int(owner["pid"]), float(owner["began"])
@@ -92,7 +79,7 @@ def _held(folder: Path, now: float | None = None) -> bool:
         return False
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         # Half a lock: its writer was stopped, or is at it right now. The quiet time decides.
-        return (time.time() if now is None else now) - last_change(folder) < QUIET_SECONDS
+        return now - last_change(folder) < QUIET_SECONDS
     if host != platform.node():
-        return (time.time() if now is None else now) - last_change(folder) < FOREIGN_QUIET_SECONDS
+        return now - last_change(folder) < FOREIGN_QUIET_SECONDS
     return is_running(pid, ticks=ticks, began=began)

@@ -13,10 +13,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, StepRecord
-from workbench.runs.mirrors.errors import MirrorWarning
-from workbench.runs.mirrors.mirror import Mirror, MirroredRun
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorWarning, reason_of
 
 __all__ = ["LiveMirrors"]
 
@@ -47,12 +45,7 @@ class LiveMirrors:
         self._threads: list[_Thread] = []
 
     def begin(self, name: str, config: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
-        """Open the run in every mirror.
-
-        Args:
-            name: Its name there.
-            config: Its configuration.
-            environment: Where and with what it is made.
+        """Open the run, under a name, in every mirror.
 
         Raises:
             MirrorError: When one of them cannot be opened.
@@ -63,11 +56,7 @@ class LiveMirrors:
         self._threads = [_Thread(mirror) for mirror in self.mirrors]
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Hand a block to every mirror; returns at once.
-
-        Args:
-            records: Steps, in order.
-            events: Events of these steps.
+        """Hand a block of steps, in order, and their events to every mirror; returns at once.
 
         Warns:
             MirrorWarning: Once for a mirror that has failed since the last block.
@@ -75,13 +64,10 @@ class LiveMirrors:
         block = list(records), list(events)
         for thread in self._threads:
             thread.take(*block)
-        self._say_failures()
+        self._warn_of_failures()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send what is left and the results.
-
-        Args:
-            summary: As in ``summary.json``.
+        """Send what is left and the results, as in ``summary.json``.
 
         Warns:
             MirrorWarning: For a mirror that failed or did not take the end in time.
@@ -93,17 +79,16 @@ class LiveMirrors:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 thread.error = TimeoutError(f"it did not take the end of the run within {self._wait_seconds:g} s")
-        self._say_failures()
+        self._warn_of_failures()
         self._threads = []
 
-    def _say_failures(self) -> None:
+    def _warn_of_failures(self) -> None:
         for thread in self._threads:
-            if thread.error is not None and not thread.said:
-                thread.said = True
-                reason = hide_passwords(" ".join(str(thread.error).split()) or type(thread.error).__name__)
+            if thread.error is not None and not thread.warned:
+                thread.warned = True
                 warnings.warn(
-                    f"the mirror to {thread.mirror} was given up ({reason}); the run goes on, `workbench runs mirror "
-                    "RUN --to ...` sends it again once it is finished",
+                    f"the mirror to {thread.mirror} was given up ({reason_of(thread.error)}); the run goes on, "
+                    "`workbench runs mirror RUN --to ...` sends it again once it is finished",
                     MirrorWarning,
                     stacklevel=3,
                 )
@@ -116,7 +101,7 @@ class _Thread(threading.Thread):
         super().__init__(name=f"mirror to {mirror}", daemon=True)
         self.mirror = mirror
         self.error: Exception | None = None
-        self.said = False
+        self.warned = False
         self._records: Sequence[StepRecord] = []
         self._events: list[Event] = []
         self._summary: Mapping[str, Any] | None = None

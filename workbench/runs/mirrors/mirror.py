@@ -15,16 +15,38 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal
 
 from workbench.config import BoostConfig
+from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, EventKind, StepRecord
-from workbench.runs.mirrors.errors import MirrorError
 from workbench.runs.mirrors.selection import Point, Selection
 
-__all__ = ["Mirror", "MirroredRun", "State", "require", "summary_numbers"]
+__all__ = [
+    "Mirror",
+    "MirrorError",
+    "MirrorFailedError",
+    "MirrorWarning",
+    "MirroredRun",
+    "State",
+    "reason_of",
+    "require",
+    "summary_numbers",
+]
 
 State = Literal["absent", "partial", "complete"]
 
 _INSTALL = 'pip install "boost-workbench[mirrors]"'
 _SUMMARY_NUMBERS = ("metric", "final_loss", "final_loss_scale", "seconds", "steps", "overflows")
+
+
+class MirrorError(ValueError):
+    """The mirror cannot be opened as it was asked for; the message is one sentence."""
+
+
+class MirrorFailedError(RuntimeError):
+    """A mirror that was opened could not be written."""
+
+
+class MirrorWarning(UserWarning):
+    """A mirror was given up; the run it followed goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +123,12 @@ class Mirror(ABC):
     def state_of(self, run: MirroredRun) -> State:
         """Say whether the run is there already, as a whole or begun and not finished.
 
-        Args:
-            run: The run.
-
         Raises:
             MirrorError: When something else is where it would go, or the place cannot be reached.
         """
 
     def begin(self, run: MirroredRun) -> None:
         """Open the run; what an earlier attempt left of the same run is replaced.
-
-        Args:
-            run: The run.
 
         Raises:
             MirrorError: When the place cannot be opened.
@@ -123,24 +139,14 @@ class Mirror(ABC):
         self._begin(run)
 
     def write(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> None:
-        """Send a block.
-
-        Args:
-            records: Steps, in order.
-            events: Events of these steps.
-        """
+        """Send a block of steps, in order, and their events."""
         events = list(events)
         points = self._selection.points(records, events)
-        told = [event for event in events if event.kind is not EventKind.EVALUATION]
-        self._write(points, told)
+        self._write(points, [event for event in events if event.kind is not EventKind.EVALUATION])
 
     @abstractmethod
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send the results and close the run.
-
-        Args:
-            summary: As in ``summary.json``; its ``state`` says how the run ended.
-        """
+        """Send the results, as in ``summary.json``, and close the run; their ``state`` says how it ended."""
 
     def abandon(self) -> None:  # noqa: B027  # most have nothing to give back
         """Give back what the run holds here, after an error; never raises."""
@@ -152,7 +158,7 @@ class Mirror(ABC):
     def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None: ...
 
     def _when(self, step: int) -> float:
-        """Return when a step of this block ended, seconds since the epoch."""
+        """Return when a step of this block ended, seconds since the epoch; -1 is the end of the block."""
         return self._run.started + self._selection.seconds_at(step)
 
 
@@ -177,12 +183,13 @@ def summary_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def require(library: str, what: str) -> None:
-    """Import an optional library.
+def reason_of(error: BaseException) -> str:
+    """Return what went wrong in one line, without passwords."""
+    return hide_passwords(" ".join(str(error).split()) or type(error).__name__)
 
-    Args:
-        library: Its module.
-        what: Its name for people.
+
+def require(library: str, what: str) -> None:
+    """Import an optional library, whose name for people is ``what``.
 
     Raises:
         MirrorError: When it is not installed.

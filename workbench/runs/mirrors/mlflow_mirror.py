@@ -7,6 +7,7 @@ among it, stays as it is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import warnings
@@ -16,14 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event
-from workbench.runs.mirrors.errors import MirrorError, MirrorFailedError
-from workbench.runs.mirrors.mirror import (
-    Mirror,
-    MirroredRun,
-    State,
-    require,
-    summary_numbers,
-)
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point
 
 if TYPE_CHECKING:
@@ -57,7 +51,6 @@ class MlflowMirror(Mirror):
     def __init__(self, uri: str | None = None, experiment: str | None = None) -> None:
         self.uri = uri
         self.experiment = experiment
-        self._client: MlflowClient | None = None
         self._run_id = ""
         self._told: list[str] = []
 
@@ -65,23 +58,12 @@ class MlflowMirror(Mirror):
         return f"MLflow at {hide_passwords(self.uri)}" if self.uri else "MLflow"
 
     def check(self) -> None:
-        """See that MLflow is installed.
-
-        Raises:
-            MirrorError: When it is not.
-        """
+        """See that MLflow is installed."""
         with _quiet():
             require("mlflow", "MLflow")
 
     def state_of(self, run: MirroredRun) -> State:
-        """Say whether the run is there, by the tags that this mirror gives its runs.
-
-        Args:
-            run: The run.
-
-        Raises:
-            MirrorError: When MLflow cannot be reached.
-        """
+        """Say whether the run is there, by the tags that this mirror gives its runs."""
         with self._plain_errors(), _quiet():
             found = self._find(run)
         if found is None:
@@ -92,18 +74,15 @@ class MlflowMirror(Mirror):
         self.check()
         self._told = []
         with self._plain_errors(), _quiet():
-            client = self._opened()
             left = self._find(run)
             if left is not None:
-                client.delete_run(left.info.run_id)
-            name = run.name.rpartition("/")[2]
-            created = client.create_run(
-                self._experiment_id(run), start_time=round(run.started * 1e3), tags=_tags(run), run_name=name
-            )
+                self._client.delete_run(left.info.run_id)
+            experiment, began, name = self._experiment_id(run), round(run.started * 1e3), run.name.rpartition("/")[2]
+            created = self._client.create_run(experiment, start_time=began, tags=_tags(run), run_name=name)
             self._run_id = created.info.run_id
             self._send_parameters(run.parameters)
-            client.log_text(self._run_id, _json(run.config), "boost_config.json")
-            client.log_text(self._run_id, _json(run.environment), "environment.json")
+            self._client.log_dict(self._run_id, dict(run.config), "boost_config.json")
+            self._client.log_dict(self._run_id, dict(run.environment), "environment.json")
 
     def _write(self, points: Sequence[Point], events: Sequence[Event]) -> None:
         for event in events[: _MOST_EVENTS - len(self._told)]:
@@ -112,14 +91,10 @@ class MlflowMirror(Mirror):
             self._send_metrics([(point.step, self._run.started + point.seconds, point.values) for point in points])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Send the results and end the MLflow run.
-
-        Args:
-            summary: As in ``summary.json``.
-        """
-        end = self._run.started + self._selection.seconds_at(-1)
+        """Send the results and end the MLflow run."""
+        end = self._when(-1)
         state = str(summary.get("state", ""))
-        client = self._opened()
+        client = self._client
         with _quiet_logs():
             self._send_metrics([(int(summary.get("steps") or 0), end, summary_numbers(summary))])
             for name in ("state", "in_effect", "message", "metric_name"):
@@ -127,16 +102,15 @@ class MlflowMirror(Mirror):
                     client.set_tag(self._run_id, name, hide_passwords(str(summary[name]))[:_LONGEST_VALUE])
             if self._told:
                 client.log_text(self._run_id, "\n".join(self._told) + "\n", "events.txt")
-            client.log_text(self._run_id, _json(summary), "summary.json")
+            client.log_dict(self._run_id, dict(summary), "summary.json")
             client.set_tag(self._run_id, _COMPLETE, "yes" if state else "no")
             client.set_terminated(self._run_id, _STATUS.get(state, "FINISHED" if state else "KILLED"), round(end * 1e3))
 
-    def _opened(self) -> MlflowClient:
-        if self._client is None:
-            from mlflow import MlflowClient
+    @functools.cached_property
+    def _client(self) -> MlflowClient:
+        from mlflow import MlflowClient
 
-            self._client = MlflowClient(tracking_uri=self.uri)
-        return self._client
+        return MlflowClient(tracking_uri=self.uri)
 
     def _experiment_name(self, run: MirroredRun) -> str:
         group = run.name.rpartition("/")[0]
@@ -144,29 +118,27 @@ class MlflowMirror(Mirror):
 
     def _experiment_id(self, run: MirroredRun) -> str:
         name = self._experiment_name(run)
-        found = self._opened().get_experiment_by_name(name)
+        found = self._client.get_experiment_by_name(name)
         if found is None:
-            return str(self._opened().create_experiment(name, artifact_location=_artifacts_beside(self.uri)))
+            return str(self._client.create_experiment(name, artifact_location=_artifacts_beside(self.uri)))
         if found.lifecycle_stage != "active":
             raise MirrorError(f"the MLflow experiment {name!r} is deleted; restore it or name another one")
         return str(found.experiment_id)
 
     def _find(self, run: MirroredRun) -> Any:
-        experiment = self._opened().get_experiment_by_name(self._experiment_name(run))
+        experiment = self._client.get_experiment_by_name(self._experiment_name(run))
         if experiment is None:
             return None
-        mine = f"tags.`{_RUN}` = '{run.name}'"
-        for found in self._opened().search_runs([experiment.experiment_id], mine):
-            if found.data.tags.get(_STARTED) == str(run.environment.get("started", "")):
-                return found
-        return None
+        started = str(run.environment.get("started", ""))
+        found = self._client.search_runs([experiment.experiment_id], f"tags.`{_RUN}` = '{run.name}'")
+        return next((one for one in found if one.data.tags.get(_STARTED) == started), None)
 
     def _send_parameters(self, parameters: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
         rows = [Param(name, _shown(value)) for name, value in parameters.items() if value is not None]
         for at in range(0, len(rows), _PARAMETERS_AT_ONCE):
-            self._opened().log_batch(self._run_id, params=rows[at : at + _PARAMETERS_AT_ONCE])
+            self._client.log_batch(self._run_id, params=rows[at : at + _PARAMETERS_AT_ONCE])
 
     def _send_metrics(self, rows: Sequence[tuple[int, float, Mapping[str, float]]]) -> None:
         from mlflow.entities import Metric
@@ -177,18 +149,18 @@ class MlflowMirror(Mirror):
             for name, value in values.items()
         ]
         for at in range(0, len(metrics), _METRICS_AT_ONCE):
-            self._opened().log_batch(self._run_id, metrics=metrics[at : at + _METRICS_AT_ONCE])
+            self._client.log_batch(self._run_id, metrics=metrics[at : at + _METRICS_AT_ONCE])
 
     @contextlib.contextmanager
     def _plain_errors(self) -> Iterator[None]:
         """Say what keeps MLflow from being opened; the libraries below it raise one class per store."""
         try:
             yield
-        except (MirrorError, MirrorFailedError):
+        except MirrorError:
             raise
         except Exception as error:
-            reason = hide_passwords(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
-            raise MirrorError(f"{self} cannot be opened: {reason}") from None
+            first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise MirrorError(f"{self} cannot be opened: {hide_passwords(first_line)}") from None
 
 
 def _tags(run: MirroredRun) -> dict[str, str]:
@@ -219,10 +191,6 @@ def _artifacts_beside(uri: str | None) -> str | None:
 
 def _shown(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value))[:_LONGEST_VALUE]
-
-
-def _json(values: Mapping[str, Any]) -> str:
-    return json.dumps(dict(values), indent=2, default=str) + "\n"
 
 
 @contextlib.contextmanager

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.rank_environment import is_first_rank
-from workbench.runs.mirrors.errors import MirrorError
 from workbench.runs.mirrors.live import LiveMirrors
-from workbench.runs.mirrors.mirror import Mirror
+from workbench.runs.mirrors.mirror import Mirror, MirrorError
 from workbench.runs.mirrors.mlflow_mirror import MlflowMirror
 from workbench.runs.mirrors.tensorboard_mirror import TensorBoardMirror
 
@@ -33,9 +32,6 @@ def mirrors_named(given: Iterable[Mirror | str]) -> list[Mirror]:
 
 def live_mirrors(given: Iterable[Mirror | str]) -> LiveMirrors | None:
     """Return the mirrors of a run that is about to begin; None without any, and on every rank but the first.
-
-    Args:
-        given: Mirrors or names, as for `mirrors_named`.
 
     Raises:
         MirrorError: When a name is unknown or a library is not installed.

@@ -7,11 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workbench.core.credentials import hide_passwords
 from workbench.core.records import Event, StepRecord
 from workbench.runs import Run, find_runs, read_run
-from workbench.runs.mirrors.errors import MirrorError, MirrorFailedError
-from workbench.runs.mirrors.mirror import Mirror, MirroredRun
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, MirrorFailedError, reason_of
 
 __all__ = ["mirror_runs"]
 
@@ -57,15 +55,11 @@ def _mirror_run(path: Path, mirrors: Sequence[Mirror]) -> list[str]:
             mirror.finish(run.summary)
         except Exception as error:  # a disk, a server, a database: each library has errors of its own
             mirror.abandon()
-            raise _failed(mirror, path, error) from error
+            raise MirrorFailedError(
+                f"{path} could not be mirrored to {mirror} as a whole: {reason_of(error)}; the same command sends it "
+                "anew"
+            ) from error
     return [str(mirror) for mirror in wanted]
-
-
-def _failed(mirror: Mirror, path: Path, error: Exception) -> MirrorFailedError:
-    reason = hide_passwords(" ".join(str(error).split()) or type(error).__name__)
-    return MirrorFailedError(
-        f"{path} could not be mirrored to {mirror} as a whole: {reason}; the same command sends it anew"
-    )
 
 
 def _blocks(run: Run) -> Iterator[tuple[list[StepRecord], list[Event]]]:

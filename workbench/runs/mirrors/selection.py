@@ -14,38 +14,23 @@ from dataclasses import dataclass
 from workbench.core.records import Event, EventKind, StepRecord
 from workbench.runs.schema import COLUMNS, ColumnInfo, column_info
 
-__all__ = ["OVERFLOWS", "SCALARS", "Point", "Selection", "described"]
+__all__ = ["FROZEN", "OVERFLOWS", "SCALARS", "Point", "Selection", "described"]
 
-SCALARS: dict[str, str] = {
-    "loss": "training/loss",
-    "learning_rate": "training/learning_rate",
-    "loss_scale": "loss_scale/scale",
-    "underflow_share": "loss_scale/underflow_share",
-    "grad_norm": "gradient/norm",
-    "grad_amax": "gradient/largest",
-    "step_ms": "time/step_ms",
-    "memory_bytes": "memory/bytes",
-}
+FROZEN = COLUMNS["frozen_groups"].mirror  # shown once there are any
+SCALARS = {column: info.mirror for column, info in COLUMNS.items() if info.mirror and info.mirror != FROZEN}
 """Fixed column of a run -> name in a mirror."""
-
 OVERFLOWS = "loss_scale/overflows"
-"""Name of the number of updates whose gradients overflowed, so far."""
 
-FROZEN = "freezing/frozen_groups"
+_DESCRIBED = {info.mirror: info for info in COLUMNS.values() if info.mirror}
+_DESCRIBED[OVERFLOWS] = ColumnInfo("float64", "updates", "Updates whose gradients overflowed, so far.")
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The numbers of one step.
-
-    Args:
-        step: Micro-batch index, counted from 0.
-        seconds: Time since the run began when the step ended, seconds.
-        values: Name in the mirror -> number; always finite.
-    """
+    """The numbers of one step, all finite, by their name in the mirror."""
 
     step: int
-    seconds: float
+    seconds: float  # time since the run began when the step ended
     values: Mapping[str, float]
 
 
@@ -71,9 +56,7 @@ class Selection:
     def points(self, records: Iterable[StepRecord], events: Iterable[Event] = ()) -> list[Point]:
         """Return the points of a block, evaluations among them, in the order of their steps.
 
-        Args:
-            records: Steps, in order, none left out: overflows are counted here.
-            events: Events of the same block.
+        No step may be left out of the records: overflows are counted here.
         """
         points = list(self._of_steps(records))
         for event in events:
@@ -113,24 +96,10 @@ class Selection:
 
 def described(names: Sequence[str]) -> dict[str, ColumnInfo]:
     """Return unit and meaning of mirrored numbers; names that no column explains are left out."""
-    back = {name: column for column, name in SCALARS.items()}
-    found: dict[str, ColumnInfo] = {}
-    for name in names:
-        if name == OVERFLOWS:
-            found[name] = ColumnInfo("float64", "updates", "Updates whose gradients overflowed, so far.")
-        elif name == FROZEN:
-            found[name] = COLUMNS["frozen_groups"]
-        elif name in back:
-            found[name] = COLUMNS[back[name]]
-        elif not name.startswith(("evaluation/", "summary/")):
-            found[name] = column_info(_column_of(name))
-    return found
+    explained = [name for name in names if not name.startswith(("evaluation/", "summary/"))]
+    return {name: _DESCRIBED.get(name) or column_info(name.replace("/", ".")) for name in explained}
 
 
 def _method_name(column: str) -> str:
     unit = "_ms" if column.startswith("time.") else ""  # the column's name leaves out what its documentation says
     return column.replace(".", "/") + unit
-
-
-def _column_of(name: str) -> str:
-    return name.removesuffix("_ms").replace("/", ".") if name.startswith("time/") else name.replace("/", ".")

@@ -15,14 +15,7 @@ from typing import Any, BinaryIO
 
 from workbench.core.files import write_text_atomically
 from workbench.core.records import Event
-from workbench.runs.mirrors.errors import MirrorError
-from workbench.runs.mirrors.mirror import (
-    Mirror,
-    MirroredRun,
-    State,
-    require,
-    summary_numbers,
-)
+from workbench.runs.mirrors.mirror import Mirror, MirroredRun, MirrorError, State, require, summary_numbers
 from workbench.runs.mirrors.selection import Point, described
 
 __all__ = ["TensorBoardMirror"]
@@ -53,18 +46,11 @@ class TensorBoardMirror(Mirror):
         return f"TensorBoard in {self.folder}"
 
     def check(self) -> None:
-        """See that tensorboard is installed.
-
-        Raises:
-            MirrorError: When it is not.
-        """
+        """See that tensorboard is installed."""
         require("tensorboard.summary.writer.record_writer", "TensorBoard")
 
     def state_of(self, run: MirroredRun) -> State:
         """Say whether the run is there; a file of ours beside the event files tells.
-
-        Args:
-            run: The run.
 
         Raises:
             MirrorError: When another run, or somebody else's event files, are in its folder.
@@ -115,25 +101,22 @@ class TensorBoardMirror(Mirror):
             kind = str(event.kind)
             self._sentences[kind] = self._sentences.get(kind, 0) + 1
             if self._sentences[kind] <= _MOST_SENTENCES:
-                sentence = event.message or " ".join(filter(None, (kind, event.subject, _number(event.value))))
+                value = f"{event.value:g}" if event.value == event.value else ""
+                sentence = event.message or " ".join(filter(None, (kind, event.subject, value)))
                 self._text(f"events/{kind}", sentence, event.step, self._when(event.step))
         self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the results and the state, and close the event file.
-
-        Args:
-            summary: As in ``summary.json``.
-        """
-        end = self._run.started + self._selection.seconds_at(-1)
-        step = int(summary.get("steps") or 0)
+        """Write the results and the state, and close the event file."""
+        end, step, state = self._when(-1), int(summary.get("steps") or 0), summary.get("state")
         self._scalars(summary_numbers(summary), step, end)
         shown = {name: value for name, value in summary.items() if name != "curve"}
         self._text("about/summary", _as_table(shown), step, end)
-        self._add(_session_end(str(summary.get("state", "")), end), step, end)
+        outcome = "FAILURE" if state in {"diverged", "interrupted"} else "SUCCESS" if state else "UNKNOWN"
+        self._add(_session_end(f"STATUS_{outcome}", end), step, end)
         self._writer.close()
         self._file = None
-        self._mark(complete=bool(summary.get("state")))
+        self._mark(complete=bool(state))
 
     def abandon(self) -> None:
         """Close the event file; what is in it stays readable."""
@@ -172,14 +155,12 @@ class TensorBoardMirror(Mirror):
         self._writer.write(FileEvent(wall_time=when, step=step, summary=summary).SerializeToString())
 
 
-def _session_end(state: str, when: float) -> Any:
+def _session_end(status: str, when: float) -> Any:
+    """Return what ``hparams.summary.session_end_pb`` would, which needs TensorFlow."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
     from tensorboard.plugins.hparams.api_pb2 import Status
 
-    status = "STATUS_FAILURE" if state in {"diverged", "interrupted"} else "STATUS_SUCCESS"
-    if not state:
-        status = "STATUS_UNKNOWN"
     ended = plugin_data_pb2.SessionEndInfo(status=Status.Value(status), end_time_secs=when)
     content = metadata.create_summary_metadata(plugin_data_pb2.HParamsPluginData(session_end_info=ended))
     entry = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, metadata=content, tensor=metadata.NULL_TENSOR)
@@ -200,7 +181,3 @@ def _as_table(values: Mapping[str, Any]) -> str:
         for name, value in values.items()
     ]
     return "\n".join(["| | |", "| --- | --- |", *rows])
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if value == value else ""
