@@ -230,12 +230,12 @@ def test_a_side_that_diverges_is_said(made: Callable[..., ComparePanel]) -> None
 
 
 def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -> None:
-    from workbench.panels.compare_panel import CompareOrder, _Step
+    from workbench.panels.compare_panel import _Order, _Step
     from workbench.training.run import RunProgress
 
     panel = made()
     sides = (("O0", BoostConfig(), "O0"), ("O1", BoostConfig(), "O1"))
-    panel._order = CompareOrder("digits-lenet", sides, (4, 9), 100)
+    panel._order = _Order(sides, (4, 9), 100)
     panel._metrics = [[float("nan")] * 2 for _ in sides]
     panel._take([_Step(1, 0, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))])
     assert "run 2 of 4 · O1, seed 4 · 50 of 100 steps · loss 0.25" in text_in(panel)

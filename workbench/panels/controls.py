@@ -7,7 +7,6 @@ no rule is stated twice.
 
 from __future__ import annotations
 
-import html
 import math
 import re
 import threading
@@ -19,8 +18,7 @@ import ipywidgets as widgets
 
 from workbench.config import ParameterInfo
 from workbench.config.errors import shown
-from workbench.panels.panel import close_recursively
-from workbench.panels.placed_widgets import (
+from workbench.panels.kit import (
     Button,
     Dropdown,
     FloatLogSlider,
@@ -29,27 +27,34 @@ from workbench.panels.placed_widgets import (
     IntSlider,
     Row,
     Stack,
-    Text,
+    close_recursively,
+    text_box,
 )
-from workbench.panels.style import error_html, faint, words
+from workbench.panels.style import error_html, faint, label_html
 
-__all__ = ["ParameterControl", "control_for", "number_text", "parsed"]
+__all__ = ["ParameterControl", "choice_text", "control_for", "field", "number_text", "parsed"]
 
 _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
 
 
+def field(path: str, title: str, description: str, kind: Any, default: Any, **more: Any) -> ParameterInfo:
+    """Describe a field that is no parameter of the configuration, so that a control can be made of it."""
+    plain: dict[str, Any] = {
+        **dict.fromkeys(("low", "high", "step")),
+        "log": False,
+        "choices": (),
+        "unit": "",
+        "optional": False,
+        "rule": "",
+    }
+    return ParameterInfo(path=path, title=title, description=description, kind=kind, default=default, **(plain | more))
+
+
 class ParameterControl(ABC):
-    """A control for one parameter.
+    """A control for one parameter; its first value is the default one if None.
 
     Its widgets are made when somebody asks for them: a control in a section that nobody unfolds costs nothing.
-
-    Args:
-        info: The parameter.
-        value: First value; the default one if None.
-
-    Attributes:
-        info: The parameter.
     """
 
     def __init__(self, info: ParameterInfo, value: Any = None) -> None:
@@ -58,10 +63,10 @@ class ParameterControl(ABC):
         self._observers: list[Callable[[ParameterControl], None]] = []
         self._setting_thread: int | None = None
         self._lock = threading.RLock()
-        self.reason = ""
         self._locked = False
+        self.reason = ""
+        self.problem = ""
         self._note = ""
-        self._problem = ""
         self._widget: widgets.VBox | None = None
         # Most controls need neither: they are made when there is something to take back, or to say.
         self._reset: widgets.Button | None = None
@@ -72,15 +77,17 @@ class ParameterControl(ABC):
         """What to show."""
         with self._lock:
             if self._widget is None:
+                info = self.info
+                label = label_html(info.title, f"{info.path}: {info.description}", info.unit)
                 self._inputs = self._make_inputs()
-                self._head = Row((Html(_label_html(self.info), css="wb-grow"),), css="wb-head")
+                self._head = Row((Html(label, css="wb-grow"),), css="wb-head")
                 self._widget = Stack((self._head, *self._inputs), css="wb-field")
                 self._show(self._value)
                 self._set_disabled()
             return self._widget
 
     def close(self) -> None:
-        """Close what was shown; may be called twice, and by whom the control stands in, too."""
+        """Close what was shown; may be called twice, and by whatever the control stands in, too."""
         if self._widget is not None:
             close_recursively(self._widget)
 
@@ -90,89 +97,46 @@ class ParameterControl(ABC):
         return self._value
 
     def set(self, value: Any) -> None:
-        """Show a value; observers are not called.
-
-        Args:
-            value: The value; None is unset.
-        """
+        """Show a value, None for unset; observers are not called."""
         with self._lock:
-            self._value = value
-            self._problem = ""
+            self._value, self.problem = value, ""
             self._show(value)
 
     @property
     def disabled(self) -> bool:
-        """Whether the control cannot be used at present; ``reason`` says why, where it is not that work goes on."""
+        """Whether the control cannot be used at present: for a ``reason``, or while work is under way."""
         return self._locked or bool(self.reason)
 
     def disable(self, reason: str) -> None:
-        """Enable the control, or disable it for a reason that is shown.
-
-        Args:
-            reason: One sentence; empty enables it.
-        """
-        if reason == self.reason:
-            return
-        self.reason = reason
-        self._set_disabled()
-        self._tell()
+        """Disable the control for a reason that is shown beneath, or enable it with an empty one."""
+        if reason != self.reason:
+            self.reason = reason
+            self._set_disabled()
+            self._show_below()
 
     def lock(self, locked: bool) -> None:
-        """Disable the control without a word while work is under way, or free it again.
-
-        Args:
-            locked: Whether it is disabled, too, besides for a reason.
-        """
+        """Disable the control without a word while work is under way, or free it again."""
         self._locked = locked
         self._set_disabled()
 
     def note(self, sentence: str) -> None:
-        """Show a line beneath the control, for example what a share means in percent.
-
-        Args:
-            sentence: Plain text; empty removes it.
-        """
+        """Show a line beneath the control, for example what a share means in percent; empty removes it."""
         if sentence != self._note:
             self._note = sentence
-            self._tell()
+            self._show_below()
 
     def refuse(self, sentence: str) -> None:
-        """Say beside the field what is wrong with what was entered.
-
-        Args:
-            sentence: The configuration's sentence.
-        """
-        self._problem = sentence
-        self._tell()
-
-    @property
-    def problem(self) -> str:
-        """What is wrong with what was entered; empty when nothing is."""
-        return self._problem
+        """Say beneath the control what is wrong with what was entered (``problem``); empty for nothing."""
+        self.problem = sentence
+        self._show_below()
 
     def observe(self, observer: Callable[[ParameterControl], None]) -> None:
-        """Have a function called after the user has changed the value.
-
-        Args:
-            observer: Called with this control.
-        """
+        """Have a function called with this control after the user has changed the value."""
         self._observers.append(observer)
 
     def text_of_value(self, value: Any) -> str:
-        """Return a value as the control writes it.
-
-        Args:
-            value: A value of this parameter.
-        """
-        return _UNSET if value is None else _choice_text(value)
-
-    # -- for the kinds of controls -------------------------------------------------------------------------------------
-
-    def _set_disabled(self) -> None:
-        if self._widget is None:
-            return
-        for entry in (*self._inputs, *([self._reset] if self._reset is not None else [])):
-            entry.disabled = self.disabled
+        """Return a value as the control writes it."""
+        return _UNSET if value is None else number_text(value)
 
     @abstractmethod
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
@@ -192,24 +156,25 @@ class ParameterControl(ABC):
         return changed
 
     def _take(self, value: Any) -> None:
-        with self._lock:
-            self._value = value
-            self._problem = ""
-            self._show(value)
+        self.set(value)
         for observer in self._observers:
             observer(self)
 
     def _show(self, value: Any) -> None:
-        with self._lock:
-            if self._widget is None:
-                return
-            self._setting_thread = threading.get_ident()
-            try:
-                self._show_in_inputs(value)
-            finally:
-                self._setting_thread = None
-            self._offer_reset(value != self.info.default)
-            self._tell()
+        if self._widget is None:
+            return
+        self._setting_thread = threading.get_ident()
+        try:
+            self._show_in_inputs(value)
+        finally:
+            self._setting_thread = None
+        self._offer_reset(value != self.info.default)
+        self._show_below()
+
+    def _set_disabled(self) -> None:
+        if self._widget is not None:
+            for entry in (*self._inputs, *([self._reset] if self._reset is not None else [])):
+                entry.disabled = self.disabled
 
     def _offer_reset(self, differs: bool) -> None:
         if self._reset is not None:
@@ -224,19 +189,16 @@ class ParameterControl(ABC):
             self._reset.on_click(lambda _: self._take(self.info.default))
             self._head.children = (*self._head.children, self._reset)  # behind: what stands there keeps its focus
 
-    def _tell(self) -> None:
+    def _show_below(self) -> None:
         if self._widget is None:
             return
-        lines = [error_html(self._problem)] if self._problem else []
-        if self.reason:
-            lines.append(faint(self.reason))
-        if self._note:
-            lines.append(faint(self._note))
-        told = "".join(f"<div>{line}</div>" for line in lines)
+        lines = [error_html(self.problem)] if self.problem else []
+        lines += [faint(line) for line in (self.reason, self._note) if line]
+        below = "".join(f"<div>{line}</div>" for line in lines)
         if self._below is not None:
-            self._below.value = told
-        elif told:
-            self._below = Html(told, css="wb-below")
+            self._below.value = below
+        elif below:
+            self._below = Html(below, css="wb-below")
             self._widget.children = (*self._widget.children, self._below)
 
     def __repr__(self) -> str:
@@ -265,30 +227,28 @@ class _ChoiceControl(ParameterControl):
         # Compared with their kinds: false and 0 are equal.
         return next((i for i, one in enumerate(self._options) if one == value and type(one) is type(value)), None)
 
+    def text_of_value(self, value: Any) -> str:
+        return _UNSET if value is None else choice_text(value)
+
 
 class _TextControl(ParameterControl):
     """A text box; for numbers with a search range a slider stands above it."""
 
     def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        kind, optional = self.info.kind, self.info.optional
-        self._box = Text(
+        info = self.info
+        self._slider = _slider(info, self._value)
+        self._box = text_box(
             self._entered(self._value),
-            continuous_update=False,
-            placeholder=_UNSET if optional else "",
-            tooltip=self.info.description,
-            css="wb-wide" if self._is_plain_text else "wb-narrow",
+            info.description,
+            css="wb-narrow" if info.kind in ("int", "float") else "wb-wide",
+            placeholder=_UNSET if info.optional else "",
         )
-        self._box.observe(self._from_user(lambda text: parsed(text, kind, optional=optional)), "value")
-        self._slider = None if self._is_plain_text else _slider(self.info, self._value)
+        self._box.observe(self._from_user(lambda text: parsed(text, info.kind, optional=info.optional)), "value")
         if self._slider is None:
             return (self._box,)
-        whole = kind == "int"
-        self._slider.observe(self._from_user(lambda x: round(x) if whole else _rounded(x)), "value")
+        rounded = round if info.kind == "int" else _rounded
+        self._slider.observe(self._from_user(rounded), "value")
         return self._slider, self._box
-
-    @property
-    def _is_plain_text(self) -> bool:
-        return self.info.kind not in ("int", "float")
 
     def _show_in_inputs(self, value: Any) -> None:
         self._box.value = self._entered(value)
@@ -298,30 +258,17 @@ class _TextControl(ParameterControl):
     def _entered(self, value: Any) -> str:
         return "" if value is None else number_text(value)
 
-    def text_of_value(self, value: Any) -> str:
-        return _UNSET if value is None else number_text(value)
-
 
 def control_for(info: ParameterInfo, value: Any = None) -> ParameterControl:
-    """Return the control that fits a parameter.
-
-    Args:
-        info: The parameter, from ``config.describe_parameters()``.
-        value: First value; None is the default one.
-    """
+    """Return the control that fits a parameter; its first value is the default one if None."""
     return (_ChoiceControl if info.kind in ("bool", "choice") else _TextControl)(info, value)
 
 
 def parsed(text: str, kind: str, *, optional: bool) -> Any:
-    """Return what a text means for a kind of parameter.
+    """Return what a text means for a kind of parameter; an empty one unsets it where it is optional.
 
-    Args:
-        text: As typed; numbers may be written 65536, 6.5e4, 2^16 or 2**16, lists with commas.
-        kind: Kind of parameter (``ParameterInfo.kind``).
-        optional: Whether an empty text means unset.
-
-    Returns:
-        The value; text that is no such number is returned as it is, for the rule of the parameter to refuse.
+    Numbers may be written 65536, 6.5e4, 2^16 or 2**16, lists with commas. Text that is no such number is returned as it
+    is, for the rule of the parameter to refuse.
     """
     text = text.strip()
     if not text and optional:
@@ -338,21 +285,14 @@ def parsed(text: str, kind: str, *, optional: bool) -> Any:
 
 
 def number_text(value: Any) -> str:
-    """Return a value as a person types it.
-
-    Args:
-        value: A number, a list of numbers, or text.
-    """
+    """Return a number, a list of numbers, or text as a person types it."""
     if isinstance(value, bool):
-        return _choice_text(value)
+        return choice_text(value)
     if isinstance(value, float):
-        return (
-            f"{value:.0f}"
-            if value.is_integer() and abs(value) < 1e15
-            else f"{value:g}"
-            if _is_short(value)
-            else repr(value)
-        )
+        if value.is_integer() and abs(value) < 1e15:
+            return f"{value:.0f}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     if isinstance(value, int) and abs(value) >= 2**63:
         return shown(value)
     if isinstance(value, (list, tuple)):
@@ -360,9 +300,14 @@ def number_text(value: Any) -> str:
     return str(value)
 
 
+def choice_text(value: Any) -> str:
+    """Return a choice as a person reads it."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
 def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
-    """Return a slider over the search range that shows a value; None where there is no range."""
-    if info.low is None or info.high is None:
+    """Return a slider over the search range of a number, showing a value; None where there is no range."""
+    if info.kind not in ("int", "float") or info.low is None or info.high is None:
         return None
     common: dict[str, Any] = {
         "value": _on_slider(info, value) if isinstance(value, (int, float)) else info.low,
@@ -374,7 +319,9 @@ def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
     }
     if info.log and info.low > 0:
         low, high = math.log2(info.low), math.log2(info.high)
-        return FloatLogSlider(base=2, min=low, max=high, step=_log_step(info, high - low), **common)
+        # Steps of an octave where the range is made of powers of two, else about a hundred.
+        step = 1.0 if low.is_integer() and high.is_integer() and high - low >= 8 else (high - low) / 100
+        return FloatLogSlider(base=2, min=low, max=high, step=step, **common)
     if info.kind == "int":
         common["value"] = int(common["value"])
         return IntSlider(min=int(info.low), max=int(info.high), step=int(info.step or 1), **common)
@@ -386,13 +333,6 @@ def _on_slider(info: ParameterInfo, value: float) -> float:
     """Return where the slider stands for a value: at an end for what lies beyond it, at the lower one for NaN."""
     low, high = info.low or 0, info.high or 0
     return min(value, high) if value >= low else low
-
-
-def _log_step(info: ParameterInfo, octaves: float) -> float:
-    """Return steps of an octave where the range is made of powers of two, else about a hundred steps."""
-    ends = [math.log2(end) for end in (info.low or 1, info.high or 1)]
-    powers = all(end.is_integer() for end in ends) and octaves >= 8
-    return 1.0 if powers else octaves / 100
 
 
 def _rounded(value: float) -> float:
@@ -414,17 +354,3 @@ def _number(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _is_short(value: float) -> bool:
-    return float(f"{value:g}") == value
-
-
-def _choice_text(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def _label_html(info: ParameterInfo) -> str:
-    tip = html.escape(f"{info.path}: {info.description}", quote=True)
-    unit = f'<span class="wb-faint wb-unit">{words(info.unit)}</span>' if info.unit else ""
-    return f'<span class="wb-label" title="{tip}">{html.escape(info.title)}</span>{unit}'

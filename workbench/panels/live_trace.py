@@ -1,4 +1,4 @@
-"""What a running training has told so far, as the tables that figures read.
+"""What a running training has reported so far, as the tables that figures read.
 
 Steps arrive in blocks and are written behind each other, into arrays that double when they are full; a table is a view
 of them, so that looking costs the same after a million steps as after ten. Only what live figures draw is kept: the
@@ -19,18 +19,10 @@ from workbench.core.records import Event, EventKind, StepRecord
 __all__ = ["LiveTrace"]
 
 _KEPT: Final = (
-    "step",
-    "seconds",
-    "step_ms",
-    "loss",
-    "loss_scale",
-    "loss_scale_after",
-    "overflow",
-    "skipped",
-    "accumulated",
-    "frozen_groups",
+    *("step", "seconds", "step_ms", "loss", "loss_scale", "loss_scale_after", "overflow", "skipped"),
+    *("accumulated", "frozen_groups"),
 )
-# Columns of methods: times of the parts of a step, and what second-order and offloading optimizers tell.
+# Columns of methods: times of the parts of a step, and what second-order and offloading optimizers report.
 _KEPT_PREFIXES: Final = ("time.", "thor.", "offload.")
 _FIRST_ROOM: Final = 256  # steps
 
@@ -47,12 +39,7 @@ class LiveTrace:
         self._evaluations: list[tuple[int, float]] = []
 
     def add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take what was drained.
-
-        Args:
-            records: Steps, in order, after those that came before.
-            events: What happened in them.
-        """
+        """Take what was drained: steps, in order, after those that came before, and what happened in them."""
         block = {}
         if records:
             block = {name: np.array([getattr(record, name) for record in records]) for name in _KEPT}
@@ -63,10 +50,11 @@ class LiveTrace:
             if block:
                 self._append(block, len(records))
             # Evaluations are drawn from their own list; of the rest, what the loss scale did.
-            self._events += [event for event in events if event.kind is not EventKind.EVALUATION]
-            self._evaluations += [
-                (event.step + 1, event.value) for event in events if event.kind is EventKind.EVALUATION
-            ]
+            for event in events:
+                if event.kind is EventKind.EVALUATION:
+                    self._evaluations.append((event.step + 1, event.value))
+                else:
+                    self._events.append(event)
 
     def _append(self, block: dict[str, np.ndarray], n: int) -> None:
         """Write behind what is there; what tables were made of stays as it is."""

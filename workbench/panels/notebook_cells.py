@@ -38,19 +38,14 @@ def current_cell() -> tuple[str, str] | None:
 
 
 def register(panel: _Closes) -> None:
-    """Note who made a panel, and close what an earlier execution of the same cell had made.
-
-    Args:
-        panel: What has just been made.
-    """
+    """Note in which cell a panel was made, and close what an earlier execution of that cell had made."""
     place = current_cell()
     if place is None:
         return
     cell, execution = place
     with _lock:
         earlier, made = _panels.get(cell, (execution, []))
-        stale = made if earlier != execution else []
-        kept = made if earlier == execution else []
+        kept, stale = (made, []) if earlier == execution else ([], made)
         _panels[cell] = execution, [*kept, weakref.ref(panel)]
     for reference in stale:
         old = reference()

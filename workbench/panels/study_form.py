@@ -1,0 +1,176 @@
+"""The controls of a study, and what they ask as the text of its ``study.toml``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from workbench.config import BoostConfig
+from workbench.panels import kit
+from workbench.panels.controls import control_for, number_text
+from workbench.panels.kit import column, text_box, text_of
+from workbench.panels.panel import Panel
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.study_fields import COMMON, FIRST, JOBS, MINUTES, MORE, study_fields
+from workbench.panels.study_space import SearchSpace
+from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
+from workbench.panels.style import faint
+
+__all__ = ["StudyForm"]
+
+_EXTENDED: Final = {
+    "study.n_trials": "trials",
+    "study.timeout_seconds": "timeout",
+    "confirm.seeds_max": "confirm_seeds",
+}
+"""Values that may grow without making it another question: they are options of the command, too."""
+_ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", "study.budget_steps", "study.objective", "sampler.name")
+_BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
+_FIRST_SPACE: Final[Mapping[str, Any]] = {
+    "level": ["O1", "O2"],
+    "boost.less_bn": True,
+    "boost.grad_freeze": True,
+    "grad_freeze.freeze_type": True,
+    "grad_freeze.freeze_p": {"low": 0.3, "high": 0.9},
+}
+
+
+class StudyForm:
+    """Fields for what a study is asked, with those that few change folded away.
+
+    Args:
+        panel: The panel they stand in.
+        shared: Gives precision, loss scale and optimizer of O0 to a new study.
+        folder: Folder of the study.
+        given: First values by path.
+
+    Attributes:
+        file: Text of the study's file; None while there is none.
+        folder: Folder of the study.
+        entries: Controls by path.
+        jobs: Processes that search at the same time.
+        space: What is searched.
+        sections: What is folded away.
+    """
+
+    def __init__(self, panel: Panel, shared: SharedConfig, folder: Path, given: Mapping[str, Any]) -> None:
+        self._shared = shared
+        self.file: str | None = None
+        self.folder = text_box(str(folder), "Folder of the study; one that holds a study is opened")
+        self.entries = {
+            path: control_for(replace(info, default=given.get(path, info.default)))
+            for path, info in study_fields().items()
+        }
+        self.jobs = control_for(JOBS)
+        self.space = SearchSpace(panel)
+        self.space.set(_FIRST_SPACE)
+        self._baseline = text_of("")
+        self._common, self._more = column(), column()  # filled when they are unfolded
+        self.sections = kit.Accordion(
+            children=(self._common, column(self.space.widget, self._baseline), self._more),
+            titles=("Study", "What is searched", "More"),
+            selected_index=None,
+            css="wb-wide",
+        )
+        panel.on_change(self.sections, self._unfold, "selected_index")
+        for part in (self.folder, *self.entries.values(), self.jobs):
+            panel.cleaned_up_by(part.close)  # it stands in the panel only once its section was unfolded
+
+    @property
+    def first(self) -> tuple[Any, ...]:
+        """The widgets of the fields that everybody is asked."""
+        return self._widgets_of(FIRST)
+
+    @property
+    def place(self) -> Path:
+        """The folder of the study, as it is typed now."""
+        return Path(self.folder.value).expanduser()
+
+    def lock(self, locked: bool) -> None:
+        """Disable everything while work is under way, or free it again."""
+        for part in (self.folder, *self.entries.values(), self.jobs, self.space):
+            part.lock(locked)
+
+    def show(self, text: str) -> None:
+        """Show what a study's file asks.
+
+        Raises:
+            ValueError: When it is no TOML, or searches what there is not.
+        """
+        values, space = values_of(text), space_of(text)
+        if MINUTES in values:
+            values[MINUTES] = _minutes(values[MINUTES])
+        self.space.set(space)
+        for path, control in self.entries.items():
+            control.set(values.get(path, control.info.default))
+
+    def show_baseline(self) -> None:
+        """Say what O0 means in this study."""
+        if self.file is not None:
+            self._baseline.value = faint("O0 is what [baseline] in study.toml says.")
+            return
+        named = ", ".join(f"`{path}` = {number_text(value)}" for path, value in self._new_baseline().items())
+        self._baseline.value = faint(f"O0 of a new study: {named}." if named else "O0 of a new study: all defaults.")
+
+    def text(self) -> str:
+        """Return what the controls ask as the text of ``study.toml``; an existing file keeps its comments."""
+        written = {} if self.file is None else values_of(self.file)
+        values = {path: control.value for path, control in self.entries.items()}
+        values[MINUTES] = _seconds(values[MINUTES], written.get(MINUTES))
+        # What the file does not say and the user left at its default stays out of it.
+        asked = {
+            path: value
+            for path, value in values.items()
+            if path in written or path in _ALWAYS_WRITTEN or value != self.entries[path].info.default
+        }
+        if self.file is not None:
+            return study_text(self.file, asked, self.space.value)
+        return new_study_text(str(asked.pop("study.task")), self._new_baseline(), asked, self.space.value)
+
+    def extensions(self, text: str) -> dict[str, Any]:
+        """Return what a study that has begun is asked beyond its file, as options, if that is all that is asked."""
+        file = self.file or ""
+        before, after = values_of(file), values_of(text)
+        changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+        if not changed or not changed <= set(_EXTENDED) or space_of(file) != space_of(text):
+            return {}
+        return {_EXTENDED[path]: after[path] for path in changed if path in after}
+
+    def unfold_more(self) -> None:
+        """Unfold the last section, where a sentence stands."""
+        self.sections.selected_index = 2
+
+    def _new_baseline(self) -> dict[str, Any]:
+        """Return what O0 means in a new study: precision, loss scale and optimizer of the shared configuration."""
+        default, config = BoostConfig().leaves(), self._shared.config.leaves()
+        chosen = {
+            path: list(value) if isinstance(value, tuple) else value
+            for path, value in config.items()
+            if path.startswith(_BASELINE_SECTIONS) and value != default[path] and value is not None
+        }
+        steps = self.entries["study.budget_steps"].value
+        if isinstance(steps, int) and steps >= 1 and "grad_freeze.total_steps" not in self.space.rows:
+            chosen["grad_freeze.total_steps"] = steps  # the schedule of a trial ends with the trial
+        return chosen
+
+    def _unfold(self, index: int | None) -> None:
+        if index == 0 and not self._common.children:
+            self._common.children = (text_of("Folder of the study"), self.folder, *self._widgets_of(COMMON))
+        if index == 2 and not self._more.children:
+            self._more.children = (*self._widgets_of(MORE), self.jobs.widget)
+
+    def _widgets_of(self, fields: Iterable[tuple[str, str, str, str]]) -> tuple[Any, ...]:
+        return tuple(self.entries[path].widget for path, *_ in fields)
+
+
+def _minutes(seconds: Any) -> Any:
+    return round(seconds / 60.0, 2) if isinstance(seconds, (int, float)) else seconds
+
+
+def _seconds(minutes: Any, written: Any) -> Any:
+    """Return minutes as the file says them; what the file says already stays to the last digit."""
+    if written is not None and minutes == _minutes(written):
+        return written
+    return 60.0 * minutes if isinstance(minutes, (int, float)) else minutes
