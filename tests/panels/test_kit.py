@@ -9,7 +9,11 @@ import pytest
 from workbench.panels import kit
 from workbench.panels.style import STYLE
 
-KINDS = [getattr(kit, name) for name in kit.__all__ if name[0].isupper()]
+KINDS = [
+    kind
+    for name, kind in vars(kit).items()
+    if name[0].isupper() and isinstance(kind, type) and issubclass(kind, kit._Placed)
+]
 PANELS = Path(kit.__file__).parent
 
 

@@ -7,7 +7,6 @@ differs between two runs of a pair is the configuration alone.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 import math
 import re
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import ipywidgets as widgets
 
-from workbench.config import SWITCHES, BoostConfig, ConfigError, requested_switches
+from workbench.config import BoostConfig, ConfigError
 from workbench.config.errors import shown
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale
@@ -28,7 +27,7 @@ from workbench.figures.labels import counted
 from workbench.figures.paired_comparison import PairedSide, paired_comparison_figure
 from workbench.panels import kit
 from workbench.panels.figure_place import HEIGHT, FigurePlace
-from workbench.panels.kit import column, row, text_of
+from workbench.panels.kit import column, parts, row, text_of
 from workbench.panels.panel import Panel, Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.state import PanelState
@@ -38,10 +37,10 @@ from workbench.panels.worker import Outcome, RunControl
 
 if TYPE_CHECKING:
     from workbench.tasks import Task
-    from workbench.training.compare import Comparison
+    from workbench.training.compare import ComparedSide, Comparison
     from workbench.training.run import RunProgress
 
-__all__ = ["ComparePanel", "StoppedError", "compare_in_thread", "seeds_of", "settled_config", "stoppable"]
+__all__ = ["ComparePanel", "StoppedError", "compare_in_thread", "seeds_of", "stoppable"]
 
 _SHARED, _FILE, _JSON, _NONE = "This configuration", "A file", "JSON text", "none"
 _SOURCES: Final = (_SHARED, "O0", "O1", "O2", _FILE, _JSON)
@@ -60,12 +59,10 @@ class _Order:
     seeds: tuple[int, ...]
     steps: int
 
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    side: int
-    seed: int
-    progress: RunProgress
+    @property
+    def runs(self) -> list[str]:
+        """What is trained, by name: seed by seed, side by side."""
+        return [f"{label}, seed {seed}" for seed in self.seeds for label, *_ in self.sides]
 
 
 def compare_in_thread(
@@ -78,11 +75,7 @@ def compare_in_thread(
 
     task = load_task(task)
     control.send(MetricScale(task.metric_name, higher_is_better=task.higher_is_better))
-    places = {
-        f"{label}, seed {seed}": (i, k)
-        for i, (label, *_) in enumerate(order.sides)
-        for k, seed in enumerate(order.seeds)
-    }
+    runs = order.runs
     try:
         return compare_configs(
             stoppable(task, control.stop_requested),
@@ -91,7 +84,7 @@ def compare_in_thread(
             steps=order.steps,
             device=select_device(device),
             out=out,
-            on_progress=lambda label, progress: control.send(_Step(*places[label], progress)),
+            on_progress=lambda run, progress: control.send((runs.index(run), progress)),
         )
     except StoppedError:
         return None
@@ -122,38 +115,22 @@ def stoppable(task: Task, stop: Callable[[], bool]) -> Task:
     return twin
 
 
-def settled_config(config: BoostConfig, level: str) -> BoostConfig:
-    """Return a configuration that means by itself what it means at a level (in mode auto, that decides the switches).
-
-    Raises:
-        ConfigError: When the level is unknown.
-    """
-    asked = requested_switches(config, level)
-    return config.with_values({"boost.mode": "manual", **{f"boost.{name}": asked[name] for name in SWITCHES}})
-
-
 def seeds_of(text: str) -> tuple[int, ...]:
     """Read seeds as a person writes them: ``5`` is the first five, ``0, 3, 7`` and ``2-6`` name them.
 
     Raises:
         ConfigError: When that names no seeds, one of them twice, or more than twenty.
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    seeds: list[int] = []
-    for part in parts:
-        found = re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", part)
-        if found is None:
-            raise ConfigError(f"`seeds` must be a number of seeds, or seeds such as 0, 3, 7 or 2-6, got {shown(part)}")
-        first, last = int(found.group(1)), int(found.group(2) or found.group(1))
-        if last - first >= _MOST_SEEDS:
-            raise ConfigError(f"`seeds` must be at most {_MOST_SEEDS}, got {last - first + 1}")
-        seeds += range(first, last + 1)
-    if len(parts) == 1 and "-" not in parts[0]:
-        if seeds[0] > _MOST_SEEDS:
-            raise ConfigError(f"`seeds` must be at most {_MOST_SEEDS}, got {seeds[0]}")
-        seeds = list(range(seeds[0]))
-    if not 1 <= len(seeds) <= _MOST_SEEDS or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"`seeds` must be 1 to {_MOST_SEEDS} different seeds, got {shown(text)}")
+    parts = [re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", part.strip()) for part in text.split(",") if part.strip()]
+    ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
+    if len(parts) == 1 and "-" not in text:
+        ends = [(0, last - 1) for _, last in ends]
+    seeds = [seed for first, last in ends for seed in range(first, min(last, first + _MOST_SEEDS) + 1)]
+    if None in parts or not 1 <= len(seeds) <= _MOST_SEEDS or len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"`seeds` must be a number of seeds, at most {_MOST_SEEDS}, or so many different seeds such as 0, 3, 7 or "
+            f"2-6, got {shown(text)}"
+        )
     return tuple(seeds)
 
 
@@ -217,20 +194,15 @@ class ComparePanel(WorkPanel):
             "Start", "Train every configuration with every seed", self.start, style="success"
         )
         self.locked = [self.start_button, self.where, self.seeds, self.steps, *self.sides]
-        where = (text_of("Device"), self.where.device, text_of("Folder of run directories"), self.where.out)
+        about_sides = f"<h4>Configurations</h4>{faint('The first is the base; the others are compared with it.')}"
+        more = column(*parts("Device", self.where.device, "Folder of run directories", self.where.out))
         self.controls.children = (
-            text_of("Task"),
-            self.task,
-            text_of(f"<h4>Configurations</h4>{faint('The first is the base; the others are compared with it.')}"),
-            *(choice.widget for choice in self.sides),
-            row(text_of("Paired seeds"), self.seeds),
-            self._seeds_problem,
-            row(text_of("Steps per run"), self.steps),
-            self._steps_problem,
-            kit.Accordion(children=(column(*where),), titles=("More",), css="wb-more"),
+            *parts("Task", self.task, about_sides, *(choice.widget for choice in self.sides)),
+            *parts(row(*parts("Paired seeds", self.seeds)), self._seeds_problem),
+            *parts(row(*parts("Steps per run", self.steps)), self._steps_problem),
+            kit.Accordion(children=(more,), titles=("More",), css="wb-more"),
             row(self.start_button, self.stop_button),
-            self.bar,
-            self.progress_text,
+            *parts(self.bar, self.progress_text),
         )
 
     def start(self) -> None:
@@ -270,39 +242,32 @@ class ComparePanel(WorkPanel):
     # -- what the work reports -----------------------------------------------------------------------------------------
 
     def _take(self, messages: Sequence[Any]) -> None:
-        order, last, news = self._order, None, False
+        order, last = self._order, None
         if order is None:
             return
         for message in messages:
             if isinstance(message, MetricScale):
                 self._metric = message
                 continue
-            last = message
-            if math.isfinite(message.progress.metric):
-                self._metrics[message.side][message.seed] = message.progress.metric
-                news = True
+            last = run, progress = message
+            if math.isfinite(progress.metric):
+                self._runs_done = run + 1
+                seed, side = divmod(run, len(order.sides))
+                self._metrics[side][seed] = progress.metric
+                self._draw()
         if last is not None:
-            self._show_progress(order, last)
-        if news:
-            self._draw()
+            self._show_progress(order, *last)
 
-    def _show_progress(self, order: _Order, last: _Step) -> None:
-        runs = len(order.sides) * len(order.seeds)
-        before = last.seed * len(order.sides) + last.side  # seed by seed, side by side
-        step = last.progress.step
-        self._runs_done = before + math.isfinite(last.progress.metric)
-        share = (before + step / order.steps) / runs
+    def _show_progress(self, order: _Order, run: int, progress: RunProgress) -> None:
+        runs = order.runs
+        share = (run + progress.step / order.steps) / len(runs)
         # A twentieth of the bar is kept for the measurement of speeds, whose length is not known beforehand.
         self.bar.value = 0.95 * share
-        if self._runs_done == runs:
-            self.tell(f"all {counted(runs, 'run')} done; now timing steps side by side ...")
+        if self._runs_done == len(runs):
+            self.tell(f"all {counted(len(runs), 'run')} done; now timing steps side by side ...")
             return
-        parts = [
-            f"run {before + 1} of {runs}",
-            f"{order.sides[last.side][0]}, seed {order.seeds[last.seed]}",
-            f"{step} of {counted(order.steps, 'step')}",
-            f"loss {last.progress.loss:.4g}",
-        ]
+        parts = [f"run {run + 1} of {len(runs)}", runs[run], f"{progress.step} of {counted(order.steps, 'step')}"]
+        parts.append(f"loss {progress.loss:.4g}")
         if share > 0:
             left = (time.monotonic() - self._began) * (1 - share) / share
             parts.append(f"{format_duration(left)} left, and the timing")
@@ -337,24 +302,22 @@ class ComparePanel(WorkPanel):
         self._table.value = table(head, rows, css="wb-whole-words")
 
     def _draw(self) -> None:
-        sides = self._paired()
+        if self.comparison is not None:
+            sides = [_paired(side) for side in self.comparison.sides]
+        else:
+            labels = [label for label, *_ in self._order.sides] if self._order is not None else []
+            sides = [PairedSide(label, tuple(found)) for label, found in zip(labels, self._metrics, strict=True)]
         self.figure.update(paired_comparison_figure(sides, metric=self._metric, theme=self.theme, height=HEIGHT))
 
-    def _paired(self) -> list[PairedSide]:
-        comparison, order = self.comparison, self._order
-        if comparison is None:
-            labels = [label for label, *_ in order.sides] if order is not None else []
-            return [PairedSide(label, tuple(found)) for label, found in zip(labels, self._metrics, strict=True)]
-        sides = []
-        for side in comparison.sides:
-            paired = PairedSide(side.label, side.metrics)
-            if side.speed is not None:
-                fast, low, high = 1 / side.speed.ratio, 1 / side.speed.high, 1 / side.speed.low
-                paired = dataclasses.replace(paired, speedup=fast, speedup_low=low, speedup_high=high)
-            if side.drop is not None and math.isfinite(side.drop.upper):
-                paired = dataclasses.replace(paired, drop_bound=side.drop.upper)
-            sides.append(paired)
-        return sides
+
+def _paired(side: ComparedSide) -> PairedSide:
+    speed, drop = side.speed, side.drop
+    return PairedSide(
+        side.label,
+        side.metrics,
+        *((1 / speed.ratio, 1 / speed.high, 1 / speed.low) if speed is not None else ()),
+        drop_bound=drop.upper if drop is not None and math.isfinite(drop.upper) else math.nan,
+    )
 
 
 class _SideChoice:
@@ -387,7 +350,7 @@ class _SideChoice:
 
     def read(self) -> LabelledConfig | None:
         """Return label, configuration and level; None when it cannot be used, which is then said."""
-        return _read_into(self._problem, self._settled)  # type: ignore[no-any-return]  # what the function returns
+        return _read_into(self._problem, self._usable)  # type: ignore[no-any-return]  # what the function returns
 
     def refuse(self, sentence: str) -> None:
         """Say what is wrong."""
@@ -402,11 +365,10 @@ class _SideChoice:
         self._problem.value = ""
         self._extra.children = (self.path,) if source == _FILE else (self.json,) if source == _JSON else ()
 
-    def _settled(self) -> LabelledConfig:
+    def _usable(self) -> LabelledConfig:
         label, config, level = self._chosen()
-        settled = settled_config(config, level)
-        settled.resolve(level)  # DimReduce without a source would only be found out in the middle
-        return label, settled, level
+        config.resolve(level)  # DimReduce without a source would only be found out in the middle
+        return label, config, level
 
     def _chosen(self) -> LabelledConfig:
         source = self.source.value

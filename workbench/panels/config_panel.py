@@ -29,12 +29,12 @@ from workbench.config import (
 )
 from workbench.methods.registry import METHODS
 from workbench.panels import kit
-from workbench.panels.controls import ParameterControl, control_for
-from workbench.panels.kit import column, row, text_of
+from workbench.panels.controls import ParameterControl
+from workbench.panels.kit import column, row, section, text_of
 from workbench.panels.panel import Panel, Theme
 from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig, config_of_text
-from workbench.panels.style import difference_html, error_html, faint, label_html, note_html, words
+from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
 
 __all__ = ["ConfigPanel", "card_html", "owner_note"]
 
@@ -63,11 +63,7 @@ class ConfigPanel(Panel):
     """
 
     def __init__(
-        self,
-        shared: SharedConfig | None = None,
-        *,
-        path: str | Path = "boost_config.json",
-        theme: Theme = "auto",
+        self, shared: SharedConfig | None = None, *, path: str | Path = "boost_config.json", theme: Theme = "auto"
     ) -> None:
         super().__init__("Configure", theme=theme, shows_state=False)
         self.shared = shared if shared is not None else SharedConfig()
@@ -79,15 +75,11 @@ class ConfigPanel(Panel):
         self._make_file_row(path)
         self._in_effect, self._difference = text_of(""), text_of("")
         self.plots.children = (
-            text_of("<h4>In effect</h4>"),
-            self._in_effect,
-            text_of("<h4>boost_config.json</h4>"),
-            self.json,
-            self._json_problem,
-            row(kit.copy_button(), self.path, self.save_button, self.load_button, self.upload),
+            *section("In effect", self._in_effect),
+            *section("boost_config.json", self.json, self._json_problem),
+            row(text_of(copy_button_html()), self.path, self.save_button, self.load_button, self.upload),
             self._file_note,
-            text_of("<h4>Different from the default</h4>"),
-            self._difference,
+            *section("Different from the default", self._difference),
         )
         self.cleaned_up_by(self.shared.observe(self._show))
         self._show(*self.shared.both())
@@ -103,14 +95,7 @@ class ConfigPanel(Panel):
         return self.shared.level
 
     def control(self, path: str) -> ParameterControl:
-        """Return the control of a parameter; it is made when its section is opened, or here.
-
-        Args:
-            path: Path of a parameter that is no switch, for example ``"grad_freeze.freeze_p"``.
-
-        Raises:
-            KeyError: When there is no such control.
-        """
+        """Return the control of a parameter that is no switch; it is made when its section is opened, or here."""
         if path not in self._controls:
             self._fill(path.partition(".")[0])
         return self._controls[path]
@@ -143,10 +128,8 @@ class ConfigPanel(Panel):
         self.controls.children = (
             self.preset.widget,
             row(text_of(label_html("Ranks", _RANKS_HELP)), self.ranks),
-            text_of("<h4>Switches</h4>"),
-            *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES),
-            text_of("<h4>Everything else</h4>"),
-            self.sections,
+            *section("Switches", *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES)),
+            *section("Everything else", self.sections),
         )
 
     def _make_file_row(self, path: str | Path) -> None:
@@ -237,7 +220,7 @@ class ConfigPanel(Panel):
             if section not in self._boxes or self._boxes[section].children:
                 return
             leaves = self.shared.config.leaves()
-            made = [control_for(self._infos[path], leaves[path]) for path in self._paths[section]]
+            made = [ParameterControl(self._infos[path], leaves[path]) for path in self._paths[section]]
             for control in made:
                 control.observe(self.guarded(self._edit))
                 self._controls[control.info.path] = control

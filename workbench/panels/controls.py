@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import re
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ipywidgets as widgets
 
@@ -32,7 +31,7 @@ from workbench.panels.kit import (
 )
 from workbench.panels.style import error_html, faint, label_html
 
-__all__ = ["ParameterControl", "choice_text", "control_for", "field", "number_text", "parsed"]
+__all__ = ["ParameterControl", "count_control", "field", "is_usable_count", "number_text", "parsed"]
 
 _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
@@ -51,7 +50,16 @@ def field(path: str, title: str, description: str, kind: Any, default: Any, **mo
     return ParameterInfo(path=path, title=title, description=description, kind=kind, default=default, **(plain | more))
 
 
-class ParameterControl(ABC):
+class _Input(NamedTuple):
+    """A widget in which a value is entered: the trait that holds it, how it is shown there, and how it is read."""
+
+    widget: widgets.Widget
+    trait: str
+    shown: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+class ParameterControl:
     """A control for one parameter; its first value is the default one if None.
 
     Its widgets are made when somebody asks for them: a control in a section that nobody unfolds costs nothing.
@@ -67,6 +75,7 @@ class ParameterControl(ABC):
         self.reason = ""
         self.problem = ""
         self._note = ""
+        self._inputs: list[_Input] = []
         self._widget: widgets.VBox | None = None
         # Most controls need neither: they are made when there is something to take back, or to say.
         self._reset: widgets.Button | None = None
@@ -78,10 +87,13 @@ class ParameterControl(ABC):
         with self._lock:
             if self._widget is None:
                 info = self.info
-                label = label_html(info.title, f"{info.path}: {info.description}", info.unit)
-                self._inputs = self._make_inputs()
-                self._head = Row((Html(label, css="wb-grow"),), css="wb-head")
-                self._widget = Stack((self._head, *self._inputs), css="wb-field")
+                make = _choice_inputs if info.kind in ("bool", "choice") else _text_inputs
+                self._inputs = make(info, self._value)
+                for entry in self._inputs:
+                    entry.widget.observe(self._from_user(entry.read), entry.trait)
+                label = Html(label_html(info.title, f"{info.path}: {info.description}", info.unit), css="wb-grow")
+                self._head = Row((label,), css="wb-head")
+                self._widget = Stack((self._head, *(entry.widget for entry in self._inputs)), css="wb-field")
                 self._show(self._value)
                 self._set_disabled()
             return self._widget
@@ -136,15 +148,7 @@ class ParameterControl(ABC):
 
     def text_of_value(self, value: Any) -> str:
         """Return a value as the control writes it."""
-        return _UNSET if value is None else number_text(value)
-
-    @abstractmethod
-    def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        """Return the widgets in which the user enters a value; they show the present one already."""
-
-    @abstractmethod
-    def _show_in_inputs(self, value: Any) -> None:
-        """Let the widgets show a value."""
+        return _text_of_value(value)
 
     def _from_user(self, read: Callable[[Any], Any]) -> Callable[[Any], None]:
         """Return an observer of a trait that ignores what this control itself sets."""
@@ -165,27 +169,25 @@ class ParameterControl(ABC):
             return
         self._setting_thread = threading.get_ident()
         try:
-            self._show_in_inputs(value)
+            for entry in self._inputs:
+                setattr(entry.widget, entry.trait, entry.shown(value))
         finally:
             self._setting_thread = None
         self._offer_reset(value != self.info.default)
         self._show_below()
 
     def _set_disabled(self) -> None:
-        if self._widget is not None:
-            for entry in (*self._inputs, *([self._reset] if self._reset is not None else [])):
-                entry.disabled = self.disabled
+        for entry in self._inputs:
+            entry.widget.disabled = self.disabled
+        if self._reset is not None:
+            self._reset.disabled = self.disabled
 
     def _offer_reset(self, differs: bool) -> None:
         if self._reset is not None:
             (self._reset.remove_class if differs else self._reset.add_class)("wb-away")
         elif differs:
-            self._reset = Button(
-                description="Reset",
-                tooltip=f"Set {self.info.title} back to {self.text_of_value(self.info.default)}",
-                disabled=self.disabled,
-                css="wb-reset",
-            )
+            tooltip = f"Set {self.info.title} back to {_text_of_value(self.info.default)}"
+            self._reset = Button(description="Reset", tooltip=tooltip, disabled=self.disabled, css="wb-reset")
             self._reset.on_click(lambda _: self._take(self.info.default))
             self._head.children = (*self._head.children, self._reset)  # behind: what stands there keeps its focus
 
@@ -201,67 +203,55 @@ class ParameterControl(ABC):
             self._below = Html(below, css="wb-below")
             self._widget.children = (*self._widget.children, self._below)
 
-    def __repr__(self) -> str:
-        return f"<control of {self.info.path}: {self.text_of_value(self._value)}>"
 
+def _choice_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
+    """Return a list of choices; a switch is a list of yes and no."""
+    options = [*([None] if info.optional else []), *info.choices]
 
-class _ChoiceControl(ParameterControl):
-    """A list of choices; a switch is a list of yes and no."""
-
-    def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        self._options = [*([None] if self.info.optional else []), *self.info.choices]
-        # Texts only, found by their position: the widget takes a value of None for no choice at all.
-        entry = Dropdown(
-            options=[self.text_of_value(option) for option in self._options],
-            index=self._index_of(self._value),
-            tooltip=self.info.description,
-            css="wb-wide",
-        )
-        entry.observe(self._from_user(lambda index: None if index is None else self._options[index]), "index")
-        return (entry,)
-
-    def _show_in_inputs(self, value: Any) -> None:
-        self._inputs[0].index = self._index_of(value)
-
-    def _index_of(self, value: Any) -> int | None:
+    def index_of(value: Any) -> int | None:
         # Compared with their kinds: false and 0 are equal.
-        return next((i for i, one in enumerate(self._options) if one == value and type(one) is type(value)), None)
+        return next((i for i, one in enumerate(options) if one == value and type(one) is type(value)), None)
 
-    def text_of_value(self, value: Any) -> str:
-        return _UNSET if value is None else choice_text(value)
+    # Texts only, found by their position: the widget takes a value of None for no choice at all.
+    texts = [_text_of_value(option) for option in options]
+    entry = Dropdown(options=texts, index=index_of(value), tooltip=info.description, css="wb-wide")
+    return [_Input(entry, "index", index_of, lambda index: None if index is None else options[index])]
 
 
-class _TextControl(ParameterControl):
-    """A text box; for numbers with a search range a slider stands above it."""
+def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
+    """Return a text box; for numbers with a search range a slider above it."""
 
-    def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        info = self.info
-        self._slider = _slider(info, self._value)
-        self._box = text_box(
-            self._entered(self._value),
-            info.description,
-            css="wb-narrow" if info.kind in ("int", "float") else "wb-wide",
-            placeholder=_UNSET if info.optional else "",
-        )
-        self._box.observe(self._from_user(lambda text: parsed(text, info.kind, optional=info.optional)), "value")
-        if self._slider is None:
-            return (self._box,)
-        rounded = round if info.kind == "int" else _rounded
-        self._slider.observe(self._from_user(rounded), "value")
-        return self._slider, self._box
-
-    def _show_in_inputs(self, value: Any) -> None:
-        self._box.value = self._entered(value)
-        if self._slider is not None and isinstance(value, (int, float)):
-            self._slider.value = _on_slider(self.info, value)
-
-    def _entered(self, value: Any) -> str:
+    def entered(value: Any) -> str:
         return "" if value is None else number_text(value)
 
+    css, empty = "wb-narrow" if info.kind in ("int", "float") else "wb-wide", _UNSET if info.optional else ""
+    box = text_box(entered(value), info.description, css=css, placeholder=empty)
+    inputs = [_Input(box, "value", entered, lambda text: parsed(text, info.kind, optional=info.optional))]
+    slider = _slider(info, value)
+    if slider is None:
+        return inputs
 
-def control_for(info: ParameterInfo, value: Any = None) -> ParameterControl:
-    """Return the control that fits a parameter; its first value is the default one if None."""
-    return (_ChoiceControl if info.kind in ("bool", "choice") else _TextControl)(info, value)
+    def place(value: Any) -> Any:
+        return _on_slider(info, value) if isinstance(value, (int, float)) else slider.value
+
+    return [_Input(slider, "value", place, round if info.kind == "int" else _rounded), *inputs]
+
+
+def count_control(
+    path: str, title: str, help_text: str, default: int | None, *, least: int = 1, **more: Any
+) -> ParameterControl:
+    """Return the control of a whole number that is no parameter of the configuration."""
+    rule = f"be a whole number, {least} or more"
+    return ParameterControl(field(path, title, help_text, "int", default, low=least, rule=rule, **more))
+
+
+def is_usable_count(control: ParameterControl) -> bool:
+    """Return whether the value of such a control can be used, and say beneath it when it cannot."""
+    value, info = control.value, control.info
+    if (value is None and info.optional) or (isinstance(value, int) and (info.low or 0) <= value < 2**63):
+        return True
+    control.refuse(f"`{info.path}` must {info.rule}, got {shown(value)}")
+    return False
 
 
 def parsed(text: str, kind: str, *, optional: bool) -> Any:
@@ -285,9 +275,9 @@ def parsed(text: str, kind: str, *, optional: bool) -> Any:
 
 
 def number_text(value: Any) -> str:
-    """Return a number, a list of numbers, or text as a person types it."""
+    """Return a number, a list of numbers, a switch or text as a person types it."""
     if isinstance(value, bool):
-        return choice_text(value)
+        return "yes" if value else "no"
     if isinstance(value, float):
         if value.is_integer() and abs(value) < 1e15:
             return f"{value:.0f}"
@@ -300,9 +290,8 @@ def number_text(value: Any) -> str:
     return str(value)
 
 
-def choice_text(value: Any) -> str:
-    """Return a choice as a person reads it."""
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+def _text_of_value(value: Any) -> str:
+    return _UNSET if value is None else number_text(value)
 
 
 def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:

@@ -15,12 +15,12 @@ from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
 from workbench.panels import kit
 from workbench.panels.controls import number_text
-from workbench.panels.kit import row, text_of
+from workbench.panels.kit import parts, row, section, text_of
 from workbench.panels.mindspore_notes import mindspore_notes
 from workbench.panels.panel import Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
 from workbench.panels.state import PanelState
-from workbench.panels.style import difference_html, error_html, faint, note_html, table, words
+from workbench.panels.style import copy_button_html, difference_html, error_html, faint, note_html, table, words
 from workbench.panels.worker import Outcome, RunControl
 
 __all__ = ["ExportPanel", "exported_files"]
@@ -175,28 +175,17 @@ class ExportPanel(WorkPanel):
         self.name = kit.text_box("boost_config.json", "Name of the file")
         self.replace = kit.Checkbox(description="Replace a file that is there", indent=False, css="wb-auto")
         self.save_button = self.button("Save", "Write this configuration", self.save, style="success")
-        self.export_button = self.button(
-            "Export the whole study here",
-            "Write both files, tables and report from the study's storage",
-            self.export_study,
-        )
+        export_help = "Write both files, tables and report from the study's storage"
+        self.export_button = self.button("Export the whole study here", export_help, self.export_study)
         self._file_note = text_of("")
         self.on_change(self.study, lambda _: self._read_study())
         self.on_change(self.choice, lambda _: self._choose())
         saving = [self.folder, self.name, self.replace, self.save_button]
         self.locked = [self.study, self.read_button, self.choice, *saving]
         self.controls.children = (
-            text_of("<h4>Study</h4>"),
-            row(self.study, self.read_button),
-            self.progress_text,
-            text_of("<h4>What to export</h4>"),
-            self.choice,
-            text_of("<h4>Where to</h4>"),
-            text_of("Folder"),
-            self.folder,
-            text_of("File name"),
-            self.name,
-            self.replace,
+            *section("Study", row(self.study, self.read_button), self.progress_text),
+            *section("What to export", self.choice),
+            *section("Where to", "Folder", self.folder, "File name", self.name, self.replace),
             row(self.save_button, self.export_button),
             self._file_note,
         )
@@ -206,15 +195,11 @@ class ExportPanel(WorkPanel):
         self._provenance, self._difference = text_of(""), text_of("")
         self.json = kit.Textarea(disabled=True, rows=18, css="wb-wide", tooltip="The file as it will be written")
         self.plots.children = (
-            self._verdict,
-            self._valid,
-            text_of("<h4>For MindSpore</h4>"),
-            self._mindspore,
-            self._provenance,
-            row(text_of("<h4>boost_config.json</h4>"), kit.copy_button()),
+            *parts(self._verdict, self._valid),
+            *section("For MindSpore", self._mindspore, self._provenance),
+            row(*section("boost_config.json", copy_button_html())),
             kit.Stack((self.json,), css="wb-column wb-json"),
-            text_of("<h4>Different from the default</h4>"),
-            self._difference,
+            *section("Different from the default", self._difference),
         )
 
     # -- what the user does --------------------------------------------------------------------------------------------

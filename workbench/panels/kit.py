@@ -4,7 +4,8 @@ Every widget of ipywidgets brings two more along, its layout and its style, each
 of its own. A panel has hundreds of small texts and fields, most of which look alike: what a class of ``style.css`` says
 once for all of them needs neither. Such a widget costs the kernel a third and the page a third of the models.
 
-A widget that needs measures of its own, or a host that has to change them, takes the one of ipywidgets.
+A widget that needs measures of its own, or a host that has to change them, takes the one of ipywidgets. Everything
+here but `_Placed` and `_Styleless` is for the panels.
 """
 
 from __future__ import annotations
@@ -14,37 +15,6 @@ from typing import Any
 
 import ipywidgets as widgets
 from ipywidgets.widgets.trait_types import InstanceDict
-
-from workbench.panels.style import copy_button_html
-
-__all__ = [
-    "Accordion",
-    "BoundedIntText",
-    "Button",
-    "Checkbox",
-    "Combobox",
-    "Dropdown",
-    "FileUpload",
-    "FloatLogSlider",
-    "FloatProgress",
-    "FloatSlider",
-    "Html",
-    "IntSlider",
-    "Row",
-    "Select",
-    "Stack",
-    "Tab",
-    "Text",
-    "Textarea",
-    "ToggleButtons",
-    "choice_buttons",
-    "close_recursively",
-    "column",
-    "copy_button",
-    "row",
-    "text_box",
-    "text_of",
-]
 
 
 class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no types
@@ -117,6 +87,16 @@ def column(*children: widgets.Widget) -> widgets.VBox:
     return Stack(children, css="wb-column")
 
 
+def parts(*shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
+    """Return widgets, with a widget of its own for each text, which mostly names the field that follows it."""
+    return tuple(text_of(part) if isinstance(part, str) else part for part in shown)
+
+
+def section(title: str, *shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
+    """Return what stands beneath a heading, see ``parts``."""
+    return parts(f"<h4>{title}</h4>", *shown)
+
+
 def text_box(value: str = "", tooltip: str = "", *, css: str = "wb-wide", **options: Any) -> widgets.Text:
     """Return a line of text whose value changes when the user leaves it."""
     return Text(value, tooltip=tooltip, continuous_update=False, css=css, **options)
@@ -125,11 +105,6 @@ def text_box(value: str = "", tooltip: str = "", *, css: str = "wb-wide", **opti
 def choice_buttons(options: Sequence[str]) -> widgets.ToggleButtons:
     """Return buttons of which one is chosen, each as wide as its text."""
     return ToggleButtons(options=list(options), style={"button_width": "auto"}, css="wb-auto")
-
-
-def copy_button() -> widgets.HTML:
-    """Return a button that copies the text area inside the part of its panel that has the class ``wb-json``."""
-    return text_of(copy_button_html())
 
 
 def close_recursively(widget: widgets.Widget) -> None:

@@ -25,9 +25,9 @@ from workbench.figures.drawing import Drawing
 from workbench.figures.labels import counted
 from workbench.figures.loss_scale import loss_scale_drawing
 from workbench.panels import kit
-from workbench.panels.controls import ParameterControl, control_for, parsed
+from workbench.panels.controls import ParameterControl, parsed
 from workbench.panels.figure_place import HEIGHT, FigurePlace
-from workbench.panels.kit import column, row, text_of
+from workbench.panels.kit import column, parts, row, section, text_of
 from workbench.panels.panel import Theme, WorkPanel
 from workbench.panels.replay_text import (
     EMPTY,
@@ -184,7 +184,7 @@ class LossScalePanel(WorkPanel):
         self.folder, self.look_button, self.runs = self.chooser.folder, self.chooser.look_button, self.chooser.runs
         self.locked = [self.chooser]
         infos, leaves = describe_parameters(), self.shared.config.leaves()
-        self._policy_controls = {path: control_for(infos[path], leaves[path]) for path in _PATHS}
+        self._policy_controls = {path: ParameterControl(infos[path], leaves[path]) for path in _PATHS}
         for control in self._policy_controls.values():
             control.observe(self.guarded(lambda _: self._ask()))
         self._facts, self._prediction, self._use_note = text_of(""), text_of(""), text_of("")
@@ -197,20 +197,11 @@ class LossScalePanel(WorkPanel):
         self.choice = kit.Select(options=[], rows=8, css="wb-wide", tooltip="Judged policies, least waste first")
         self.on_change(self.choice, lambda number: None if number is None else self.choose(number))
         self.controls.children = (
-            text_of("<h4>Recorded run</h4>"),
-            *self.chooser.widgets,
-            row(self.stop_button),
-            self._facts,
-            text_of("<h4>Another policy</h4>"),
-            *(self._policy_controls[path].widget for path in _PATHS),
-            self._prediction,
-            row(self.use_button),
-            self._use_note,
-            text_of("<h4>Compare policies</h4>"),
-            *(column(text_of(title), self.lists[name]) for name, title in _LIST_TITLES.items()),
-            row(self.judge_button),
-            text_of(faint("Judged policies by their wasted steps")),
-            self.choice,
+            *section("Recorded run", *self.chooser.widgets, row(self.stop_button), self._facts),
+            *section("Another policy", *(control.widget for control in self._policy_controls.values())),
+            *parts(self._prediction, row(self.use_button), self._use_note),
+            *section("Compare policies", *(column(*parts(_LIST_TITLES[name], self.lists[name])) for name in first)),
+            *parts(row(self.judge_button), faint("Judged policies by their wasted steps"), self.choice),
         )
 
     def _open_first(self, run: Run | str | Path | None) -> None:
@@ -226,7 +217,7 @@ class LossScalePanel(WorkPanel):
             self.chooser.list_folder(path.parent)  # the others beside it can be chosen then
         else:
             self.chooser.show_folder(path)
-        self.chooser.look(path)
+        self.chooser.look(str(path))
 
     # -- what the user does --------------------------------------------------------------------------------------------
 

@@ -141,14 +141,13 @@ class Panel:
     def showing(self) -> Iterator[None]:
         """Set widgets on this thread without the handlers of ``on_change`` being called."""
         here = threading.get_ident()
-        if here in self._showing:
-            yield
-            return
+        is_outermost = here not in self._showing
         self._showing.add(here)
         try:
             yield
         finally:
-            self._showing.discard(here)
+            if is_outermost:
+                self._showing.discard(here)
 
     def cleaned_up_by(self, cleanup: Callable[[], Any]) -> None:
         """Have a function called when the panel closes, last come first served; at once when it has."""
@@ -218,24 +217,11 @@ class WorkPanel(Panel):
     """A panel that does one piece of work at a time in a thread: starting, pausing, stopping and failing stand here.
 
     A panel derived from it calls ``begin`` once its machine is running, shows messages in ``_take``, the result in
-    ``finished``, and names in ``locked`` what cannot be changed meanwhile.
-
-    Args:
-        title: See `Panel`.
-        theme: See `Panel`.
-        stop_help: Tooltip of the Stop button.
-        hz: Batches of messages per second at most.
-
-    Attributes:
-        worker: Does the work.
-        stop_button: Asks the work to end at its next step.
-        bar: How much of the work is done, in [0, 1] unless the panel sets another maximum.
-        progress_text: The same in words.
-        locked: Widgets and controls that are disabled while work is under way.
-        failure_note: What is said of work that has failed; the error itself stands at the foot.
+    ``finished``, and names in ``locked`` the widgets and controls that are disabled meanwhile. ``hz`` limits how often
+    messages are shown.
     """
 
-    failure_note = "failed; mend it and start again"
+    failure_note = "failed; mend it and start again"  # the error itself stands at the foot
 
     def __init__(self, title: str, *, theme: Theme = "auto", stop_help: str = "", hz: float = 5.0) -> None:
         super().__init__(title, theme=theme)
@@ -271,14 +257,7 @@ class WorkPanel(Panel):
             self.worker.resume()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way; for scripts and notebooks that want the result.
-
-        Args:
-            timeout: Longest wait, seconds; None waits for ever.
-
-        Returns:
-            Whether the work has ended.
-        """
+        """Wait until nothing is under way, for so many seconds at most; return whether the work has ended."""
         ended = self.machine.wait_for(PanelState.IDLE, PanelState.DONE, PanelState.FAILED, timeout=timeout)
         return ended and self.worker.join(timeout)
 

@@ -21,38 +21,27 @@ _LONGEST_LIST: Final = 200
 class RunChooser:
     """A field for a folder, and the list of its runs, which is read in the background.
 
-    Args:
-        panel: The panel it stands in.
-        open_run: Called with the directory of a run when the user chooses it, or types it.
-        shown: Returns the run on show, which the list then shows, too.
-
-    Attributes:
-        folder: A folder of runs, or one run directory.
-        runs: The runs of the folder, newest first.
-        widgets: What to show.
-        lister: Reads the folder.
+    ``open_run`` is called with the directory of a run that the user chooses or types, ``shown`` returns that on show.
     """
 
     def __init__(self, panel: Panel, open_run: Callable[[Path], Any], shown: Callable[[], Run | None]) -> None:
         self._panel, self._open_run, self._shown = panel, open_run, shown
         self.lister = panel.new_reader()
         self.folder = kit.text_box("runs", "A folder of runs, or one run directory", css="wb-growing")
-        self.look_button = panel.button(
-            "Look", "List the runs of this folder", lambda: self.look(Path(self.folder.value.strip() or "."))
-        )
+        self.look_button = panel.button("Look", "List the runs of this folder", lambda: self.look(self.folder.value))
         self.runs = kit.Dropdown(options=[("no run listed yet", "")], css="wb-wide", tooltip="Recorded run")
         self.widgets = (kit.row(self.folder, self.look_button), self.runs)
-        panel.on_change(self.folder, lambda text: self.look(Path(text.strip() or ".")))
+        panel.on_change(self.folder, self.look)
         panel.on_change(self.runs, lambda path: open_run(path) if path else None)  # the first line is no run
 
-    def look(self, path: Path) -> None:
+    def look(self, folder: str) -> None:
         """List a folder, or open it if it is a run itself, or none."""
-        path = path.expanduser()
+        path = Path(folder.strip() or ".").expanduser()
         if (path / "environment.json").is_file() or (path.exists() and not path.is_dir()):
             self._open_run(path)
-            return
-        self._panel.clear_error()
-        self.list_folder(path)
+        else:
+            self._panel.clear_error()
+            self.list_folder(path)
 
     def list_folder(self, folder: Path) -> None:
         """Read which runs a folder holds, and list them."""

@@ -81,6 +81,3 @@ class StateMachine:
         """Wait until one of some states is reached, for so many seconds at most; return whether it was."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state in states, timeout)
-
-    def __repr__(self) -> str:
-        return f"StateMachine({self._state})"

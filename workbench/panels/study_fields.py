@@ -14,7 +14,7 @@ from workbench.config import ParameterInfo
 from workbench.config.errors import inner_type, rule_of
 from workbench.panels.controls import field
 
-__all__ = ["COMMON", "FIRST", "JOBS", "MINUTES", "MORE", "study_fields"]
+__all__ = ["COMMON", "FIRST", "MINUTES", "MORE", "study_fields"]
 
 MINUTES: Final = "study.timeout_seconds"
 """Path of what is asked for in minutes, and kept in seconds."""
@@ -78,14 +78,6 @@ MORE: Final = (
     ("confirm.candidates", "Candidates", "Candidates tested per export, without refuted ones.", ""),
     ("speed.rounds", "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", ""),
     ("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", ""),
-)
-JOBS: Final = field(
-    "jobs",
-    "Workers",
-    "Processes that search at the same time; on one device they slow each other down.",
-    "int",
-    1,
-    rule="be a whole number, 1 or more",
 )
 
 

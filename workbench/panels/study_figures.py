@@ -44,21 +44,12 @@ _PICKABLE: Final = frozenset({"history", "speed", "parameters"})
 class StudyFigures:
     """Views of a study's trials, where the gain of its exports comes from, and the curves of picked trials.
 
-    Args:
-        panel: The panel they stand in.
-        pick: Called with the number of a trial that is clicked.
-
-    Attributes:
-        study: What is known of the study; None while it has not begun.
-        view: Which view is looked at.
-        stage: The figures of that view.
-        gains: One figure for each export that gains something.
-        curves_stage: The curves, once a trial was picked.
-        live: The figures by name.
+    ``view`` chooses what stands on ``stage``; ``gains`` has one figure for each export that gains something,
+    ``curves_stage`` the curves once a trial was picked. ``pick`` is called with the number of a trial that is clicked.
     """
 
     def __init__(self, panel: Panel, pick: Callable[[int], Any]) -> None:
-        self._panel, self._pick = panel, panel.guarded(pick)
+        self._panel, self._theme, self._pick = panel, panel.theme, panel.guarded(pick)
         self._lock = threading.RLock()
         self.study: StudyResult | None = None
         self.curves: list[RunCurve] = []
@@ -119,7 +110,7 @@ class StudyFigures:
                 self.live[name].update(figure)
             else:
                 pick = self._pick if name in _PICKABLE else None
-                self.live[name] = LiveFigure(figure, theme=self._panel.theme, interval=0.0, on_pick=pick)
+                self.live[name] = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=pick)
             if self._panel.closed:  # while the figure was drawn, and the others have been closed
                 self.live[name].close()
             return self.live[name]
@@ -130,26 +121,20 @@ class StudyFigures:
                 live.close()
 
     def _history(self, study: StudyResult) -> Any:
-        objective = objective_title(study.objective)
-        return study_history_figure(
-            study.trials, objective=objective, allowed_drops=study.allowed_drops, theme=self._panel.theme
-        )
+        options: dict[str, Any] = {"objective": objective_title(study.objective), "allowed_drops": study.allowed_drops}
+        return study_history_figure(study.trials, **options, theme=self._theme)
 
     def _parameters(self, study: StudyResult) -> Any:
-        objective = objective_title(study.objective)
-        return parallel_coordinates_figure(
-            study.trials, importance=study.importance, objective=objective, theme=self._panel.theme
-        )
+        options: dict[str, Any] = {"objective": objective_title(study.objective), "importance": study.importance}
+        return parallel_coordinates_figure(study.trials, **options, theme=self._theme)
 
     def _curves(self, study: StudyResult) -> Any:
-        return loss_curves_drawing(
-            self.curves, x="relative_time", metric=MetricScale.of(study), theme=self._panel.theme
-        )
+        return loss_curves_drawing(self.curves, x="relative_time", metric=MetricScale.of(study), theme=self._theme)
 
     def _gain(self, target: str, study: StudyResult) -> Any:
         taken = study.choices[target].candidate if target in study.choices else None
         _, speed = study.fair_baselines.get(target, (None, math.nan))
-        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=self._panel.theme)
+        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=self._theme)
 
     def _speed(self, study: StudyResult) -> Any:
         return speed_accuracy_figure(
@@ -160,6 +145,6 @@ class StudyFigures:
             choices=list(study.choices.values()),
             per=study.per,
             tuned_plain=study.fair_baselines,
-            theme=self._panel.theme,
+            theme=self._theme,
             height=460,
         )

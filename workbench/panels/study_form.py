@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from workbench.config import BoostConfig
 from workbench.panels import kit
-from workbench.panels.controls import control_for, number_text
-from workbench.panels.kit import column, text_box, text_of
+from workbench.panels.controls import ParameterControl, count_control, number_text
+from workbench.panels.kit import column, parts, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.study_fields import COMMON, FIRST, JOBS, MINUTES, MORE, study_fields
+from workbench.panels.study_fields import COMMON, FIRST, MINUTES, MORE, study_fields
 from workbench.panels.study_space import SearchSpace
 from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
 from workbench.panels.style import faint
@@ -40,19 +40,8 @@ _FIRST_SPACE: Final[Mapping[str, Any]] = {
 class StudyForm:
     """Fields for what a study is asked, with those that few change folded away.
 
-    Args:
-        panel: The panel they stand in.
-        shared: Gives precision, loss scale and optimizer of O0 to a new study.
-        folder: Folder of the study.
-        given: First values by path.
-
-    Attributes:
-        file: Text of the study's file; None while there is none.
-        folder: Folder of the study.
-        entries: Controls by path.
-        jobs: Processes that search at the same time.
-        space: What is searched.
-        sections: What is folded away.
+    The shared configuration gives precision, loss scale and optimizer of O0 to a new study; ``given`` are first values
+    by path. ``file`` is the text of the study's file, None while there is none.
     """
 
     def __init__(self, panel: Panel, shared: SharedConfig, folder: Path, given: Mapping[str, Any]) -> None:
@@ -60,10 +49,11 @@ class StudyForm:
         self.file: str | None = None
         self.folder = text_box(str(folder), "Folder of the study; one that holds a study is opened")
         self.entries = {
-            path: control_for(replace(info, default=given.get(path, info.default)))
+            path: ParameterControl(replace(info, default=given.get(path, info.default)))
             for path, info in study_fields().items()
         }
-        self.jobs = control_for(JOBS)
+        jobs_help = "Processes that search at the same time; on one device they slow each other down."
+        self.jobs = count_control("jobs", "Workers", jobs_help, 1)
         self.space = SearchSpace(panel)
         self.space.set(_FIRST_SPACE)
         self._baseline = text_of("")
@@ -157,7 +147,7 @@ class StudyForm:
 
     def _unfold(self, index: int | None) -> None:
         if index == 0 and not self._common.children:
-            self._common.children = (text_of("Folder of the study"), self.folder, *self._widgets_of(COMMON))
+            self._common.children = parts("Folder of the study", self.folder, *self._widgets_of(COMMON))
         if index == 2 and not self._more.children:
             self._more.children = (*self._widgets_of(MORE), self.jobs.widget)
 

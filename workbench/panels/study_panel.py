@@ -19,12 +19,12 @@ from workbench.core.records import StudyResult
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale
 from workbench.figures.labels import counted
+from workbench.panels.controls import is_usable_count
 from workbench.panels.kit import row, text_of
 from workbench.panels.panel import Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
-from workbench.panels.study_fields import JOBS
 from workbench.panels.study_figures import TARGETS, StudyFigures
 from workbench.panels.study_form import StudyForm
 from workbench.panels.study_run import StudyOrder, run_study
@@ -124,11 +124,7 @@ class StudyPanel(WorkPanel):
     # -- what the user does --------------------------------------------------------------------------------------------
 
     def open(self, folder: str | Path) -> None:
-        """Show the study in a folder; one without ``study.toml`` is where a new study will be.
-
-        Args:
-            folder: The folder.
-        """
+        """Show the study in a folder; one without ``study.toml`` is where a new study will be."""
         if self.state.busy:
             return
         folder = Path(folder)
@@ -168,11 +164,7 @@ class StudyPanel(WorkPanel):
             self._begin(replace(order, fresh=True, text=self.form.text(), options={}))
 
     def pick(self, number: int) -> None:
-        """Put a trial's configuration into the shared one, and lay its curves over O0's.
-
-        Args:
-            number: Number of the trial.
-        """
+        """Put the configuration of the trial with a number into the shared one, and lay its curves over O0's."""
         study = self.study
         trial = next((one for one in self._trials() if one.number == int(number)), None)
         if study is None or trial is None or not trial.config:
@@ -189,14 +181,7 @@ class StudyPanel(WorkPanel):
         )
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is under way, nor being read.
-
-        Args:
-            timeout: Longest wait, seconds; None waits for ever.
-
-        Returns:
-            Whether the work has ended.
-        """
+        """Wait until nothing is under way nor being read, for so many seconds at most; return whether it is."""
         return super().wait(timeout) and self._reader.wait(timeout)
 
     def state_changed(self, state: PanelState) -> None:
@@ -218,9 +203,7 @@ class StudyPanel(WorkPanel):
                 f"{self.folder.value}/study.toml: {self._unreadable}; mend the file, or name another folder"
             )
             return None
-        jobs = self.jobs.value
-        if not (isinstance(jobs, int) and jobs >= 1):
-            self.jobs.refuse(f"`jobs` must {JOBS.rule}, got {jobs!r}")
+        if not is_usable_count(self.jobs):
             self.form.unfold_more()  # where the sentence stands
             return None
         folder, text, options = self.form.place, self.form.text(), {}
@@ -228,7 +211,7 @@ class StudyPanel(WorkPanel):
             options = self.form.extensions(text)
             text = self.form.file if options else text
         task = self._task if self._task is not None and self.entries["study.task"].value == self._task.name else None
-        return StudyOrder(folder=folder, text=text, task=task, jobs=jobs, options=options)
+        return StudyOrder(folder, text, task, jobs=self.jobs.value, options=options)
 
     def _begin(self, order: StudyOrder) -> None:
         if not self.machine.try_to(PanelState.RUNNING):

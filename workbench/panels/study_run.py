@@ -19,15 +19,10 @@ __all__ = ["StudyOrder", "run_study"]
 
 @dataclass(frozen=True, slots=True)
 class StudyOrder:
-    """What one click on Start asks for.
+    """What one click on Start asks for; ``text`` is what ``study.toml`` shall say.
 
-    Args:
-        folder: Folder of the study.
-        text: What ``study.toml`` shall say.
-        task: The task, where only this program knows it; None loads the one that the file names.
-        jobs: Processes that search at the same time.
-        fresh: Whether to archive what is there and begin again.
-        options: Trials and timeout beyond those in the file of a study that has begun.
+    ``task`` is one that only this program knows, ``options`` are trials and timeout beyond those in the file of a study
+    that has begun, and ``fresh`` archives what is there and begins again.
     """
 
     folder: Path
@@ -39,13 +34,10 @@ class StudyOrder:
 
 
 def run_study(order: StudyOrder, control: RunControl) -> StudyResult | None:
-    """Write the study's file and run it; sends its progress, and after each trial what is known of it.
+    """Write the study's file and run it; None when it was stopped on the way.
 
-    Returns:
-        The result; None when it was stopped on the way.
-
-    Raises:
-        StudyError: When the study is wrong; a study that is asked something else keeps its file.
+    It sends its progress, and after each trial what is known of the study. A study that is asked something else than
+    before keeps its file, and says so with a StudyError.
     """
     from workbench import api
     from workbench import study as studies

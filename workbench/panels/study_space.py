@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from workbench.config import LEVELS, ConfigError, ParameterInfo, describe_parameters, parameter_at
 from workbench.config.errors import did_you_mean
 from workbench.panels import kit
-from workbench.panels.controls import choice_text, field, number_text, parsed
+from workbench.panels.controls import field, number_text, parsed
 from workbench.panels.kit import close_recursively, column, row, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.style import error_html, label_html
@@ -76,7 +76,7 @@ class SpaceRow:
         """Return the entries that this kind of parameter needs."""
         if self.info.kind in ("bool", "choice"):
             for choice in self.info.choices:
-                self.boxes[choice] = kit.Checkbox(description=choice_text(choice), indent=False, css="wb-choice")
+                self.boxes[choice] = kit.Checkbox(description=number_text(choice), indent=False, css="wb-choice")
             self._inputs = tuple(self.boxes.values())
             return row(*self._inputs)
         if self._is_number:

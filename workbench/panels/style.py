@@ -12,21 +12,6 @@ from workbench.config import BoostConfig
 from workbench.config.errors import shown
 from workbench.panels.state import PanelState
 
-__all__ = [
-    "FITTING",
-    "STYLE",
-    "badge",
-    "copy_button_html",
-    "difference_html",
-    "error_html",
-    "faint",
-    "file_link",
-    "label_html",
-    "note_html",
-    "table",
-    "words",
-]
-
 _SYMBOLS: Final = {
     PanelState.IDLE: "○",
     PanelState.RUNNING: "▶",

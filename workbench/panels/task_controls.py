@@ -16,14 +16,7 @@ _DEVICES: Final = ("auto", "cpu", "cuda", "npu")
 
 
 class TaskControls:
-    """Fields for task, device and folder; the name of a task that only this program knows cannot be changed.
-
-    Attributes:
-        given: The task, where it was given as an object.
-        name: Name of the task.
-        device: Where to train.
-        out: Folder in which run directories are made; empty records nothing.
-    """
+    """Fields for task, device and folder; the name of a task that was ``given`` as an object cannot be changed."""
 
     def __init__(self, task: Task | str, device: str, out: str | Path | None) -> None:
         self.given = None if isinstance(task, str) else task

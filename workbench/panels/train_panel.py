@@ -6,17 +6,14 @@ it, the Stop button does. A page that was closed and opened again finds the run 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig, ConfigError
-from workbench.config.errors import shown
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.drawing import Drawing
@@ -29,8 +26,8 @@ from workbench.figures.second_order import second_order_drawing
 from workbench.figures.step_time import step_time_drawing
 from workbench.figures.thinning import MAXIMUM_POINTS
 from workbench.panels import kit
-from workbench.panels.controls import ParameterControl, control_for, field
-from workbench.panels.kit import column, row, text_of
+from workbench.panels.controls import count_control, is_usable_count
+from workbench.panels.kit import column, parts, row, text_of
 from workbench.panels.live_trace import LiveTrace
 from workbench.panels.panel import Theme, WorkPanel
 from workbench.panels.presets import PresetChoice
@@ -60,70 +57,33 @@ _UPDATES: Final = 4.0  # per second
 _LIVE_POINTS: Final = 500  # of a line that still grows
 _LONGEST_WAIT: Final = 15.0  # seconds between two pictures of a run that goes on
 
-_STEPS: Final = field(
-    "steps",
-    "Steps",
-    "Micro-batches to train.",
-    "int",
-    300,
-    rule="be a whole number, 1 or more",
-    unit="micro-batches",
-)
-_SEED: Final = field(
-    "seed", "Seed", "Seed of weights, data order and split.", "int", 0, rule="be a whole number, 0 or more"
-)
-_EVALUATE_EVERY: Final = field(
-    "evaluate_every",
-    "Evaluate every",
-    "Micro-batches between evaluations; unset evaluates at the end only.",
-    "int",
-    None,
-    rule="be a whole number, 1 or more",
-    unit="micro-batches",
-    optional=True,
-)
-
 
 def train_and_measure(
-    control: RunControl,
-    task: Task | str,
-    config: BoostConfig,
-    level: str,
-    *,
-    steps: int,
-    measure: bool,
-    device: str,
-    seed: int,
-    out: Path | None,
-    evaluate_every: int | None,
+    control: RunControl, task: Task | str, setup: tuple[BoostConfig, str], *, measure: bool, **options: Any
 ) -> tuple[RunResult | None, SpeedRatio | None]:
-    """Train and compare step times with O0; the work of the panel's thread.
+    """Train a set-up and compare its step times with O0; the work of the panel's thread.
 
-    Returns:
-        The result of the run, None where no steps were asked for; the ratio, None where it was not measured.
+    ``options`` are those of ``api.train``; 0 steps train nothing. Returns the result of the run and the ratio of times,
+    None for what was not asked for.
     """
     from workbench import api
     from workbench.tasks import load_task
 
     task = load_task(task)
     result = None
-    if steps:
+    if options["steps"]:
         control.send(MetricScale(task.metric_name, higher_is_better=task.higher_is_better))
         control.send("training ...")
         result = api.train(
             task,
-            config,
-            level=level,
-            steps=steps,
-            seed=seed,
-            device=device,
-            out=out,
-            evaluate_every=evaluate_every,
+            setup[0],
+            level=setup[1],
             on_progress=control.send,
             stop=control.stop_requested,
             on_records=lambda records, events: control.send((records, events)),
             drain_seconds=_DRAIN_SECONDS,
             pause=control.pause,
+            **options,
         )
         if result.stopped or result.diverged:
             return result, None
@@ -136,9 +96,9 @@ def train_and_measure(
     speed = measure_speed_ratio(
         task,
         (BoostConfig(), "O0"),
-        (config, level),
-        device=select_device(device),
-        seed=seed,
+        setup,
+        device=select_device(options["device"]),
+        seed=options["seed"],
         rounds=4,
         steps_per_block=4,
         precision=0.1,
@@ -194,9 +154,13 @@ class TrainPanel(WorkPanel):
         self._drawing_lock = threading.Lock()  # the choice and its picture belong together
         self.where = TaskControls(task, device, out)
         self.task = self.where.name
-        self.steps = control_for(dataclasses.replace(_STEPS, default=steps))
-        self.seed = control_for(dataclasses.replace(_SEED, default=seed))
-        self.evaluate_every = control_for(_EVALUATE_EVERY, evaluate_every)
+        self.steps = count_control("steps", "Steps", "Micro-batches to train.", steps, unit="micro-batches")
+        self.seed = count_control("seed", "Seed", "Seed of weights, data order and split.", seed, least=0)
+        help_text = "Micro-batches between evaluations; unset evaluates at the end only."
+        self.evaluate_every = count_control(
+            "evaluate_every", "Evaluate every", help_text, None, unit="micro-batches", optional=True
+        )
+        self.evaluate_every.set(evaluate_every)
         self._make_controls(measure=measure)
         self._make_plots()
         self.cleaned_up_by(self.shared.observe(self._show_config))
@@ -216,26 +180,18 @@ class TrainPanel(WorkPanel):
         self.measure_button = self.button(
             "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
         )
-        self._more = column(text_of("Folder of run directories"), self.where.out)
+        self._more = column(*parts("Folder of run directories", self.where.out))
         self._sections = kit.Accordion(children=(self._more,), titles=("More",), css="wb-more")
         self.on_change(self._sections, self._unfold, "selected_index")
         for control in (self.seed, self.evaluate_every):  # made when they are unfolded
             self.cleaned_up_by(control.close)
         self.locked = [self.start_button, self.measure_button, self.where, self.steps, self.seed, self.evaluate_every]
         self.controls.children = (
-            text_of("Task"),
-            self.task,
-            self.preset.widget,
-            self._in_effect,
-            self.steps.widget,
-            text_of("Device"),
-            self.where.device,
-            self._sections,
+            *parts("Task", self.task, self.preset.widget, self._in_effect),
+            *parts(self.steps.widget, "Device", self.where.device, self._sections),
             row(self.start_button, self.pause_button, self.stop_button),
-            self.bar,
-            self.progress_text,
-            row(self.measure),
-            row(self.measure_button),
+            *parts(self.bar, self.progress_text),
+            *parts(row(self.measure), row(self.measure_button)),
         )
 
     def _unfold(self, index: int | None) -> None:
@@ -243,22 +199,10 @@ class TrainPanel(WorkPanel):
             self._more.children = (self.seed.widget, self.evaluate_every.widget, *self._more.children)
 
     def _make_plots(self) -> None:
-        theme = self.theme
-        self._drawings: dict[str, Callable[[int], Drawing]] = {
-            "Loss and metric": self._loss_drawing,
-            "Loss scale": lambda limit: loss_scale_drawing(
-                self.trace.steps, self.trace.events, limit=limit, theme=theme
-            ),
-            "Step time": lambda _: step_time_drawing({self._label(): self.trace.steps}, theme=theme),
-            "Second order": lambda limit: second_order_drawing(
-                self.trace.steps, self.trace.events, limit=limit, theme=theme
-            ),
-            "Offload": lambda limit: offload_drawing(self.trace.steps, limit=limit, theme=theme),
-        }
         self.choice = kit.choice_buttons(_FIGURES)
         # One widget that shows one figure at a time: what is not looked at costs training nothing, and a widget that
         # was hidden, or not yet on the page, when it was drawn would not know its width.
-        self.live = LiveFigure(self._drawing(), theme=theme, interval=0.0)
+        self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme, interval=0.0)
         self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
         self.on_change(self.choice, lambda _: self._redraw(anew=True))
@@ -293,7 +237,7 @@ class TrainPanel(WorkPanel):
 
     def _are_usable(self) -> bool:
         """Return whether all counts can be used; of those that cannot it is said beside the field."""
-        steps, *more = [_is_usable(control) for control in (self.steps, self.seed, self.evaluate_every)]
+        steps, *more = [is_usable_count(control) for control in (self.steps, self.seed, self.evaluate_every)]
         if not all(more):
             self._sections.selected_index = 0  # where the sentence stands
         return steps and all(more)
@@ -301,20 +245,15 @@ class TrainPanel(WorkPanel):
     def _begin(self, steps: int, *, measure: bool) -> None:
         self.speed = None
         self._speed_text.value = ""
-        config, level = self.shared.both()
-        work = functools.partial(
-            train_and_measure,
-            task=self.where.task,
-            config=config,
-            level=level,
-            steps=steps,
-            measure=measure,
-            device=self.where.device.value,
-            seed=self.seed.value,
-            out=self.where.folder,
-            evaluate_every=self.evaluate_every.value,
-        )
-        self.begin(work)
+        options = {
+            "steps": steps,
+            "seed": self.seed.value,
+            "evaluate_every": self.evaluate_every.value,
+            "device": self.where.device.value,
+            "out": self.where.folder,
+        }
+        task, setup = self.where.task, self.shared.both()
+        self.begin(lambda control: train_and_measure(control, task, setup, measure=measure, **options))
 
     # -- what the work reports -----------------------------------------------------------------------------------------
 
@@ -409,15 +348,20 @@ class TrainPanel(WorkPanel):
         with self._drawing_lock:
             self.live.update(self._drawing(limit), anew=anew)
 
-    def _drawing(self, limit: int = MAXIMUM_POINTS) -> Drawing:
-        return self._drawings[self.choice.value](limit)
-
-    def _loss_drawing(self, limit: int) -> Drawing:
-        curve = RunCurve(self._label(), self.trace.steps, self.trace.evaluations)
-        return loss_curves_drawing([curve], metric=self._metric, limit=limit, theme=self.theme)
-
-    def _label(self) -> str:
-        return Path(self.task.value).name
+    def _drawing(self, limit: int) -> Drawing:
+        steps, events, theme = self.trace.steps, self.trace.events, self.theme
+        label = Path(self.task.value).name
+        match self.choice.value:
+            case "Loss scale":
+                return loss_scale_drawing(steps, events, limit=limit, theme=theme)
+            case "Step time":
+                return step_time_drawing({label: steps}, theme=theme)
+            case "Second order":
+                return second_order_drawing(steps, events, limit=limit, theme=theme)
+            case "Offload":
+                return offload_drawing(steps, limit=limit, theme=theme)
+        curve = RunCurve(label, steps, self.trace.evaluations)
+        return loss_curves_drawing([curve], metric=self._metric, limit=limit, theme=theme)
 
     def _result_sentence(self) -> str:
         result = self.result
@@ -447,13 +391,3 @@ class TrainPanel(WorkPanel):
             f"{compact(speed.baseline_ms)} ms; 95 % interval {speed.low:.2f} to {speed.high:.2f}, "
             f"{counted(speed.rounds, 'interleaved round')}."
         )
-
-
-def _is_usable(control: ParameterControl) -> bool:
-    """Return whether a count can be used, and say beside the field when it cannot."""
-    value, info = control.value, control.info
-    least = 0 if info.path == "seed" else 1
-    if (value is None and info.optional) or (isinstance(value, int) and least <= value < 2**63):
-        return True
-    control.refuse(f"`{info.path}` must {info.rule}, got {shown(value)}")
-    return False

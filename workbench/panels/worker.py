@@ -24,23 +24,20 @@ from typing import Any, Final
 
 from workbench.core.openmp import release_pool
 
-__all__ = ["Gate", "Outcome", "Reader", "RunControl", "Worker", "short_turns"]
+__all__ = ["Gate", "Outcome", "Reader", "RunControl", "Worker", "short_turns", "show_parts"]
 
 _MESSAGES_KEPT: Final = 200_000  # a display that fell so far behind has lost its use; memory stays bounded
 _LARGEST_SHARE: Final = 0.02  # of one core, for display: a slow one is refreshed less often
 _TURN_SECONDS: Final = 0.001
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """How the work ended.
 
-    Args:
-        result: What the function returned; None when it raised.
-        error: What it raised, with its traceback; None when it returned.
-        seconds: How long it took, pauses included, seconds.
-        display_error: What a callback of the display raised on the way, if anything; the work is not to blame.
-        display_seconds: Processor time that the display took while the work went on, seconds.
+    ``result`` is what the function returned, ``error`` what it raised, ``seconds`` how long it took, pauses included;
+    ``display_error`` is what a callback raised on the way, for which the work is not to blame, and ``display_seconds``
+    the processor time that callbacks took.
     """
 
     result: Any = None
@@ -90,10 +87,7 @@ class RunControl:
 
     def taken_messages(self) -> list[Any]:
         """Return what was sent since the last call."""
-        messages = []
-        while self._messages:
-            messages.append(self._messages.popleft())
-        return messages
+        return [self._messages.popleft() for _ in range(len(self._messages))]
 
 
 class _Run(RunControl):
@@ -104,20 +98,18 @@ class _Run(RunControl):
         self.function = function
         self.finished = threading.Event()
         self.reported = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.seconds = 0.0
+        self.outcome = Outcome()
         self.threads: tuple[threading.Thread, ...] = ()
 
     def work(self) -> None:
         began = time.perf_counter()
         try:
             with short_turns():
-                self.result = self.function(self)
+                self.outcome.result = self.function(self)
         except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to show
-            self.error = error
+            self.outcome.error = error
         finally:
-            self.seconds = time.perf_counter() - began
+            self.outcome.seconds = time.perf_counter() - began
             self.finished.set()
 
 
@@ -153,15 +145,10 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether work is under way; false from the moment its outcome is handed on."""
-        run = self._run
-        return run is not None and not run.reported
+        return self._run is not None and not self._run.reported
 
     def start(self, function: Callable[[RunControl], Any]) -> None:
-        """Begin work; what the function returns or raises becomes the outcome.
-
-        Raises:
-            RuntimeError: When work is under way already, or the worker was closed.
-        """
+        """Begin work; a RuntimeError where some is under way already, or the worker was closed."""
         with self._lock:
             if self.closed:
                 raise RuntimeError("this worker is closed; make a new panel")
@@ -209,8 +196,7 @@ class Worker:
     def close(self, timeout: float = 10.0) -> bool:
         """Stop the work, wait for it, and hand on nothing any more; may be called twice.
 
-        Returns:
-            Whether no thread is left; a step that takes longer than ``timeout`` seconds ends in the background.
+        A step that takes longer than ``timeout`` seconds ends in the background; false then.
         """
         with self._lock:
             self.closed = True
@@ -218,12 +204,9 @@ class Worker:
         return self.join(timeout)
 
     def _pump(self, run: _Run) -> None:
-        failure: Exception | None = None
-        display_seconds = 0.0
-        period = self._period
+        outcome, period, finished = run.outcome, self._period, False
         # The usual cost, not the mean: a display that now and then draws more sees to that itself.
         costs: collections.deque[float] = collections.deque(maxlen=5)
-        finished = False
         while not finished:
             finished = run.finished.wait(period)
             messages = run.taken_messages()
@@ -232,27 +215,25 @@ class Worker:
                 try:
                     self._on_messages(messages)
                 except Exception as error:  # a display that fails must not take the work with it
-                    failure = failure or error
+                    outcome.display_error = outcome.display_error or error
                 costs.append(time.thread_time() - began)
-                display_seconds += costs[-1]
+                outcome.display_seconds += costs[-1]
                 usual = statistics.median_low(costs)
                 period = min(max(self._period, usual / _LARGEST_SHARE), max(1.0, self._period))
         run.reported = True
         if not self.closed:
-            self._on_end(Outcome(run.result, run.error, run.seconds, failure, display_seconds))
+            self._on_end(outcome)
 
 
 class Reader:
     """Answers questions in a thread, the newest one; those asked meanwhile and not begun are dropped.
 
-    Args:
-        new_worker: Returns a worker from its two callbacks, ``Panel.new_worker``; its messages are functions that show
-            a part of an answer.
-        on_error: Called with what an answer, or showing it, raised.
+    ``new_worker`` returns a worker from its two callbacks; its messages are functions that show a part of an answer.
+    ``on_error`` is called with what an answer, or showing it, raised.
     """
 
     def __init__(self, new_worker: Callable[..., Worker], on_error: Callable[[BaseException], None]) -> None:
-        self._worker = new_worker(_show_parts, self._end, hz=10.0)
+        self._worker = new_worker(show_parts, self._end, hz=10.0)
         self._on_error = on_error
         self._changed = threading.Condition(threading.RLock())
         self._wanted: tuple[Callable[[RunControl], Any], Callable[[Any], None]] | None = None
@@ -281,27 +262,28 @@ class Reader:
             self._begin_next()  # which a closed worker does not, so that nobody waits any longer
 
     def _begin_next(self) -> None:
-        self._answering = self._wanted is not None and not self._worker.closed
-        if self._wanted is not None and self._answering:
-            (answer, show), self._wanted = self._wanted, None
+        wanted, self._wanted = self._wanted, None
+        self._answering = wanted is not None and not self._worker.closed
+        if wanted is not None and self._answering:
+            answer, show = wanted
             self._worker.start(lambda control: (show, answer(control)))
         self._changed.notify_all()
 
     def _end(self, outcome: Outcome) -> None:
-        error = outcome.error or outcome.display_error
-        if error is None:
+        try:
+            error = outcome.error or outcome.display_error
+            if error is not None:
+                raise error
             show, answer = outcome.result
-            try:
-                show(answer)
-            except Exception as raised:
-                error = raised
-        if error is not None:
-            self._on_error(error)
+            show(answer)
+        except BaseException as raised:
+            self._on_error(raised)
         with self._changed:
             self._begin_next()
 
 
-def _show_parts(messages: list[Callable[[], None]]) -> None:
+def show_parts(messages: list[Callable[[], None]]) -> None:
+    """Call the functions that were sent as messages."""
     for message in messages:
         message()
 
@@ -342,10 +324,10 @@ def _listen_to_warnings() -> None:
     if getattr(shown_before, "listens", False):
         return
 
-    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    def show(message: Any, *rest: Any, **options: Any) -> None:
         listener = _listener.get()
         if listener is None:
-            shown_before(message, category, filename, lineno, file, line)
+            shown_before(message, *rest, **options)
         else:
             listener(str(message))
 
