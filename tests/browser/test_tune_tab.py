@@ -16,10 +16,10 @@ from tests.browser.notebook_page import (
     control,
     document_of,
     enter,
+    normalised_task_of_the_readme,
     open_section,
     opened,
     run_all,
-    task_of_the_readme,
     write_notebook,
 )
 from workbench.config import BoostConfig
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(400)]
 
-# The README's task with a BatchNorm, so that LessBN has something to remove.
-TASK = task_of_the_readme().replace("torch.nn.ReLU()", "torch.nn.BatchNorm1d(64), torch.nn.ReLU()")
+TASK = normalised_task_of_the_readme()
 _TRIALS_SHOWN = """(plot) => (plot.calcdata ?? []).map((points) => points[0].trace)
   .filter((trace) => trace.name?.startsWith("trial ") && trace.customdata)
   .reduce((sum, trace) => sum + trace.customdata.length, 0)"""
@@ -70,7 +69,7 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     tune.get_by_role("button", name="Stop", exact=True).click()
     expect(badge).to_contain_text("done", timeout=A_RUN)
     expect(tune.get_by_text("stopped; everything finished is kept")).to_be_visible()
-    folder = lab.folder / "notebooks" / "studies" / "wine"
+    folder = lab.folder / "notebooks" / "studies" / "mine"
     before = [trial for trial in read_result(folder).trials if trial.state == "complete"]
     assert 2 <= len(before) < 6, "it was stopped between O0 and the last trial"
 
@@ -96,6 +95,6 @@ def test_from_start_to_a_chosen_trial(lab: Lab, view: View) -> None:
     configure = opened(workbench, "Configure")
     assert BoostConfig.from_dict(document_of(configure)) == BoostConfig.from_dict(dict(chosen.config))
 
-    add_and_run_cell(view.page, "from workbench.panels import StudyPanel\n\nStudyPanel('studies/wine')")
+    add_and_run_cell(view.page, "from workbench.panels import StudyPanel\n\nStudyPanel('studies/mine')")
     again = view.page.locator(".wb-panel").filter(has_text="5 of 5 trials; its answer is shown").last
     wait_for_trials(again, 5)  # from the storage, without training

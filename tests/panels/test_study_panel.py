@@ -19,7 +19,7 @@ from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.panels.study_panel import StudyPanel
 from workbench.panels.study_text import values_of
-from workbench.study import StudyResult, read_result, read_study
+from workbench.study import read_result, read_study
 from workbench.study.store.storage import holding_study
 from workbench.tasks import Task
 
@@ -489,17 +489,19 @@ def test_closing_ends_a_study_that_runs(made: Callable[..., StudyPanel]) -> None
     assert panel.widget.comm is None
 
 
-def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(made: Callable[..., StudyPanel]) -> None:
+def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(
+    made: Callable[..., StudyPanel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     panel = made(tiny_task())
     panel.start_button.click()
     assert panel.wait(LONG)
-    draw = panel.figures.draw["parameters"]
+    draw = panel.figures.draw
 
-    def draw_meanwhile(study: StudyResult) -> Any:
-        figure = draw(study)
+    def draw_meanwhile(name: str) -> Any:
+        figure = draw(name)
         panel.close()
         return figure
 
-    panel.figures.draw["parameters"] = draw_meanwhile
+    monkeypatch.setattr(panel.figures, "draw", draw_meanwhile)
     panel.view.value = "Parameters"
     assert panel.live["parameters"].closed

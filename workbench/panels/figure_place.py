@@ -29,15 +29,7 @@ HEIGHT: Final = 430
 class FigurePlace:
     """One live figure, made when it is first updated and closed with its panel; used from any thread.
 
-    Args:
-        panel: The panel it stands in; its theme is the figure's.
-        question: Title that the figure will have.
-        missing: One sentence: what is missing and how it would come to be there.
-        on_pick: See ``LiveFigure``.
-
-    Attributes:
-        widget: The place, to be put into a panel's box.
-        figure: The figure; None until it was updated.
+    ``question`` is the title that the figure will have; ``missing`` says what is missing and how it would come to be.
     """
 
     def __init__(self, panel: Panel, question: str, missing: str, *, on_pick: Pick | None = None) -> None:

@@ -7,7 +7,6 @@ first and those in between not at all.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +102,7 @@ class LossScalePanel(WorkPanel):
     ) -> None:
         super().__init__("Loss scale", theme=theme)
         self.shared = shared if shared is not None else SharedConfig()
-        self._lock = threading.RLock()
+        self.progress_text = self._header_note  # beside the title
         self._opened: _Opened | None = None
         self.policies: list[ScalePolicy] = []
         self._judged: pd.DataFrame | None = None
@@ -140,11 +139,7 @@ class LossScalePanel(WorkPanel):
             self.begin(functools.partial(self._open, source), saying=f"reading {name}")
 
     def choose(self, number: int) -> None:
-        """Put the judged policy of a row on the sliders.
-
-        Raises:
-            IndexError: When there is no such row.
-        """
+        """Put the judged policy of a row on the sliders."""
         policy = self.policies[number]
         if policy.kind == "fixed":
             self._prediction.value = note_html("A fixed scale has neither factor nor window, so the sliders stay.")
@@ -155,10 +150,6 @@ class LossScalePanel(WorkPanel):
     def wait_for_answer(self, timeout: float | None = None) -> bool:
         """Wait until what the sliders ask has been answered, for so many seconds at most; return whether it was."""
         return self._answers.wait(timeout)
-
-    def tell(self, sentence: str) -> None:
-        """Say beside the title how the work is going."""
-        self.note(sentence)
 
     def state_changed(self, state: PanelState) -> None:
         """Enable what makes sense in a state."""
@@ -340,9 +331,8 @@ class LossScalePanel(WorkPanel):
         return PanelState.DONE
 
     def _show_run(self, run: Run, trace: Drawing) -> None:
-        with self._lock:
-            self._opened = _Opened(run, None)
-            self.policies, self._judged = [], None
+        self._opened = _Opened(run, None)
+        self.policies, self._judged = [], None
         self.trace.update(trace)
         self.chooser.select()
         self._facts.value = facts_html(run)
@@ -350,8 +340,7 @@ class LossScalePanel(WorkPanel):
         self.tell("")
 
     def _show_opened(self, opened: _Opened, exponents: Any, groups: Any) -> None:
-        with self._lock:
-            self._opened = opened
+        self._opened = opened
         self.exponents.update(exponents)
         self._show_groups(groups)
         if opened.problem:
@@ -384,8 +373,7 @@ class LossScalePanel(WorkPanel):
     def _show_judged(self, opened: _Opened, policies: list[ScalePolicy], table: pd.DataFrame) -> None:
         if self._opened is not opened:
             return
-        with self._lock:
-            self.policies, self._judged = policies, table
+        self.policies, self._judged = policies, table
         names = policy_names(table)
         wasted, lost = table["wasted_share"].tolist(), table["underflow_share"].fillna(0.0).tolist()
         order = sorted(range(len(table)), key=lambda i: (wasted[i], lost[i]))

@@ -20,12 +20,7 @@ _HELP: Final = {
 
 
 class PresetChoice:
-    """Buttons O0, O1, O2: the level decides over the switches, and what was switched by hand is taken back.
-
-    Attributes:
-        buttons: The buttons; without a value while switches are set by hand.
-        widget: The buttons with what they stand for.
-    """
+    """Buttons O0, O1, O2: the level decides over the switches, and what was switched by hand is taken back."""
 
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._panel, self._shared = panel, shared

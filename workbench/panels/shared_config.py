@@ -69,11 +69,7 @@ class SharedConfig:
             observer(*now)
 
     def set(self, config: BoostConfig, level: str | None = None) -> None:
-        """Take another configuration and call all observers, unless it is the one there is.
-
-        Args:
-            config: The configuration.
-            level: Its level; None keeps the present one.
+        """Take another configuration, and level if given, and call all observers, unless it is the one there is.
 
         Raises:
             ConfigError: When the level is unknown; nothing has changed then.
@@ -81,11 +77,7 @@ class SharedConfig:
         self._replace(lambda _: config, level)
 
     def change(self, values: Mapping[str, Any], level: str | None = None) -> None:
-        """Change some values; see ``BoostConfig.with_values``.
-
-        Args:
-            values: New values by path.
-            level: New level; None keeps the present one.
+        """Change some values, by path, and the level if given; see ``BoostConfig.with_values``.
 
         Raises:
             ConfigError: When a value is refused; nothing has changed then.
@@ -95,8 +87,7 @@ class SharedConfig:
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Have a function called with every new configuration and level, on the thread that makes the change.
 
-        Returns:
-            A function that ends this; it may be called twice.
+        What is returned ends this; it may be called twice.
         """
         with self._lock:
             self._observers.append(observer)

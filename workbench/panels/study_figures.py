@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Callable
@@ -54,14 +53,6 @@ class StudyFigures:
         self.study: StudyResult | None = None
         self.curves: list[RunCurve] = []
         self.live: dict[str, LiveFigure] = {}
-        self.draw: dict[str, Callable[[StudyResult], Any]] = {
-            "history": self._history,
-            "speed": self._speed,
-            "parameters": self._parameters,
-            "importance": lambda study: importance_figure(study.importance, theme=panel.theme),
-            "curves": self._curves,
-            **{f"gain {target}": functools.partial(self._gain, target) for target in TARGETS},
-        }
         self.view = kit.choice_buttons(tuple(_VIEWS))
         # A figure drawn while it is hidden would not know its width.
         self.stage, self.gains, self.curves_stage = (kit.Stack(css="wb-stage") for _ in range(3))
@@ -104,7 +95,7 @@ class StudyFigures:
 
     def _drawn(self, name: str) -> LiveFigure:
         """Return a figure with what is known now."""
-        figure = self.draw[name](self.study)  # type: ignore[arg-type]  # what is drawn is drawn of a study
+        figure = self.draw(name)
         with self._lock:
             if name in self.live:
                 self.live[name].update(figure)
@@ -120,31 +111,36 @@ class StudyFigures:
             for live in self.live.values():
                 live.close()
 
-    def _history(self, study: StudyResult) -> Any:
-        options: dict[str, Any] = {"objective": objective_title(study.objective), "allowed_drops": study.allowed_drops}
-        return study_history_figure(study.trials, **options, theme=self._theme)
-
-    def _parameters(self, study: StudyResult) -> Any:
-        options: dict[str, Any] = {"objective": objective_title(study.objective), "importance": study.importance}
-        return parallel_coordinates_figure(study.trials, **options, theme=self._theme)
-
-    def _curves(self, study: StudyResult) -> Any:
-        return loss_curves_drawing(self.curves, x="relative_time", metric=MetricScale.of(study), theme=self._theme)
-
-    def _gain(self, target: str, study: StudyResult) -> Any:
+    def draw(self, name: str) -> Any:
+        """Compute a figure from what is known now; ``"gain o1"`` says where the gain of an export comes from."""
+        study, theme = self.study, self._theme
+        if study is None:  # what is drawn is drawn of a study
+            raise RuntimeError(f"there is no study to draw {name!r} of")
+        objective, metric = objective_title(study.objective), MetricScale.of(study)
+        drops, plain = study.allowed_drops, study.fair_baselines
+        match name:
+            case "history":
+                return study_history_figure(study.trials, objective=objective, allowed_drops=drops, theme=theme)
+            case "parameters":
+                shares = study.importance
+                return parallel_coordinates_figure(study.trials, importance=shares, objective=objective, theme=theme)
+            case "importance":
+                return importance_figure(study.importance, theme=theme)
+            case "curves":
+                return loss_curves_drawing(self.curves, x="relative_time", metric=metric, theme=theme)
+            case "speed":
+                return speed_accuracy_figure(
+                    study.trials,
+                    study.candidates,
+                    metric=metric,
+                    allowed_drops=drops,
+                    choices=list(study.choices.values()),
+                    per=study.per,
+                    tuned_plain=plain,
+                    theme=theme,
+                    height=460,
+                )
+        target = name.removeprefix("gain ")
         taken = study.choices[target].candidate if target in study.choices else None
-        _, speed = study.fair_baselines.get(target, (None, math.nan))
-        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=self._theme)
-
-    def _speed(self, study: StudyResult) -> Any:
-        return speed_accuracy_figure(
-            study.trials,
-            study.candidates,
-            metric=MetricScale.of(study),
-            allowed_drops=study.allowed_drops,
-            choices=list(study.choices.values()),
-            per=study.per,
-            tuned_plain=study.fair_baselines,
-            theme=self._theme,
-            height=460,
-        )
+        _, speed = plain.get(target, (None, math.nan))
+        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=theme)

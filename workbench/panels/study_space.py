@@ -29,16 +29,10 @@ _LEVEL: Final = field(
 
 
 class SpaceRow:
-    """One dimension of the search.
+    """One dimension of the search; ``remove`` is called with it when the user takes it out.
 
-    Args:
-        info: The parameter.
-        value: A list of values, a table with ``low`` and ``high``, or true for the range that the configuration
-            declares.
-        remove: Called with this row when the user takes it out.
-
-    Attributes:
-        widget: What to show.
+    Its value is a list of values, a table with ``low`` and ``high``, or true for the range that the configuration
+    declares.
     """
 
     def __init__(self, info: ParameterInfo, value: Any, remove: Callable[[SpaceRow], None]) -> None:

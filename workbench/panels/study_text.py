@@ -36,12 +36,9 @@ def space_of(text: str) -> dict[str, Any]:
 
 
 def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return a study file that says something else than another.
+    """Return a study file that says something else than a template, of which all that is not named stays as it is.
 
-    Args:
-        template: The other file's text; whatever is not named here stays as it is.
-        values: Path -> value; None removes it.
-        space: All that is searched, in this order where the file does not have one.
+    ``values`` go by path, None removes one; ``space`` is all that is searched, in this order where the file has none.
     """
     document = tomlkit.parse(template)
     before = values_of(template)
