@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.panels.study_fields import study_fields
+from workbench.panels.study_form import study_fields
 from workbench.study.sample.sampling import PRUNERS, SAMPLERS
 
 

@@ -311,13 +311,12 @@ class ComparePanel(WorkPanel):
 
 
 def _paired(side: ComparedSide) -> PairedSide:
-    speed, drop = side.speed, side.drop
-    return PairedSide(
-        side.label,
-        side.metrics,
-        *((1 / speed.ratio, 1 / speed.high, 1 / speed.low) if speed is not None else ()),
-        drop_bound=drop.upper if drop is not None and math.isfinite(drop.upper) else math.nan,
-    )
+    speed = low = high = bound = math.nan
+    if side.speed is not None:
+        speed, low, high = 1 / side.speed.ratio, 1 / side.speed.high, 1 / side.speed.low
+    if side.drop is not None and math.isfinite(side.drop.upper):
+        bound = side.drop.upper
+    return PairedSide(side.label, side.metrics, speed, low, high, bound)
 
 
 class _SideChoice:

@@ -1,24 +1,94 @@
-"""The controls of a study, and what they ask as the text of its ``study.toml``."""
+"""The controls of a study, and what they ask as the text of its ``study.toml``.
+
+Kind, default, choices and rule of a field come from the models of the study's file; labels and sentences for a person
+stand here.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin
 
-from workbench.config import BoostConfig
+from workbench.config import BoostConfig, ParameterInfo
+from workbench.config.errors import inner_type, rule_of
 from workbench.panels import kit
-from workbench.panels.controls import ParameterControl, count_control, number_text
+from workbench.panels.controls import ParameterControl, count_control, field, number_text
 from workbench.panels.kit import column, parts, text_box, text_of
 from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
-from workbench.panels.study_fields import COMMON, FIRST, MINUTES, MORE, study_fields
 from workbench.panels.study_space import SearchSpace
 from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
 from workbench.panels.style import faint
 
-__all__ = ["StudyForm"]
+__all__ = ["StudyForm", "study_fields"]
+
+_MINUTES: Final = "study.timeout_seconds"
+"""Path of what is asked for in minutes, and kept in seconds."""
+
+_DROP: Final = "How much of the metric the {} export may cost, in the metric's own unit; accuracies have {} when unset."
+
+# Path, label, sentence, unit.
+_FIRST: Final = (
+    (
+        _MINUTES,
+        "How long may I search?",
+        "Time for search and confirmation together, kept in seconds; unset sets no limit.",
+        "minutes",
+    ),
+    ("allowed_drop.o1", "How much may it drop?", _DROP.format("safe", 0.005), ""),
+)
+_COMMON: Final = (
+    ("study.task", "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", ""),
+    (
+        "study.objective",
+        "Objective",
+        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; "
+        "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
+        "",
+    ),
+    ("study.n_trials", "Trials", "Different plans in all, O0 included.", ""),
+    ("study.budget_steps", "Steps per trial", "Length of one run.", "micro-batches"),
+    ("allowed_drop.o2", "Allowed drop, o2", _DROP.format("bold", 0.03), ""),
+)
+_MORE: Final = (
+    ("sampler.name", "Sampler", "Who proposes trials.", ""),
+    ("pruner.name", "Pruner", "Who ends trials that fall behind O0 at equal time.", ""),
+    (
+        "study.device_hours",
+        "Device-hours",
+        "Trial time times devices, all workers and commands together; unset sets no limit.",
+        "hours",
+    ),
+    (
+        "study.patience",
+        "Patience",
+        "Trials in a row without a better one after which the search ends; unset searches on.",
+        "trials",
+    ),
+    (
+        "study.evaluate_every",
+        "Evaluate every",
+        "Micro-batches between evaluations; unset takes a tenth of the run.",
+        "micro-batches",
+    ),
+    ("study.seed", "Seed", "Seed of the search; the confirmation uses others.", ""),
+    ("study.device", "Device", "Where to train: auto, cpu, cuda or npu.", ""),
+    (
+        "study.threads",
+        "CPU threads",
+        "Threads of a training process; small networks train fastest with one. Unset leaves it to torch.",
+        "",
+    ),
+    ("confirm.seeds_min", "Confirmation seeds, least", "Fewest paired seeds of a test.", ""),
+    ("confirm.seeds_max", "Confirmation seeds, most", "Most paired seeds of a test.", ""),
+    ("confirm.candidates", "Candidates", "Candidates tested per export, without refuted ones.", ""),
+    ("speed.rounds", "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", ""),
+    ("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", ""),
+)
 
 _EXTENDED: Final = {
     "study.n_trials": "trials",
@@ -35,6 +105,37 @@ _FIRST_SPACE: Final[Mapping[str, Any]] = {
     "grad_freeze.freeze_type": True,
     "grad_freeze.freeze_p": {"low": 0.3, "high": 0.9},
 }
+
+
+@functools.cache
+def study_fields() -> Mapping[str, ParameterInfo]:
+    """Return every field by its path in ``study.toml``, in the order of the controls."""
+    from workbench.study.sample.sampling import PRUNERS, SAMPLERS  # loads Optuna, so not before it is needed
+
+    names: dict[str, tuple[str, ...]] = {"sampler.name": tuple(SAMPLERS), "pruner.name": tuple(PRUNERS)}
+    return {one[0]: _described(*one, names.get(one[0], ())) for one in (*_FIRST, *_COMMON, *_MORE)}
+
+
+def _described(path: str, title: str, sentence: str, unit: str, names: tuple[str, ...]) -> ParameterInfo:
+    from workbench.study import StudyFile
+
+    section, key = path.split(".")
+    whole = StudyFile.model_fields[section]
+    member = inner_type(whole.annotation).model_fields[key]
+    default = member.get_default() if whole.is_required() else getattr(whole.get_default(), key)
+    plain = inner_type(member.annotation)
+    choices: tuple[Any, ...] = get_args(plain) if get_origin(plain) is Literal else names
+    return field(
+        path,
+        title,
+        sentence,
+        "choice" if choices else {int: "int", float: "float"}.get(plain, "str"),
+        None if member.is_required() and whole.is_required() else default,
+        unit=unit,
+        choices=choices,
+        optional=NoneType in get_args(member.annotation),
+        rule=rule_of(member),
+    )
 
 
 class StudyForm:
@@ -71,7 +172,7 @@ class StudyForm:
     @property
     def first(self) -> tuple[Any, ...]:
         """The widgets of the fields that everybody is asked."""
-        return self._widgets_of(FIRST)
+        return self._widgets_of(_FIRST)
 
     @property
     def place(self) -> Path:
@@ -90,8 +191,8 @@ class StudyForm:
             ValueError: When it is no TOML, or searches what there is not.
         """
         values, space = values_of(text), space_of(text)
-        if MINUTES in values:
-            values[MINUTES] = _minutes(values[MINUTES])
+        if _MINUTES in values:
+            values[_MINUTES] = _minutes(values[_MINUTES])
         self.space.set(space)
         for path, control in self.entries.items():
             control.set(values.get(path, control.info.default))
@@ -108,7 +209,7 @@ class StudyForm:
         """Return what the controls ask as the text of ``study.toml``; an existing file keeps its comments."""
         written = {} if self.file is None else values_of(self.file)
         values = {path: control.value for path, control in self.entries.items()}
-        values[MINUTES] = _seconds(values[MINUTES], written.get(MINUTES))
+        values[_MINUTES] = _seconds(values[_MINUTES], written.get(_MINUTES))
         # What the file does not say and the user left at its default stays out of it.
         asked = {
             path: value
@@ -147,9 +248,9 @@ class StudyForm:
 
     def _unfold(self, index: int | None) -> None:
         if index == 0 and not self._common.children:
-            self._common.children = parts("Folder of the study", self.folder, *self._widgets_of(COMMON))
+            self._common.children = parts("Folder of the study", self.folder, *self._widgets_of(_COMMON))
         if index == 2 and not self._more.children:
-            self._more.children = (*self._widgets_of(MORE), self.jobs.widget)
+            self._more.children = (*self._widgets_of(_MORE), self.jobs.widget)
 
     def _widgets_of(self, fields: Iterable[tuple[str, str, str, str]]) -> tuple[Any, ...]:
         return tuple(self.entries[path].widget for path, *_ in fields)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from workbench.config import BoostConfig
+from workbench.core.files import write_text_atomically
 from workbench.core.records import StudyResult
 from workbench.core.text import format_duration
 from workbench.figures import MetricScale
@@ -27,7 +28,6 @@ from workbench.panels.state import PanelState
 from workbench.panels.study_answer import answer_html, curve_of, trial_html
 from workbench.panels.study_figures import TARGETS, StudyFigures
 from workbench.panels.study_form import StudyForm
-from workbench.panels.study_run import StudyOrder, run_study
 from workbench.panels.style import error_html, faint, note_html, words
 from workbench.panels.worker import Outcome, RunControl
 
@@ -36,10 +36,68 @@ if TYPE_CHECKING:
     from workbench.study import TuneProgress
     from workbench.tasks import Task
 
-__all__ = ["StudyPanel"]
+__all__ = ["StudyOrder", "StudyPanel", "run_study"]
 
 _OVERLAID: Final = 4
 _ASKS_ELSE: Final = "the study asks something else now; start over, or set it back"
+
+
+@dataclass(frozen=True, slots=True)
+class StudyOrder:
+    """What one click on Start asks for; ``text`` is what ``study.toml`` shall say.
+
+    ``task`` is one that only this program knows, ``options`` are trials and timeout beyond those in the file of a study
+    that has begun, and ``fresh`` archives what is there and begins again.
+    """
+
+    folder: Path
+    text: str
+    task: Task | None = None
+    jobs: int = 1
+    fresh: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run_study(order: StudyOrder, control: RunControl) -> StudyResult | None:
+    """Write the study's file and run it; None when it was stopped on the way.
+
+    It sends its progress, and after each trial what is known of the study. A study that is asked something else than
+    before keeps its file, and says so with a StudyError.
+    """
+    from workbench import api
+    from workbench import study as studies
+
+    studies.parse_study(order.text, source="study.toml", default_name=order.folder.resolve().name)
+    path = order.folder / "study.toml"
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    if before != order.text:
+        order.folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(path, order.text)
+    seen: list[Any] = []
+
+    def send(progress: TuneProgress) -> None:
+        control.send(progress)
+        if seen != [progress.phase, progress.trials]:
+            seen[:] = [progress.phase, progress.trials]
+            control.send(studies.read_result(order.folder))
+
+    try:
+        return api.tune(
+            order.folder,
+            fresh=order.fresh,
+            jobs=order.jobs,
+            on_progress=send,
+            stop=control.stop_requested,
+            task=order.task,
+            **order.options,
+        )
+    except studies.StudyStoppedError:
+        control.send(studies.read_result(order.folder))
+        return None
+    except studies.StudyChangedError:
+        if before is not None and before != order.text:  # until the user says so the stored question stands
+            write_text_atomically(path, before)
+        raise
 
 
 class StudyPanel(WorkPanel):

@@ -80,9 +80,7 @@ def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space:
 
 
 def _table(document: tomlkit.TOMLDocument, section: str) -> Any:
-    if section not in document:
-        document[section] = tomlkit.table()
-    return document[section]
+    return document.setdefault(section, tomlkit.table())
 
 
 def _item(value: Any) -> Any:
@@ -105,8 +103,4 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _same(one: Any, other: Any) -> bool:
     """Compare with kinds: true and 1 are equal to Python, and two things to a study."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    return type(one) is type(other) and bool(one == other)
+    return repr(one) == repr(other)
