@@ -121,12 +121,13 @@ def seeds_of(text: str) -> tuple[int, ...]:
     Raises:
         ConfigError: When that names no seeds, one of them twice, or more than twenty.
     """
-    parts = [re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", part.strip()) for part in text.split(",") if part.strip()]
-    ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
-    if len(parts) == 1 and "-" not in text:
+    named = [part.strip() for part in text.split(",") if part.strip()]
+    found = [re.fullmatch(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", part) for part in named]
+    ends = [(int(part[1]), int(part[2] or part[1])) for part in found if part is not None]
+    if len(named) == 1 and "-" not in text:
         ends = [(0, last - 1) for _, last in ends]
     seeds = [seed for first, last in ends for seed in range(first, min(last, first + _MOST_SEEDS) + 1)]
-    if None in parts or not 1 <= len(seeds) <= _MOST_SEEDS or len(set(seeds)) < len(seeds):
+    if None in found or not 1 <= len(seeds) <= _MOST_SEEDS or len(set(seeds)) < len(seeds):
         raise ConfigError(
             f"`seeds` must be a number of seeds, at most {_MOST_SEEDS}, or so many different seeds such as 0, 3, 7 or "
             f"2-6, got {shown(text)}"
@@ -179,7 +180,7 @@ class ComparePanel(WorkPanel):
             "Which configuration is faster, and what does it cost?",
             "Start trains every configuration with the same seeds.",
         )
-        self._verdict, self._table = text_of(""), text_of("")
+        self.lasting = self._verdict, self._table = text_of(""), text_of("")
         self.plots.children = (self._verdict, self.figure.widget, self._table)
         for choice, source in zip(self.sides, ("O0", _SHARED), strict=False):
             choice.source.value = source
@@ -195,14 +196,15 @@ class ComparePanel(WorkPanel):
         )
         self.locked = [self.start_button, self.where, self.seeds, self.steps, *self.sides]
         about_sides = f"<h4>Configurations</h4>{faint('The first is the base; the others are compared with it.')}"
-        more = column(*parts("Device", self.where.device, "Folder of run directories", self.where.out))
+        more = column("Device", self.where.device, "Folder of run directories", self.where.out)
         self.controls.children = (
             *parts("Task", self.task, about_sides, *(choice.widget for choice in self.sides)),
-            *parts(row(*parts("Paired seeds", self.seeds)), self._seeds_problem),
-            *parts(row(*parts("Steps per run", self.steps)), self._steps_problem),
+            *parts(row("Paired seeds", self.seeds), self._seeds_problem),
+            *parts(row("Steps per run", self.steps), self._steps_problem),
             kit.Accordion(children=(more,), titles=("More",), css="wb-more"),
             row(self.start_button, self.stop_button),
-            *parts(self.bar, self.progress_text),
+            self.bar,
+            self.progress_text,
         )
 
     def start(self) -> None:
@@ -222,10 +224,6 @@ class ComparePanel(WorkPanel):
                 compare_in_thread, order=order, task=where.task, device=where.device.value, out=where.folder
             )
         )
-
-    def static_html(self) -> str:
-        """Return the last verdict and the table behind it."""
-        return f"{super().static_html()}{self._verdict.value}{self._table.value}"
 
     def _read(self) -> _Order | None:
         """Read the controls; None when one of them cannot be used, which is then said beside it."""

@@ -77,7 +77,7 @@ class ConfigPanel(Panel):
         self.plots.children = (
             *section("In effect", self._in_effect),
             *section("boost_config.json", self.json, self._json_problem),
-            row(text_of(copy_button_html()), self.path, self.save_button, self.load_button, self.upload),
+            row(copy_button_html(), self.path, self.save_button, self.load_button, self.upload),
             self._file_note,
             *section("Different from the default", self._difference),
         )
@@ -127,7 +127,7 @@ class ConfigPanel(Panel):
         self.on_change(self.sections, self._open_section, "selected_index")
         self.controls.children = (
             self.preset.widget,
-            row(text_of(label_html("Ranks", _RANKS_HELP)), self.ranks),
+            row(label_html("Ranks", _RANKS_HELP), self.ranks),
             *section("Switches", *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES)),
             *section("Everything else", self.sections),
         )

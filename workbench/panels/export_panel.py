@@ -15,7 +15,7 @@ from workbench.config import LEVELS, BoostConfig, ConfigError, Plan
 from workbench.config.errors import shown
 from workbench.panels import kit
 from workbench.panels.controls import number_text
-from workbench.panels.kit import parts, row, section, text_of
+from workbench.panels.kit import row, section, text_of
 from workbench.panels.mindspore_notes import mindspore_notes
 from workbench.panels.panel import Theme, WorkPanel
 from workbench.panels.shared_config import SharedConfig, config_of_text
@@ -195,7 +195,8 @@ class ExportPanel(WorkPanel):
         self._provenance, self._difference = text_of(""), text_of("")
         self.json = kit.Textarea(disabled=True, rows=18, css="wb-wide", tooltip="The file as it will be written")
         self.plots.children = (
-            *parts(self._verdict, self._valid),
+            self._verdict,
+            self._valid,
             *section("For MindSpore", self._mindspore, self._provenance),
             row(*section("boost_config.json", copy_button_html())),
             kit.Stack((self.json,), css="wb-column wb-json"),

@@ -77,16 +77,6 @@ def text_of(value: str, *, grow: bool = False) -> widgets.HTML:
     return Html(value, css="wb-grow" if grow else "wb-text")
 
 
-def row(*children: widgets.Widget) -> widgets.HBox:
-    """Return widgets side by side, continued on the next line where the page is narrow."""
-    return Row(children, css="wb-row")
-
-
-def column(*children: widgets.Widget) -> widgets.VBox:
-    """Return widgets below each other."""
-    return Stack(children, css="wb-column")
-
-
 def parts(*shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
     """Return widgets, with a widget of its own for each text, which mostly names the field that follows it."""
     return tuple(text_of(part) if isinstance(part, str) else part for part in shown)
@@ -95,6 +85,16 @@ def parts(*shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
 def section(title: str, *shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
     """Return what stands beneath a heading, see ``parts``."""
     return parts(f"<h4>{title}</h4>", *shown)
+
+
+def row(*children: widgets.Widget | str) -> widgets.HBox:
+    """Return widgets and texts side by side, continued on the next line where the page is narrow."""
+    return Row(parts(*children), css="wb-row")
+
+
+def column(*children: widgets.Widget | str) -> widgets.VBox:
+    """Return widgets and texts below each other."""
+    return Stack(parts(*children), css="wb-column")
 
 
 def text_box(value: str = "", tooltip: str = "", *, css: str = "wb-wide", **options: Any) -> widgets.Text:

@@ -28,15 +28,15 @@ _FIRST_ROOM: Final = 256  # steps
 
 
 class LiveTrace:
-    """Steps and events of one run; filled and read from any thread."""
+    """Steps and events of one run; filled and read from any thread, and changed by `add` alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._columns: dict[str, np.ndarray] = {}  # with room for more than there is
         self._n = 0
         self._table: pd.DataFrame | None = None
-        self._events: list[Event] = []
-        self._evaluations: list[tuple[int, float]] = []
+        self.events: list[Event] = []  # evaluations apart
+        self.evaluations: list[tuple[int, float]] = []  # micro-batches done, and the metric
 
     def add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
         """Take what was drained: steps, in order, after those that came before, and what happened in them."""
@@ -49,12 +49,11 @@ class LiveTrace:
         with self._lock:
             if block:
                 self._append(block, len(records))
-            # Evaluations are drawn from their own list; of the rest, what the loss scale did.
             for event in events:
                 if event.kind is EventKind.EVALUATION:
-                    self._evaluations.append((event.step + 1, event.value))
+                    self.evaluations.append((event.step + 1, event.value))
                 else:
-                    self._events.append(event)
+                    self.events.append(event)
 
     def _append(self, block: dict[str, np.ndarray], n: int) -> None:
         """Write behind what is there; what tables were made of stays as it is."""
@@ -82,15 +81,3 @@ class LiveTrace:
                 known = {name: column[: self._n] for name, column in self._columns.items()}
                 self._table = pd.DataFrame(known, copy=False) if known else pd.DataFrame(columns=list(_KEPT))
             return self._table
-
-    @property
-    def events(self) -> list[Event]:
-        """What happened so far, evaluations apart."""
-        with self._lock:
-            return list(self._events)
-
-    @property
-    def evaluations(self) -> list[tuple[int, float]]:
-        """Pairs (micro-batches done, metric)."""
-        with self._lock:
-            return list(self._evaluations)

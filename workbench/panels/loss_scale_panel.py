@@ -114,6 +114,7 @@ class LossScalePanel(WorkPanel):
         self._assumption = text_of("")
         self._make_controls()
         self.plots.children = (self.trace.widget, self.scatter.widget, self._assumption, self.exponents.widget)
+        self.lasting = (self._facts, self._prediction)
         self.state_changed(self.state)
         self._open_first(run)
 
@@ -164,10 +165,6 @@ class LossScalePanel(WorkPanel):
         for control in self._policy_controls.values():
             control.disable("" if replayable else problem)
 
-    def static_html(self) -> str:
-        """Return what a saved notebook shows: the run, and what the sliders predict."""
-        return f"{super().static_html()}{self._facts.value}{self._prediction.value}"
-
     # -- what it is made of --------------------------------------------------------------------------------------------
 
     def _make_controls(self) -> None:
@@ -190,8 +187,10 @@ class LossScalePanel(WorkPanel):
         self.controls.children = (
             *section("Recorded run", *self.chooser.widgets, row(self.stop_button), self._facts),
             *section("Another policy", *(control.widget for control in self._policy_controls.values())),
-            *parts(self._prediction, row(self.use_button), self._use_note),
-            *section("Compare policies", *(column(*parts(_LIST_TITLES[name], self.lists[name])) for name in first)),
+            self._prediction,
+            row(self.use_button),
+            self._use_note,
+            *section("Compare policies", *(column(_LIST_TITLES[name], self.lists[name]) for name in first)),
             *parts(row(self.judge_button), faint("Judged policies by their wasted steps"), self.choice),
         )
 

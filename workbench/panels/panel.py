@@ -61,6 +61,7 @@ class Panel:
         self._log_lock = threading.Lock()
         self._showing: set[int] = set()  # threads that are setting widgets
         self._cleanups: list[Callable[[], Any]] = []
+        self.lasting: tuple[widgets.HTML, ...] = ()
         self._badge = text_of(badge(PanelState.IDLE))
         self._header_note = text_of("", grow=True)
         self._error = text_of("")
@@ -174,8 +175,9 @@ class Panel:
         """Enable and disable what the state asks for; for panels to override."""
 
     def static_html(self) -> str:
-        """Return what a saved notebook shows where the widget cannot; for panels to extend."""
-        return f"<b>{html.escape(self.title)}</b> ({self.state}); run the cell to use this panel."
+        """Return what a saved notebook shows where the widget cannot; for panels to extend, or to fill ``lasting``."""
+        head = f"<b>{html.escape(self.title)}</b> ({self.state}); run the cell to use this panel."
+        return head + "".join(part.value for part in self.lasting)
 
     def close(self) -> None:
         """End the panel's work and close its widgets; may be called twice."""

@@ -32,7 +32,7 @@ class PresetChoice:
             css="wb-auto",
         )
         self._note = text_of("")
-        self.widget = row(text_of("<b>Preset</b>"), self.buttons, self._note)
+        self.widget = row("<b>Preset</b>", self.buttons, self._note)
         panel.on_change(self.buttons, self._choose)
 
     def show(self, config: BoostConfig, level: str) -> None:

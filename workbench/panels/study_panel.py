@@ -167,6 +167,7 @@ class StudyPanel(WorkPanel):
             )
             for target in TARGETS
         }
+        self.lasting = (self._answer,)
         self.figures = StudyFigures(self, self.pick)
         self.view, self.live = self.figures.view, self.figures.live
         self.plots.children = (
@@ -247,10 +248,6 @@ class StudyPanel(WorkPanel):
         super().state_changed(state)
         fixed = self._task is not None and self.form.file is None
         self.entries["study.task"].disable("the panel was made for this task" if fixed else "")
-
-    def static_html(self) -> str:
-        """Return the answer in words."""
-        return f"{super().static_html()}{self._answer.value}"
 
     # -- the work ------------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class SpaceRow:
             self.high = text_box("", "Largest value; empty for a list", css="wb-short")
             self.log = kit.Checkbox(description="log", indent=False, tooltip="Walk in factors", css="wb-auto")
             self._inputs = self.low, self.high, self.log
-            return row(self.low, text_of("to"), self.high, self.log)
+            return row(self.low, "to", self.high, self.log)
         self.values = text_box("", "Values to try, as a JSON list")
         self._inputs = (self.values,)
         return self.values

@@ -33,7 +33,7 @@ from workbench.panels.panel import Theme, WorkPanel
 from workbench.panels.presets import PresetChoice
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
-from workbench.panels.style import error_html, faint, note_html, words
+from workbench.panels.style import error_html, faint, note_html
 from workbench.panels.task_controls import TaskControls
 from workbench.panels.worker import Outcome, RunControl
 
@@ -180,7 +180,7 @@ class TrainPanel(WorkPanel):
         self.measure_button = self.button(
             "Compare now", "Measure the time of a step against O0, without a run", self.measure_speed
         )
-        self._more = column(*parts("Folder of run directories", self.where.out))
+        self._more = column("Folder of run directories", self.where.out)
         self._sections = kit.Accordion(children=(self._more,), titles=("More",), css="wb-more")
         self.on_change(self._sections, self._unfold, "selected_index")
         for control in (self.seed, self.evaluate_every):  # made when they are unfolded
@@ -190,8 +190,10 @@ class TrainPanel(WorkPanel):
             *parts("Task", self.task, self.preset.widget, self._in_effect),
             *parts(self.steps.widget, "Device", self.where.device, self._sections),
             row(self.start_button, self.pause_button, self.stop_button),
-            *parts(self.bar, self.progress_text),
-            *parts(row(self.measure), row(self.measure_button)),
+            self.bar,
+            self.progress_text,
+            row(self.measure),
+            row(self.measure_button),
         )
 
     def _unfold(self, index: int | None) -> None:
@@ -205,6 +207,7 @@ class TrainPanel(WorkPanel):
         self.live = LiveFigure(self._drawing(MAXIMUM_POINTS), theme=self.theme, interval=0.0)
         self.cleaned_up_by(self.live.close)
         self._speed_text = text_of("")
+        self.lasting = (self.progress_text, self._speed_text)
         self.on_change(self.choice, lambda _: self._redraw(anew=True))
         self.plots.children = (self.choice, self.live.widget, self._speed_text)
 
@@ -229,11 +232,6 @@ class TrainPanel(WorkPanel):
         super().state_changed(state)
         self.pause_button.disabled = state not in (PanelState.RUNNING, PanelState.PAUSED)
         self.pause_button.description = "Resume" if state is PanelState.PAUSED else "Pause"
-
-    def static_html(self) -> str:
-        """Return the last results in words."""
-        sentences = (self._result_sentence(), self._speed_sentence())
-        return super().static_html() + "".join(f"<p>{words(sentence)}</p>" for sentence in sentences)
 
     def _are_usable(self) -> bool:
         """Return whether all counts can be used; of those that cannot it is said beside the field."""
