@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,7 +147,7 @@ class ConfigPanel(Panel):
         self.upload = kit.FileUpload(
             accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", css="wb-auto"
         )
-        self.on_change(self.json, lambda text: self._take_document(text, "boost_config.json", self._json_problem))
+        self.on_change(self.json, self._take_json)
         self.on_change(self.upload, self._take_upload)
 
     def _title(self, section: str) -> str:
@@ -171,20 +172,13 @@ class ConfigPanel(Panel):
         except ConfigError as error:
             control.refuse(str(error))
 
+    def _take_json(self, text: str) -> None:
+        self._accept(lambda: config_of_text(text, "boost_config.json"), "", self._json_problem)
+
     def _take_upload(self, files: Any) -> None:
         for file in files:
-            self._take_document(bytes(file["content"]), str(file["name"]), self._file_note)
-
-    def _take_document(self, document: str | bytes, name: str, answer: widgets.HTML) -> None:
-        try:
-            text = document if isinstance(document, str) else document.decode("utf-8-sig")
-            self._accept(config_of_text(text, name))
-        except UnicodeDecodeError as error:
-            answer.value = error_html(f"{name}: is not UTF-8 text (byte {error.start})")
-        except ConfigError as error:
-            answer.value = error_html(str(error))
-        else:
-            answer.value = note_html(f"took {name}") if answer is self._file_note else ""
+            content, name = bytes(file["content"]), str(file["name"])
+            self._accept(functools.partial(config_of_text, content, name), f"took {name}", self._file_note)
 
     def _save(self) -> None:
         path = Path(self.path.value).expanduser()
@@ -197,20 +191,21 @@ class ConfigPanel(Panel):
 
     def _load(self) -> None:
         path = Path(self.path.value).expanduser()
-        try:
-            self._accept(BoostConfig.from_json(path))
-        except ConfigError as error:
-            self._file_note.value = error_html(str(error))
-        else:
-            self._file_note.value = note_html(f"read `{path.absolute()}`")
+        self._accept(lambda: BoostConfig.from_json(path), f"read `{path.absolute()}`", self._file_note)
 
-    def _accept(self, config: BoostConfig) -> None:
-        """Take a whole configuration; what was being corrected in a field is given up for it."""
+    def _accept(self, read: Callable[[], BoostConfig], said: str, answer: widgets.HTML) -> None:
+        """Take a whole configuration, for which what was being corrected in a field is given up, or say why not."""
+        try:
+            config = read()
+        except ConfigError as error:
+            answer.value = error_html(str(error))
+            return
         self._file_note.value = ""  # what it says of a file that was refused is over, too
         with self._lock:
             self._shown.clear()
         self.shared.set(config)
         self._show(*self.shared.both())
+        answer.value = note_html(said)
 
     # -- what it shows -------------------------------------------------------------------------------------------------
 

@@ -264,12 +264,12 @@ class ExportPanel(WorkPanel):
         config, level = self._chosen()
         self.json.value = text = json.dumps(config.to_dict(), indent=2)
         plan: Plan | None = None
-        problem = ""
         try:
             plan = config.resolve(level)
         except ConfigError as error:
-            problem = str(error)
-        self._valid.value = _validity_html(config, text, plan, problem)
+            self._valid.value = error_html(f"the file can be written and read, but not used as it is: {error}")
+        else:
+            self._valid.value = _validity_html(config, text, plan)
         notes = mindspore_notes(config, plan) if plan is not None else []
         self._mindspore.value = f"<ul>{''.join(f'<li>{words(note)}</li>' for note in notes)}</ul>" if notes else ""
         self._verdict.value = _verdict_html(config.provenance or {})
@@ -287,15 +287,9 @@ def _nothing_exported(study: Path) -> str:
     return f"{study} is no study: it has no study.toml"
 
 
-def _validity_html(config: BoostConfig, text: str, plan: Plan | None, problem: str) -> str:
-    try:
-        same = config_of_text(text, "boost_config.json") == config
-    except ConfigError as error:
-        return error_html(str(error))
-    if not same:
+def _validity_html(config: BoostConfig, text: str, plan: Plan) -> str:
+    if config_of_text(text, "boost_config.json") != config:
         return error_html("read back, the text is another configuration")
-    if plan is None:
-        return error_html(f"the file can be written and read, but not used as it is: {problem}")
     dropped = "".join(f"<li>{words(entry.reason)}</li>" for entry in plan.dropped)
     valid = f"✓ Valid: read back, it is the same configuration. In effect at {plan.level}: {plan.summary()}."
     return note_html(valid) + (f'<ul class="wb-faint">{dropped}</ul>' if dropped else "")

@@ -114,12 +114,16 @@ class SharedConfig:
         return f"SharedConfig({self.level}, {self.config!r})"
 
 
-def config_of_text(text: str, name: str) -> BoostConfig:
-    """Read a configuration from the text of a JSON file, which is called by a name when it is refused.
+def config_of_text(document: str | bytes, name: str) -> BoostConfig:
+    """Read a configuration from the content of a JSON file, which is called by a name when it is refused.
 
     Raises:
-        ConfigError: When it is no JSON, or no configuration.
+        ConfigError: When it is no text, no JSON, or no configuration.
     """
+    try:
+        text = document if isinstance(document, str) else document.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: is not UTF-8 text (byte {error.start})") from None
     values = parse_json(text, name)
     if not isinstance(values, dict):
         raise ConfigError(f"{name}: must hold an object of sections, got {shown(values)}")
