@@ -48,7 +48,7 @@ def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossSc
     assert drawn(panel.exponents).data[0].type == "heatmap"
     assert len(panel.policies) == 50  # the recorded one is among them
     assert len(panel.choice.options) == 50
-    assert panel.groups is None
+    assert not panel.groups.widget.is_present
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
 
 
@@ -258,8 +258,7 @@ def test_a_run_that_lacks_something_is_a_sentence(
         assert sentence in text_in(panel) + " ".join(notes)
         assert panel.use_button.disabled is not replays
         assert panel.control(INIT).disabled is not replays
-        shown = panel.groups is not None and panel.groups.widget in panel.plots.children
-        assert shown is ("groups" in options)
+        assert panel.groups.widget.is_present is ("groups" in options)
 
 
 def test_a_run_of_a_newer_version_is_a_sentence_and_another_can_be_opened(tmp_path: Path) -> None:

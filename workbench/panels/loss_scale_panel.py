@@ -110,10 +110,12 @@ class LossScalePanel(WorkPanel):
         self.trace = FigurePlace(self, "Which loss scale did training settle on?", _CHOOSE)
         self.scatter = FigurePlace(self, _SCATTER_QUESTION, _CHOOSE, on_pick=self.guarded(self.choose))
         self.exponents = FigurePlace(self, "Do the gradients fit into float16 at this loss scale?", _CHOOSE)
-        self.groups: FigurePlace | None = None  # made for the first run that has group scales
+        self.groups = FigurePlace(self, "Does every group find its own loss scale?", _CHOOSE)
+        self.groups.widget.present(False)  # until a run has group scales
         self._assumption = text_of("")
         self._make_controls()
-        self.plots.children = (self.trace.widget, self.scatter.widget, self._assumption, self.exponents.widget)
+        above, below = (self.trace, self.scatter), (self.exponents, self.groups)
+        self.plots.children = (*(one.widget for one in above), self._assumption, *(one.widget for one in below))
         self.lasting = (self._facts, self._prediction)
         self.state_changed(self.state)
         self._open_first(run)
@@ -341,7 +343,9 @@ class LossScalePanel(WorkPanel):
     def _show_opened(self, opened: _Opened, exponents: Any, groups: Any) -> None:
         self._opened = opened
         self.exponents.update(exponents)
-        self._show_groups(groups)
+        self.groups.widget.present(groups is not None)  # first: a hidden figure does not know its width
+        if groups is not None:
+            self.groups.update(groups)
         if opened.problem:
             self._prediction.value = note_html(opened.problem)
             self.scatter.update(empty_figure(_SCATTER_QUESTION, opened.problem, theme=self.theme, height=HEIGHT))
@@ -352,17 +356,6 @@ class LossScalePanel(WorkPanel):
             if recorded is not None and recorded.kind == "dynamic":
                 self._set_sliders(recorded)
         self.state_changed(self.state)
-
-    def _show_groups(self, figure: Any) -> None:
-        if self.groups is None and figure is not None:
-            self.groups = FigurePlace(self, "Does every group find its own loss scale?", "Nothing is known yet.")
-        if self.groups is None:
-            return
-        shown = [child for child in self.plots.children if child is not self.groups.widget]
-        # A figure that is drawn while it is hidden does not know its width.
-        self.plots.children = (*shown, *([] if figure is None else [self.groups.widget]))
-        if figure is not None:
-            self.groups.update(figure)
 
     def _show_lists(self, windows: list[int]) -> None:
         with self.showing():
