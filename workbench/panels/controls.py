@@ -62,7 +62,7 @@ class _Input(NamedTuple):
 class ParameterControl:
     """A control for one parameter; its first value is the default one if None.
 
-    Its widgets are made when somebody asks for them: a control in a section that nobody unfolds costs nothing.
+    Its widgets are made when they are first asked for: a control in a section that stays folded costs nothing.
     """
 
     def __init__(self, info: ParameterInfo, value: Any = None) -> None:

@@ -110,7 +110,7 @@ def choice_buttons(options: Sequence[str]) -> widgets.ToggleButtons:
 def close_recursively(widget: widgets.Widget) -> None:
     """Close a widget, everything inside it, and their layouts and styles."""
     children = getattr(widget, "children", ())
-    widget.close()  # first, so that the page is not told to rearrange what it is about to lose
+    widget.close()  # first, or the page would rearrange what it is about to lose
     if isinstance(widget, widgets.Box):
         widget.children = ()
     for child in children:

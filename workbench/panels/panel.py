@@ -223,7 +223,7 @@ class WorkPanel(Panel):
     messages are shown.
     """
 
-    failure_note = "failed; mend it and start again"  # the error itself stands at the foot
+    failure_note = "failed; correct it and start again"  # the error itself stands at the foot
 
     def __init__(self, title: str, *, theme: Theme = "auto", stop_help: str = "", hz: float = 5.0) -> None:
         super().__init__(title, theme=theme)

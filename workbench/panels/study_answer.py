@@ -27,7 +27,7 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
     label = "O0" if trial.number == 0 else f"trial {trial.number}"
     time = trial.relative_step_time if math.isfinite(trial.relative_step_time) else 1.0
     steps: Any = []
-    if trial.run_path and (directory / trial.run_path).exists():  # somebody may have tidied up
+    if trial.run_path and (directory / trial.run_path).exists():  # unless the folder was tidied up
         steps = read_run(directory / trial.run_path).steps
     evaluations = trial.curve
     if objective == "time_to_quality" and len(steps) and evaluations:

@@ -142,7 +142,7 @@ class StudyPanel(WorkPanel):
         self.space = self.form.space
         self.on_change(self.folder, lambda text: self.open(Path(text).expanduser()))
         self.start_button = self.button("Start", "Search, confirm, export", self.start, style="success")
-        fresh_help = "Archive what is there and begin anew"
+        fresh_help = "Archive what is there and begin again"
         self.fresh_button = self.button("Start over", fresh_help, self.start_over, style="warning")
         self.fresh_button.present(False)
         self.locked = [self.form, self.start_button, self.fresh_button]
@@ -217,7 +217,7 @@ class StudyPanel(WorkPanel):
             self._begin(order)
 
     def start_over(self) -> None:
-        """Archive what the study has produced and begin anew with what the controls say."""
+        """Archive what the study has produced and begin again with what the controls say."""
         order = self._order()
         if order is not None:
             self._begin(replace(order, fresh=True, text=self.form.text(), options={}))
@@ -337,7 +337,7 @@ class StudyPanel(WorkPanel):
         self.tell("the study cannot be read")
 
     def _forget(self) -> None:
-        """Know nothing of a study: another one is opened, or this one begins anew."""
+        """Forget the study: another one is opened, or this one begins again."""
         self.study, self.picked = None, []
         self.figures.hide_curves()
 

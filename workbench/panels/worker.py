@@ -259,7 +259,7 @@ class Reader:
         """Ask the answer under way to end, and wait for it; nothing is shown any more."""
         self._worker.close()
         with self._changed:
-            self._begin_next()  # which a closed worker does not, so that nobody waits any longer
+            self._begin_next()  # a closed worker does not, and no one waits any longer
 
     def _begin_next(self) -> None:
         wanted, self._wanted = self._wanted, None
