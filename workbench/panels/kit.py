@@ -47,7 +47,7 @@ class _Styleless(_Placed):
 
 def _placed(kind: type[Any], base: type[Any] = _Styleless) -> Any:
     """Return a kind of ipywidgets without its layout, and without its style where it has one."""
-    return type(kind.__name__, (base, kind), {"__module__": __name__, "__doc__": kind.__doc__})
+    return type(kind.__name__, (base, kind), {"__module__": __name__})
 
 
 Accordion = _placed(widgets.Accordion, _Placed)

@@ -120,7 +120,14 @@ class Panel:
         return run
 
     def button(self, text: str, tooltip: str, act: Callable[[], Any], *, style: str = "") -> widgets.Button:
-        """Return a button whose click calls a function, guarded."""
+        """Return a button whose click calls a function, guarded.
+
+        Args:
+            text: What stands on it.
+            tooltip: What a click does, in a few words.
+            act: Called without arguments.
+            style: ``"success"``, ``"primary"`` or ``"warning"``; empty is plain.
+        """
         made = kit.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")
         made.on_click(self.guarded(lambda _: act()))
         return made
@@ -128,7 +135,10 @@ class Panel:
     def on_change(self, entry: widgets.Widget, handler: Callable[[Any], Any], trait: str = "value") -> None:
         """Have a function called, guarded, with a widget's new value when the user changes it.
 
-        It is not called for what the panel itself sets in ``showing``.
+        Args:
+            entry: The widget.
+            handler: Called with the new value; not for what the panel itself sets in ``showing``.
+            trait: Trait to look at.
         """
         guarded = self.guarded(handler)
 
@@ -160,7 +170,13 @@ class Panel:
     def new_worker(
         self, on_messages: Callable[[list[Any]], None], on_end: Callable[[Outcome], None], *, hz: float = 5.0
     ) -> Worker:
-        """Return a `Worker` that is closed with the panel and logs its warnings."""
+        """Return a worker that is closed with the panel and logs its warnings.
+
+        Args:
+            on_messages: See `Worker`, like the others.
+            on_end: Called with the outcome.
+            hz: Batches of messages per second at most.
+        """
         worker = Worker(on_messages, on_end, hz=hz, name=self.title, on_warning=self.log)
         self.cleaned_up_by(worker.close)
         return worker
