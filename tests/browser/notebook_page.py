@@ -47,6 +47,15 @@ def task_of_the_readme() -> str:
     return found.group(1)
 
 
+def normalised_task_of_the_readme() -> str:
+    """Return the same task with a BatchNorm behind its first layer, so that LessBN has something to remove."""
+    normalised, n = re.subn(
+        r"(Linear\(\d+, (\d+)\)), ", r"\1, torch.nn.BatchNorm1d(\2), ", task_of_the_readme(), count=1
+    )
+    assert n == 1, "the network of the README's task looks different now"
+    return normalised
+
+
 def write_notebook(lab: Lab, name: str, *cells: str) -> None:
     """Write a notebook of code cells beside the shipped ones, as a person would have typed it."""
     document = {

@@ -23,11 +23,11 @@ from tests.browser.notebook_page import (
     click_point,
     control,
     enter,
+    normalised_task_of_the_readme,
     open_section,
     opened,
     run_all,
     set_steps,
-    task_of_the_readme,
     write_notebook,
 )
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(600)]
 
 TABS = ("Configure", "Train", "Loss scale", "Tune", "Compare", "Export")
-TASK = task_of_the_readme().replace("torch.nn.ReLU()", "torch.nn.BatchNorm1d(64), torch.nn.ReLU()")
+TASK = normalised_task_of_the_readme()
 # A study and an overflowing run that are there already, as after a while of work.
 WORK = """\
 from pathlib import Path
@@ -47,11 +47,11 @@ from workbench import Workbench, train, tune
 torch.set_num_threads(1)
 config = {"amp": {"level": "O2", "dtype": "float16"}, "loss_scale": {"init": 2.0**24, "window": 20}}
 train(task, config, level="O0", steps=160, out="screens", exponents_every=2)
-folder = Path("screen_studies/wine")
+folder = Path("screen_studies/mine")
 folder.mkdir(parents=True, exist_ok=True)
 _ = (folder / "study.toml").write_text('''
 [study]
-task = "wine"
+task = "mine"
 n_trials = 6
 budget_steps = 40
 objective = "pareto"
@@ -110,7 +110,7 @@ def show_something(workbench: Locator) -> None:
     tune = opened(workbench, "Tune")
     plane = tune.locator(".js-plotly-plot").filter(has=workbench.page.get_by_text("Speed: time of O0")).first
     expect(plane).to_be_visible()
-    click_point(plane, 3)  # or one that lies in the same place
+    click_point(plane, 2)
     expect(tune.get_by_text(re.compile(r"Trial \d: "))).to_be_visible()
 
     compare = opened(workbench, "Compare")
@@ -120,7 +120,7 @@ def show_something(workbench: Locator) -> None:
     expect(compare.locator(".wb-badge")).to_contain_text("done", timeout=A_RUN)
 
     export = opened(workbench, "Export")
-    enter(export.get_by_title("Folder of a study"), "screen_studies/wine")
+    enter(export.get_by_title("Folder of a study"), "screen_studies/mine")
     expect(export.get_by_role("button", name="o1", exact=True)).to_be_visible()
     open_section(opened(workbench, "Configure"), "Gradient freezing")
 

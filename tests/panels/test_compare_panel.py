@@ -11,7 +11,7 @@ import pytest
 from tests.experiments.small_tasks import small_task
 from tests.panels.looking import drawn, our_threads, text_in
 from workbench.config import BoostConfig, ConfigError
-from workbench.panels.compare_panel import ComparePanel, seeds_of, settled_config
+from workbench.panels.compare_panel import ComparePanel, seeds_of
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.state import PanelState
 from workbench.tasks import Task
@@ -66,13 +66,6 @@ def test_seeds_are_a_number_or_named(text: str, seeds: tuple[int, ...]) -> None:
 def test_seeds_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="`seeds` must be"):
         seeds_of(text)
-
-
-@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
-def test_a_settled_configuration_means_the_same_at_every_level(level: str) -> None:
-    config = BoostConfig.from_dict({"grad_freeze": {"freeze_p": 0.5}})
-    assert settled_config(config, level).resolve("O1", 16).in_effect() == config.resolve(level, 16).in_effect()
-    assert settled_config(config, level).grad_freeze.freeze_p == 0.5
 
 
 # The panel
@@ -230,18 +223,18 @@ def test_a_side_that_diverges_is_said(made: Callable[..., ComparePanel]) -> None
 
 
 def test_progress_is_told_with_what_is_left(made: Callable[..., ComparePanel]) -> None:
-    from workbench.panels.compare_panel import CompareOrder, _Step
+    from workbench.panels.compare_panel import _Order
     from workbench.training.run import RunProgress
 
     panel = made()
     sides = (("O0", BoostConfig(), "O0"), ("O1", BoostConfig(), "O1"))
-    panel._order = CompareOrder("digits-lenet", sides, (4, 9), 100)
+    panel._order = _Order(sides, (4, 9), 100)
     panel._metrics = [[float("nan")] * 2 for _ in sides]
-    panel._take([_Step(1, 0, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))])
+    panel._take([(1, RunProgress(50, 100, 0.25, float("nan"), 1.0, 2.0))])
     assert "run 2 of 4 · O1, seed 4 · 50 of 100 steps · loss 0.25" in text_in(panel)
     assert "left, and the timing" in text_in(panel)
     assert panel.bar.value == pytest.approx(0.95 * 1.5 / 4)
-    panel._take([_Step(i, k, RunProgress(100, 100, 0.2, 0.5 + i, 1.0, 2.0)) for k in range(2) for i in range(2)])
+    panel._take([(run, RunProgress(100, 100, 0.2, 0.5 + run % 2, 1.0, 2.0)) for run in range(4)])
     assert "all 4 runs done; now timing steps side by side" in text_in(panel)
     assert panel._metrics == [[0.5, 0.5], [1.5, 1.5]]
     assert list(drawn(panel.figure).data[1].x) == [1.0, 1.0]

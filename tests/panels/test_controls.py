@@ -14,7 +14,6 @@ from workbench.config import (
 )
 from workbench.panels.controls import (
     ParameterControl,
-    control_for,
     number_text,
     parsed,
 )
@@ -50,7 +49,7 @@ def legal_values(info: ParameterInfo) -> list[Any]:
 
 @pytest.mark.parametrize("info", PARAMETERS.values(), ids=PARAMETERS)
 def test_every_parameter_has_a_control_that_shows_and_gives_back_its_legal_values(info: ParameterInfo) -> None:
-    control = control_for(info)
+    control = ParameterControl(info)
     heard: list[Any] = []
     control.observe(lambda changed: heard.append(changed.value))
     assert control.value == info.default
@@ -64,7 +63,7 @@ def test_every_parameter_has_a_control_that_shows_and_gives_back_its_legal_value
 
 @pytest.mark.parametrize("info", [i for i in PARAMETERS.values() if i.low is not None], ids=lambda info: info.path)
 def test_the_slider_covers_the_search_range_and_what_it_gives_is_legal(info: ParameterInfo) -> None:
-    control = control_for(info)
+    control = ParameterControl(info)
     assert info.low is not None
     assert info.high is not None
     slider = next(entry for entry in inside(control.widget) if hasattr(entry, "max"))
@@ -112,7 +111,7 @@ def test_an_empty_text_unsets_what_may_be_unset() -> None:
 
 @pytest.mark.parametrize("text", ["many", "", "1.5", "0", "nan", "inf", "1" * 400])
 def test_what_is_no_legal_number_reaches_the_rule_and_is_refused_in_its_words(text: str) -> None:
-    control = control_for(PARAMETERS["loss_scale.window"])
+    control = ParameterControl(PARAMETERS["loss_scale.window"])
     seen: list[Any] = []
     control.observe(lambda changed: seen.append(changed.value))
     one(control, widgets.Text).value = "7"
@@ -134,7 +133,7 @@ def test_a_number_survives_being_written_and_read(value: float) -> None:
 
 
 def test_a_control_is_disabled_with_a_reason_that_is_shown() -> None:
-    control = control_for(PARAMETERS["grad_freeze.freeze_p"])
+    control = ParameterControl(PARAMETERS["grad_freeze.freeze_p"])
     control.disable("gradient freezing is off")
     assert control.disabled
     assert all(
@@ -147,7 +146,7 @@ def test_a_control_is_disabled_with_a_reason_that_is_shown() -> None:
 
 
 def test_reset_appears_with_a_difference_and_takes_it_back() -> None:
-    control = control_for(PARAMETERS["grad_freeze.freeze_p"])
+    control = ParameterControl(PARAMETERS["grad_freeze.freeze_p"])
     assert not any(isinstance(widget, widgets.Button) for widget in inside(control.widget))
     slider, before = one(control, widgets.FloatSlider), control.widget.children
     slider.value = 0.5
@@ -166,7 +165,7 @@ def test_reset_appears_with_a_difference_and_takes_it_back() -> None:
 
 
 def test_what_is_said_beneath_leaves_the_inputs_where_they_are() -> None:
-    control = control_for(PARAMETERS["grad_freeze.freeze_p"])
+    control = ParameterControl(PARAMETERS["grad_freeze.freeze_p"])
     before = control.widget.children
     control.note("frozen steps: 30 %")
     assert control.widget.children[: len(before)] == before
@@ -178,17 +177,17 @@ def test_what_is_said_beneath_leaves_the_inputs_where_they_are() -> None:
 
 @pytest.mark.parametrize("path", ["grad_freeze.freeze_p", "amp.level", "optimizer.betas"])
 def test_a_control_is_made_of_few_models(path: str) -> None:
-    made = inside(control_for(PARAMETERS[path]).widget)
+    made = inside(ParameterControl(PARAMETERS[path]).widget)
     assert len(made) <= 5
     assert not any(widget.layout or getattr(widget, "style", None) for widget in made)
 
 
 def test_false_and_zero_are_different_choices() -> None:
-    control = control_for(PARAMETERS["grad_freeze.freeze_type"])
+    control = ParameterControl(PARAMETERS["grad_freeze.freeze_type"])
     control.set(0)
     assert one(control, widgets.Dropdown).value == "0"
     assert (control.value, type(control.value)) == (0, int)
-    switch = control_for(PARAMETERS["boost.less_bn"])
+    switch = ParameterControl(PARAMETERS["boost.less_bn"])
     switch.set(False)
     assert one(switch, widgets.Dropdown).value == "no"
     switch.set(None)
@@ -196,14 +195,14 @@ def test_false_and_zero_are_different_choices() -> None:
 
 
 def test_a_value_outside_the_slider_stays_what_it_is() -> None:
-    control = control_for(PARAMETERS["loss_scale.init"])
+    control = ParameterControl(PARAMETERS["loss_scale.init"])
     control.set(2.0**100)
     assert control.value == 2.0**100
     assert one(control, widgets.FloatLogSlider).value == math.exp2(24)
 
 
 def test_help_and_unit_stand_beside_the_field() -> None:
-    control = control_for(PARAMETERS["loss_scale.window"])
+    control = ParameterControl(PARAMETERS["loss_scale.window"])
     assert "steps" in texts(control)
     assert PARAMETERS["loss_scale.window"].description in texts(control)
     assert PARAMETERS["loss_scale.window"].rule in one(control, widgets.FloatLogSlider).tooltip

@@ -13,8 +13,7 @@ def line(*values: float) -> go.Figure:
 
 
 def place_in(panel: Panel) -> FigurePlace:
-    place = FigurePlace("Is <it> so?", "Run it first.", height=300, interval=0.0)
-    panel.cleaned_up_by(place.close)
+    place = FigurePlace(panel, "Is <it> so?", "Run it first.")
     panel.plots.children = (place.widget,)
     return place
 
@@ -25,9 +24,8 @@ def test_a_place_says_what_is_missing_until_there_are_numbers() -> None:
         assert place.figure is None
         assert "Is &lt;it&gt; so?" in place.widget.children[0].value
         assert "Run it first." in text_in(panel)
-        assert "height:300px" in place.widget.children[0].value
+        assert "height:430px" in place.widget.children[0].value
         (notice,) = place.widget.children
-        place.flush()
         place.update(line(1.0, 2.0))
         assert isinstance(place.figure, LiveFigure)
         assert place.widget.children == (place.figure.widget,)
@@ -40,7 +38,6 @@ def test_one_figure_lives_as_long_as_the_place() -> None:
         place.update(line(1.0, 2.0))
         first = place.figure
         place.update(line(1.0, 3.0))
-        place.flush()
         assert place.figure is first
         assert first is not None
         assert list(first.static().data[0].y) == [1.0, 3.0]

@@ -48,7 +48,7 @@ def test_a_run_is_opened_with_its_trace_its_map_and_fifty_policies(panel: LossSc
     assert drawn(panel.exponents).data[0].type == "heatmap"
     assert len(panel.policies) == 50  # the recorded one is among them
     assert len(panel.choice.options) == 50
-    assert panel.groups is None
+    assert not panel.groups.widget.is_present
     assert {trace.name for trace in drawn(panel.scatter).data} >= {"replayed policy"}
 
 
@@ -103,7 +103,7 @@ def test_of_requests_that_come_at_once_the_newest_is_answered(
 
 def test_a_clicked_point_sets_the_sliders_and_the_trace(panel: LossScalePanel) -> None:
     number = next(i for i, p in enumerate(panel.policies) if (p.init, p.factor) == (2.0**12, 4.0))
-    callback = panel.scatter._on_pick
+    callback = panel.scatter.on_pick
     assert callback is not None
     callback(number)
     assert panel.wait_for_answer(LONG)
@@ -197,7 +197,7 @@ def test_a_wrong_list_is_a_sentence_and_the_panel_stays_usable(panel: LossScaleP
 def test_a_folder_of_runs_is_listed_and_one_is_chosen(tmp_path: Path) -> None:
     paths = [recorded_run(tmp_path, n, run_id=f"run-{n}") for n in (20, 30)]
     with LossScalePanel(tmp_path) as panel:
-        assert panel._lister.join(LONG)
+        assert panel.chooser.lister.wait(LONG)
         assert panel.state is PanelState.IDLE
         assert panel.use_button.disabled
         assert [value for _, value in panel.runs.options[1:]] == paths[::-1]
@@ -216,7 +216,7 @@ def test_the_runs_beside_the_one_that_was_named_can_be_chosen(tmp_path: Path) ->
     paths = [recorded_run(tmp_path, run_id=name) for name in ("one", "two")]
     with LossScalePanel(str(paths[0])) as panel:
         settled(panel)
-        assert panel._lister.join(LONG)
+        assert panel.chooser.lister.wait(LONG)
         assert panel.folder.value == str(tmp_path)
         assert {path for _, path in panel.runs.options[1:]} == set(paths)
         assert panel.runs.value == paths[0]
@@ -228,11 +228,11 @@ def test_no_folder_of_runs_yet_is_said(tmp_path: Path, monkeypatch: pytest.Monke
         assert "no folder runs here yet" in text_in(panel)
         recorded_run(tmp_path / "runs")
         panel.look_button.click()
-        assert panel._lister.join(LONG)
+        assert panel.chooser.lister.wait(LONG)
         assert len(panel.runs.options) == 2
         (tmp_path / "file").write_text("x")
         panel.folder.value = "nowhere"
-        assert panel._lister.join(LONG)
+        assert panel.chooser.lister.wait(LONG)
         assert "nowhere is not a folder of runs: there is no such folder" in text_in(panel)
 
 
@@ -258,8 +258,7 @@ def test_a_run_that_lacks_something_is_a_sentence(
         assert sentence in text_in(panel) + " ".join(notes)
         assert panel.use_button.disabled is not replays
         assert panel.control(INIT).disabled is not replays
-        shown = panel.groups is not None and panel.groups.widget in panel.plots.children
-        assert shown is ("groups" in options)
+        assert panel.groups.widget.is_present is ("groups" in options)
 
 
 def test_a_run_of_a_newer_version_is_a_sentence_and_another_can_be_opened(tmp_path: Path) -> None:

@@ -8,14 +8,9 @@ import ipywidgets as widgets
 import pytest
 
 from workbench.config import ConfigError
-from workbench.panels import cells
-from workbench.panels.panel import (
-    Panel,
-    close_recursively,
-    error_sentence,
-    row,
-    text_of,
-)
+from workbench.panels import notebook_cells
+from workbench.panels.kit import close_recursively, row, text_of
+from workbench.panels.panel import Panel, error_sentence
 from workbench.panels.state import PanelState
 from workbench.panels.worker import RunControl
 from workbench.tasks.errors import TaskError
@@ -169,8 +164,8 @@ def test_a_saved_notebook_has_something_to_show_without_a_kernel() -> None:
 
 def test_running_a_cell_again_closes_what_it_had_made(monkeypatch: pytest.MonkeyPatch) -> None:
     place: list[tuple[str, str] | None] = [None]
-    monkeypatch.setattr(cells, "current_cell", lambda: place[0])
-    monkeypatch.setattr(cells, "_panels", {})
+    monkeypatch.setattr(notebook_cells, "current_cell", lambda: place[0])
+    monkeypatch.setattr(notebook_cells, "_panels", {})
     outside = Panel("outside")
     place[0] = ("cell a", "execution 1")
     first, second = Panel("first"), Panel("second")
@@ -186,7 +181,7 @@ def test_running_a_cell_again_closes_what_it_had_made(monkeypatch: pytest.Monkey
 
 
 def test_a_program_has_no_cells() -> None:
-    assert cells.current_cell() is None
+    assert notebook_cells.current_cell() is None
 
 
 def test_a_panel_nobody_holds_is_collected() -> None:

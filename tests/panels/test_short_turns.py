@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from workbench.panels.short_turns import short_turns
-from workbench.panels.worker import RunControl, Worker
+from workbench.panels.worker import RunControl, Worker, short_turns
 
 
 def test_blocks_may_overlap_and_the_last_one_puts_it_back() -> None:

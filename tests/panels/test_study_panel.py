@@ -215,18 +215,18 @@ def test_time_and_drop_are_asked_first_and_the_rest_is_folded(made: Callable[...
 def test_minutes_are_kept_as_seconds(made: Callable[..., StudyPanel], tmp_path: Path) -> None:
     panel = made(tiny_task())
     panel.entries["study.timeout_seconds"].set(1.5)
-    assert values_of(panel._wanted_text())["study.timeout_seconds"] == 90.0
+    assert values_of(panel.form.text())["study.timeout_seconds"] == 90.0
     panel.entries["study.timeout_seconds"].set("soon")
-    assert values_of(panel._wanted_text())["study.timeout_seconds"] == "soon", "for the study's rule to refuse"
+    assert values_of(panel.form.text())["study.timeout_seconds"] == "soon", "for the study's rule to refuse"
     folder = tmp_path / "limited"
     folder.mkdir()
     (folder / "study.toml").write_text('[study]\ntask = "digits-mlp"\nbudget_steps = 6\ntimeout_seconds = 100\n')
     opened = made(folder)
     assert opened.entries["study.timeout_seconds"].value == 1.67
-    said = values_of(opened._wanted_text())["study.timeout_seconds"]
+    said = values_of(opened.form.text())["study.timeout_seconds"]
     assert (said, type(said)) == (100, int), "what nobody changed stays to the last digit"
     opened.entries["study.timeout_seconds"].set(2)
-    assert values_of(opened._wanted_text())["study.timeout_seconds"] == 120.0
+    assert values_of(opened.form.text())["study.timeout_seconds"] == 120.0
 
 
 def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Callable[..., StudyPanel]) -> None:
@@ -236,7 +236,7 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Callable[..., S
     panel._show_study()
     assert study.headlines["o1"] in text_in(panel)
     assert "tuned plain needs 0.80 of the time" in text_in(panel)
-    (shown,) = panel._gains.children
+    (shown,) = panel.figures.gains.children
     assert shown is panel.live["gain o1"].widget
     names = {str(trace.name) for trace in panel.live["gain o1"].widget.data}
     assert {"all together, 95 % interval", "tuned plain, 1.25 ×"} <= names
@@ -250,7 +250,7 @@ def test_the_answer_has_headline_waterfall_and_tuned_plain(made: Callable[..., S
     for other, n_shown in ((same, 1), (replace(study, attribution={}), 0)):
         panel.study = other
         panel._show_study()
-        assert len(panel._gains.children) == n_shown
+        assert len(panel.figures.gains.children) == n_shown
 
 
 def test_stop_ends_the_study_within_the_step_and_continue_goes_on(made: Callable[..., StudyPanel]) -> None:
@@ -344,8 +344,8 @@ def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(
     trial = panel.study.trials[1]
     assert shared.both() == (BoostConfig.from_dict(trial.config), trial.level)
     assert {"O0", "trial 1"} <= {str(trace.name) for trace in panel.live["curves"].widget.data}
-    assert [curve.label for curve in panel._curves] == ["O0", "trial 1"]
-    assert all(len(curve.steps) == 6 for curve in panel._curves)
+    assert [curve.label for curve in panel.figures.curves] == ["O0", "trial 1"]
+    assert all(len(curve.steps) == 6 for curve in panel.figures.curves)
     assert "Trial 1:" in text_in(panel)
     panel.pick(0)
     assert panel.wait(LONG)
@@ -354,7 +354,7 @@ def test_a_picked_trial_goes_to_the_other_panels_and_its_curves_are_overlaid(
     panel.pick(1)
     assert panel.wait(LONG)
     assert panel.error is None
-    assert [len(curve.evaluations) > 0 for curve in panel._curves] == [True, True]
+    assert [len(curve.evaluations) > 0 for curve in panel.figures.curves] == [True, True]
 
 
 def test_an_export_goes_to_the_other_panels(made: Callable[..., StudyPanel], finished: Path) -> None:
@@ -489,17 +489,19 @@ def test_closing_ends_a_study_that_runs(made: Callable[..., StudyPanel]) -> None
     assert panel.widget.comm is None
 
 
-def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(made: Callable[..., StudyPanel]) -> None:
+def test_a_figure_that_is_drawn_while_the_panel_closes_is_closed_too(
+    made: Callable[..., StudyPanel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     panel = made(tiny_task())
     panel.start_button.click()
     assert panel.wait(LONG)
-    draw = panel._draw["parameters"]
+    draw = panel.figures.draw
 
-    def draw_meanwhile() -> Any:
-        figure = draw()
+    def draw_meanwhile(name: str) -> Any:
+        figure = draw(name)
         panel.close()
         return figure
 
-    panel._draw["parameters"] = draw_meanwhile
+    monkeypatch.setattr(panel.figures, "draw", draw_meanwhile)
     panel.view.value = "Parameters"
     assert panel.live["parameters"].closed

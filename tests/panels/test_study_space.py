@@ -135,9 +135,9 @@ def test_unknown_paths_are_refused_beside_the_field(space: SearchSpace) -> None:
 
 
 def test_everything_is_disabled_at_once(space: SearchSpace) -> None:
-    space.enable(on=False)
+    space.lock(True)
     entries = [w for w in everything(space.widget) if hasattr(w, "disabled") and not isinstance(w, widgets.HTML)]
     assert len(entries) > 20
     assert all(entry.disabled for entry in entries)
-    space.enable(on=True)
+    space.lock(False)
     assert not any(entry.disabled for entry in entries)

@@ -219,7 +219,7 @@ def test_a_paused_run_can_be_stopped(made: Callable[..., TrainPanel]) -> None:
 
 
 def runs_again(panel: TrainPanel, task: Task) -> None:
-    panel._task = task
+    panel.where.given = task
     panel.start_button.click()
     assert panel.wait(LONG)
     assert state_of(panel) is PanelState.DONE

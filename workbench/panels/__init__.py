@@ -1,7 +1,7 @@
 """Panels: the workbench in a notebook. Widgets are at home here, and nothing is computed here.
 
 A callback reads controls, calls one function of the layers below, and shows the result. Long work runs in a thread
-beside the kernel (``worker``) and is told at a few updates per second. Importing this package loads neither torch nor
+beside the kernel (``worker``) and is shown at a few updates per second. Importing this package loads neither torch nor
 optuna; a panel is imported when it is first asked for.
 """
 
@@ -11,6 +11,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from workbench.panels.shared_config import SharedConfig
+
+if TYPE_CHECKING:
+    from workbench.panels.compare_panel import ComparePanel
+    from workbench.panels.config_panel import ConfigPanel
+    from workbench.panels.export_panel import ExportPanel
+    from workbench.panels.loss_scale_panel import LossScalePanel
+    from workbench.panels.panel import Panel
+    from workbench.panels.study_panel import StudyPanel
+    from workbench.panels.train_panel import TrainPanel
+    from workbench.panels.workbench import Workbench
 
 __all__ = [
     "ComparePanel",
@@ -34,16 +44,6 @@ _HOME = {
     "TrainPanel": "train_panel",
     "Workbench": "workbench",
 }
-
-if TYPE_CHECKING:
-    from workbench.panels.compare_panel import ComparePanel
-    from workbench.panels.config_panel import ConfigPanel
-    from workbench.panels.export_panel import ExportPanel
-    from workbench.panels.loss_scale_panel import LossScalePanel
-    from workbench.panels.panel import Panel
-    from workbench.panels.study_panel import StudyPanel
-    from workbench.panels.train_panel import TrainPanel
-    from workbench.panels.workbench import Workbench
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Configure: presets, then switches, then everything else folded; beside it what is in effect, and the JSON.
 
-All controls come from the fields of the configuration, in their order and with their words. What has no say under the
-present plan is disabled and says why. What is refused changes nothing: the rule's sentence stands beside the field.
+All controls come from the fields of the configuration, in their order and with their words. What has no effect under
+the present plan is disabled and says why. What is refused changes nothing: the rule's sentence stands beside the field.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import ipywidgets as widgets
 from markdown_it import MarkdownIt
@@ -27,30 +28,27 @@ from workbench.config import (
     why_no_method,
     with_switch,
 )
-from workbench.config.boost_json import parse_json
-from workbench.config.errors import shown
 from workbench.methods.registry import METHODS
-from workbench.panels import placed_widgets as placed
-from workbench.panels.controls import ParameterControl, control_for
-from workbench.panels.copy_button import copy_button
-from workbench.panels.panel import (
-    Panel,
-    Theme,
-    column,
-    row,
-    text_of,
-)
+from workbench.panels import kit
+from workbench.panels.controls import ParameterControl
+from workbench.panels.kit import column, row, section, text_of
+from workbench.panels.panel import Panel, Theme
 from workbench.panels.presets import PresetChoice
-from workbench.panels.shared_config import SharedConfig
-from workbench.panels.style import (
-    error_html,
-    faint,
-    note_html,
-    table,
-    words,
-)
+from workbench.panels.shared_config import SharedConfig, config_of_text
+from workbench.panels.style import copy_button_html, difference_html, error_html, faint, label_html, note_html, words
 
 __all__ = ["ConfigPanel", "card_html", "owner_note"]
+
+_RANKS_HELP: Final = "Number of ranks this configuration is planned for; it decides whether AdaSum can be in effect."
+_SECTION_TITLES: Final = {
+    "boost": "Mode",
+    "common": "Several ranks (common)",
+    "loss_scale": "Loss scale",
+    "amp": "Mixed precision (amp)",
+    "optimizer": "Optimizer",
+    "snapshots": "Weight snapshots",
+    "compatibility": "Compatibility with MindSpore",
+}
 
 
 class ConfigPanel(Panel):
@@ -66,11 +64,7 @@ class ConfigPanel(Panel):
     """
 
     def __init__(
-        self,
-        shared: SharedConfig | None = None,
-        *,
-        path: str | Path = "boost_config.json",
-        theme: Theme = "auto",
+        self, shared: SharedConfig | None = None, *, path: str | Path = "boost_config.json", theme: Theme = "auto"
     ) -> None:
         super().__init__("Configure", theme=theme, shows_state=False)
         self.shared = shared if shared is not None else SharedConfig()
@@ -78,31 +72,15 @@ class ConfigPanel(Panel):
         self._infos = describe_parameters()
         self._controls: dict[str, ParameterControl] = {}
         self._shown: dict[str, Any] = {}
-        self.preset = PresetChoice(self, self.shared)
-        self._make_ranks()
-        self._make_switches()
-        self._make_sections()
-        self._make_file_row(Path(path))
-        self._in_effect = text_of("")
-        self._difference = text_of("")
-        self.controls.children = (
-            self.preset.widget,
-            row(text_of(f'<span title="{_RANKS_HELP}" class="wb-label">Ranks</span>'), self.ranks),
-            text_of("<h4>Switches</h4>"),
-            *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES),
-            text_of("<h4>Everything else</h4>"),
-            self.sections,
-        )
+        self._make_controls()
+        self._make_file_row(path)
+        self._in_effect, self._difference = text_of(""), text_of("")
         self.plots.children = (
-            text_of("<h4>In effect</h4>"),
-            self._in_effect,
-            text_of("<h4>boost_config.json</h4>"),
-            self.json,
-            self._json_problem,
-            row(self._copy, self.path, self.save_button, self.load_button, self.upload),
+            *section("In effect", self._in_effect),
+            *section("boost_config.json", self.json, self._json_problem),
+            row(copy_button_html(), self.path, self.save_button, self.load_button, self.upload),
             self._file_note,
-            text_of("<h4>Different from the default</h4>"),
-            self._difference,
+            *section("Different from the default", self._difference),
         )
         self.cleaned_up_by(self.shared.observe(self._show))
         self._show(*self.shared.both())
@@ -118,14 +96,7 @@ class ConfigPanel(Panel):
         return self.shared.level
 
     def control(self, path: str) -> ParameterControl:
-        """Return the control of a parameter; it is made when its section is opened, or here.
-
-        Args:
-            path: Path of a parameter that is no switch, for example ``"grad_freeze.freeze_p"``.
-
-        Raises:
-            KeyError: When there is no such control.
-        """
+        """Return the control of a parameter that is no switch; it is made when its section is opened, or here."""
         if path not in self._controls:
             self._fill(path.partition(".")[0])
         return self._controls[path]
@@ -136,61 +107,47 @@ class ConfigPanel(Panel):
 
     # -- what it is made of --------------------------------------------------------------------------------------------
 
-    def _make_ranks(self) -> None:
-        self.ranks = placed.BoundedIntText(value=1, min=1, max=65536, css="wb-ranks", tooltip=_RANKS_HELP)
+    def _make_controls(self) -> None:
+        self.preset = PresetChoice(self, self.shared)
+        self.ranks = kit.BoundedIntText(value=1, min=1, max=65536, css="wb-ranks", tooltip=_RANKS_HELP)
         self.on_change(self.ranks, lambda _: self._show(*self.shared.both()))
-
-    def _make_switches(self) -> None:
-        self.switches = {
-            name: placed.Checkbox(
-                description=self._infos[f"boost.{name}"].title,
-                tooltip=self._infos[f"boost.{name}"].description,
-                indent=False,
-                css="wb-auto",
-            )
-            for name in SWITCHES
-        }
+        self.switches: dict[str, widgets.Checkbox] = {}
         self._switch_notes = {name: text_of("") for name in SWITCHES}
-        for name, switch in self.switches.items():
+        for name in SWITCHES:
+            info = self._infos[f"boost.{name}"]
+            switch = kit.Checkbox(description=info.title, tooltip=info.description, indent=False, css="wb-auto")
             self.on_change(switch, functools.partial(self._turn, name))
-
-    def _make_sections(self) -> None:
-        paths = [path for path in self._infos if path.removeprefix("boost.") not in SWITCHES]
+            self.switches[name] = switch
         self._paths: dict[str, list[str]] = {}
-        for path in paths:
-            self._paths.setdefault(path.partition(".")[0], []).append(path)
+        for path in self._infos:
+            if path.removeprefix("boost.") not in SWITCHES:
+                self._paths.setdefault(path.partition(".")[0], []).append(path)
         self._boxes = {section: column() for section in self._paths}
-        self.sections = placed.Accordion(
-            children=tuple(self._boxes.values()),
-            titles=tuple(self._title(section) for section in self._paths),
-            css="wb-auto",
-        )
+        titles = tuple(self._title(section) for section in self._paths)
+        self.sections = kit.Accordion(children=tuple(self._boxes.values()), titles=titles, css="wb-auto")
         self.on_change(self.sections, self._open_section, "selected_index")
+        self.controls.children = (
+            self.preset.widget,
+            row(label_html("Ranks", _RANKS_HELP), self.ranks),
+            *section("Switches", *(column(self.switches[name], self._switch_notes[name]) for name in SWITCHES)),
+            *section("Everything else", self.sections),
+        )
 
-    def _make_file_row(self, path: Path) -> None:
-        self.json = placed.Textarea(
+    def _make_file_row(self, path: str | Path) -> None:
+        self.json = kit.Textarea(
             rows=16,
             continuous_update=False,
             css="wb-wide wb-json",
             tooltip="The whole configuration; edit it, or drop text into it. It is taken when you leave the field.",
         )
-        self._json_problem = text_of("")
-        self._copy = copy_button()
-        self.path = placed.Text(
-            value=str(path),
-            continuous_update=False,
-            css="wb-file",
-            tooltip="File that Save writes and Load reads",
-        )
-        self.save_button = placed.Button(description="Save", tooltip="Write the file", css="wb-auto")
-        self.load_button = placed.Button(description="Load", tooltip="Read the file", css="wb-auto")
-        self.upload = placed.FileUpload(
+        self._json_problem, self._file_note = text_of(""), text_of("")
+        self.path = kit.text_box(str(path), "File that Save writes and Load reads", css="wb-file")
+        self.save_button = self.button("Save", "Write the file", self._save)
+        self.load_button = self.button("Load", "Read the file", self._load)
+        self.upload = kit.FileUpload(
             accept=".json", multiple=False, description="Upload", tooltip="Take a file of your computer", css="wb-auto"
         )
-        self._file_note = text_of("")
         self.on_change(self.json, self._take_json)
-        self.save_button.on_click(self.guarded(lambda _: self._save()))
-        self.load_button.on_click(self.guarded(lambda _: self._load()))
         self.on_change(self.upload, self._take_upload)
 
     def _title(self, section: str) -> str:
@@ -203,8 +160,7 @@ class ConfigPanel(Panel):
     # -- what the user does --------------------------------------------------------------------------------------------
 
     def _turn(self, name: str, on: bool) -> None:
-        config, level = self.shared.both()
-        self.shared.set(with_switch(config, level, name, on=on))
+        self.shared.set(with_switch(*self.shared.both(), name, on=on))
 
     def _open_section(self, index: int | None) -> None:
         if index is not None:
@@ -217,26 +173,12 @@ class ConfigPanel(Panel):
             control.refuse(str(error))
 
     def _take_json(self, text: str) -> None:
-        self._take_document(text, "boost_config.json", self._json_problem)
+        self._accept(lambda: config_of_text(text, "boost_config.json"), "", self._json_problem)
 
     def _take_upload(self, files: Any) -> None:
         for file in files:
-            self._take_document(bytes(file["content"]), str(file["name"]), self._file_note)
-
-    def _take_document(self, document: str | bytes, name: str, answer: widgets.HTML) -> None:
-        try:
-            text = document if isinstance(document, str) else document.decode("utf-8-sig")
-            values = parse_json(text, name)
-            if not isinstance(values, dict):
-                raise ConfigError(f"{name}: must hold an object of sections, got {shown(values)}")
-            config = BoostConfig.from_dict(values)
-        except UnicodeDecodeError as error:
-            answer.value = error_html(f"{name}: is not UTF-8 text (byte {error.start})")
-        except ConfigError as error:
-            answer.value = error_html(str(error))
-        else:
-            self._accept(config)
-            answer.value = note_html(f"took {name}") if answer is self._file_note else ""
+            content, name = bytes(file["content"]), str(file["name"])
+            self._accept(functools.partial(config_of_text, content, name), f"took {name}", self._file_note)
 
     def _save(self) -> None:
         path = Path(self.path.value).expanduser()
@@ -249,21 +191,21 @@ class ConfigPanel(Panel):
 
     def _load(self) -> None:
         path = Path(self.path.value).expanduser()
-        try:
-            config = BoostConfig.from_json(path)
-        except ConfigError as error:
-            self._file_note.value = error_html(str(error))
-        else:
-            self._accept(config)
-            self._file_note.value = note_html(f"read `{path.absolute()}`")
+        self._accept(lambda: BoostConfig.from_json(path), f"read `{path.absolute()}`", self._file_note)
 
-    def _accept(self, config: BoostConfig) -> None:
-        """Take a whole configuration; what was being mended in a field is given up for it."""
+    def _accept(self, read: Callable[[], BoostConfig], said: str, answer: widgets.HTML) -> None:
+        """Take a whole configuration, for which what was being corrected in a field is given up, or say why not."""
+        try:
+            config = read()
+        except ConfigError as error:
+            answer.value = error_html(str(error))
+            return
         self._file_note.value = ""  # what it says of a file that was refused is over, too
         with self._lock:
             self._shown.clear()
         self.shared.set(config)
         self._show(*self.shared.both())
+        answer.value = note_html(said)
 
     # -- what it shows -------------------------------------------------------------------------------------------------
 
@@ -273,7 +215,7 @@ class ConfigPanel(Panel):
             if section not in self._boxes or self._boxes[section].children:
                 return
             leaves = self.shared.config.leaves()
-            made = [control_for(self._infos[path], leaves[path]) for path in self._paths[section]]
+            made = [ParameterControl(self._infos[path], leaves[path]) for path in self._paths[section]]
             for control in made:
                 control.observe(self.guarded(self._edit))
                 self._controls[control.info.path] = control
@@ -293,10 +235,10 @@ class ConfigPanel(Panel):
             self.preset.show(config, level)
             self._show_switches(config, level, plan)
             self._show_controls(plan)
-            self._in_effect.value = _in_effect_html(plan, problem)
+            self._in_effect.value = error_html(problem) if plan is None else _in_effect_html(plan)
             self.json.value = json.dumps(config.to_dict(), indent=2)
             self._json_problem.value = ""
-            self._difference.value = _difference_html(config)
+            self._difference.value = difference_html(config)
 
     def _plan(self) -> tuple[Plan | None, str]:
         try:
@@ -319,9 +261,10 @@ class ConfigPanel(Panel):
     def _show_controls(self, plan: Plan | None) -> None:
         leaves = self.shared.config.leaves()
         for path, control in self._controls.items():
-            # What is being mended stays as it was typed until the value itself becomes another one.
-            if not control.problem or self._shown.get(path, self) != leaves[path]:
-                control.set(_as_shown(leaves[path]))
+            value = leaves[path]
+            # What is being corrected stays as it was typed until the value itself becomes another one.
+            if not control.problem or self._shown.get(path, self) != value:
+                control.set(list(value) if isinstance(value, tuple) else value)
             reason = plan.idle_reason(path) if plan is not None else ""
             control.disable(f"not in effect: {reason}" if reason else "")
             control.note(self._note_of(plan, path))
@@ -335,16 +278,9 @@ class ConfigPanel(Panel):
 
 
 def owner_note(plan: Plan, path: str) -> str:
-    """Say of a parameter that a single optimizer has which one that is, while the optimizer is the task's own.
+    """Say which optimizer has a parameter that only one has, while the optimizer is the task's own; empty otherwise.
 
-    It may be in effect all the same, where the task's own optimizer is of that kind, so it is not disabled.
-
-    Args:
-        plan: What is in effect.
-        path: The parameter.
-
-    Returns:
-        A sentence, or nothing when an optimizer is named, when several have the parameter, or when none steps.
+    The parameter may be in effect all the same, where the task's own optimizer is of that kind, so it is not disabled.
     """
     section, _, name = path.partition(".")
     optimizer, owners = plan.config.optimizer, [one for one, own in HYPER_PARAMETERS.items() if name in own]
@@ -355,49 +291,14 @@ def owner_note(plan: Plan, path: str) -> str:
 
 @functools.cache
 def card_html(name: str) -> str:
-    """Return a method's card as HTML.
-
-    Args:
-        name: Name of the method in the catalogue.
-
-    Raises:
-        KeyError: When there is no such method.
-    """
-    method = {method.name: method for method in METHODS}[name]
+    """Return the card of the method with a name as HTML."""
+    (method,) = (method for method in METHODS if method.name == name)
     # Raw HTML in a card would be shown as text, not obeyed.
     rendered: str = MarkdownIt("commonmark", {"html": False}).enable("table").render(method.card())
     return rendered.replace("<table>", '<table class="wb-table">').replace("<h1>", "<h4>").replace("</h1>", "</h4>")
 
 
-_RANKS_HELP = "Number of ranks this configuration is planned for; it decides whether AdaSum can be in effect."
-
-_SECTION_TITLES = {
-    "boost": "Mode",
-    "common": "Several ranks (common)",
-    "loss_scale": "Loss scale",
-    "amp": "Mixed precision (amp)",
-    "optimizer": "Optimizer",
-    "snapshots": "Weight snapshots",
-    "compatibility": "Compatibility with MindSpore",
-}
-
-
-def _as_shown(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _in_effect_html(plan: Plan | None, problem: str) -> str:
-    if plan is None:
-        return error_html(problem)
-    told = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
-    items = "".join(f"<li>{words(sentence)}</li>" for sentence in told)
+def _in_effect_html(plan: Plan) -> str:
+    remarks = [one for one in (*plan.remarks(), plan.level_default_sentence()) if one]
+    items = "".join(f"<li>{words(sentence)}</li>" for sentence in remarks)
     return f'<div role="status">{words(plan.summary())}</div>' + (f'<ul class="wb-faint">{items}</ul>' if items else "")
-
-
-def _difference_html(config: BoostConfig) -> str:
-    rows = [
-        (f"`{path}`", "unset" if here is None else shown(here), "unset" if there is None else shown(there))
-        for path, (here, there) in config.diff(BoostConfig()).items()
-        if path != "provenance"
-    ]
-    return table(("Parameter", "Here", "Default"), rows) if rows else faint("nothing")

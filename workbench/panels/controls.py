@@ -7,20 +7,17 @@ no rule is stated twice.
 
 from __future__ import annotations
 
-import html
 import math
 import re
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import ipywidgets as widgets
 
 from workbench.config import ParameterInfo
 from workbench.config.errors import shown
-from workbench.panels.panel import close_recursively
-from workbench.panels.placed_widgets import (
+from workbench.panels.kit import (
     Button,
     Dropdown,
     FloatLogSlider,
@@ -29,27 +26,43 @@ from workbench.panels.placed_widgets import (
     IntSlider,
     Row,
     Stack,
-    Text,
+    close_recursively,
+    text_box,
 )
-from workbench.panels.style import error_html, faint, words
+from workbench.panels.style import error_html, faint, label_html
 
-__all__ = ["ParameterControl", "control_for", "number_text", "parsed"]
+__all__ = ["ParameterControl", "count_control", "field", "is_usable_count", "number_text", "parsed"]
 
 _POWER: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*(-?\d+)\s*")
 _UNSET: Final = "unset"
 
 
-class ParameterControl(ABC):
-    """A control for one parameter.
+def field(path: str, title: str, description: str, kind: Any, default: Any, **more: Any) -> ParameterInfo:
+    """Describe a field that is no parameter of the configuration, so that a control can be made of it."""
+    plain: dict[str, Any] = {
+        **dict.fromkeys(("low", "high", "step")),
+        "log": False,
+        "choices": (),
+        "unit": "",
+        "optional": False,
+        "rule": "",
+    }
+    return ParameterInfo(path=path, title=title, description=description, kind=kind, default=default, **(plain | more))
 
-    Its widgets are made when somebody asks for them: a control in a section that nobody unfolds costs nothing.
 
-    Args:
-        info: The parameter.
-        value: First value; the default one if None.
+class _Input(NamedTuple):
+    """A widget in which a value is entered: the trait that holds it, how it is shown there, and how it is read."""
 
-    Attributes:
-        info: The parameter.
+    widget: widgets.Widget
+    trait: str
+    shown: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+class ParameterControl:
+    """A control for one parameter; its first value is the default one if None.
+
+    Its widgets are made when they are first asked for: a control in a section that stays folded costs nothing.
     """
 
     def __init__(self, info: ParameterInfo, value: Any = None) -> None:
@@ -58,10 +71,11 @@ class ParameterControl(ABC):
         self._observers: list[Callable[[ParameterControl], None]] = []
         self._setting_thread: int | None = None
         self._lock = threading.RLock()
-        self.reason = ""
         self._locked = False
+        self.reason = ""
+        self.problem = ""
         self._note = ""
-        self._problem = ""
+        self._inputs: list[_Input] = []
         self._widget: widgets.VBox | None = None
         # Most controls need neither: they are made when there is something to take back, or to say.
         self._reset: widgets.Button | None = None
@@ -72,15 +86,20 @@ class ParameterControl(ABC):
         """What to show."""
         with self._lock:
             if self._widget is None:
-                self._inputs = self._make_inputs()
-                self._head = Row((Html(_label_html(self.info), css="wb-grow"),), css="wb-head")
-                self._widget = Stack((self._head, *self._inputs), css="wb-field")
+                info = self.info
+                make = _choice_inputs if info.kind in ("bool", "choice") else _text_inputs
+                self._inputs = make(info, self._value)
+                for entry in self._inputs:
+                    entry.widget.observe(self._from_user(entry.read), entry.trait)
+                label = Html(label_html(info.title, f"{info.path}: {info.description}", info.unit), css="wb-grow")
+                self._head = Row((label,), css="wb-head")
+                self._widget = Stack((self._head, *(entry.widget for entry in self._inputs)), css="wb-field")
                 self._show(self._value)
                 self._set_disabled()
             return self._widget
 
     def close(self) -> None:
-        """Close what was shown; may be called twice, and by whom the control stands in, too."""
+        """Close what was shown; may be called twice, and by whatever the control stands in, too."""
         if self._widget is not None:
             close_recursively(self._widget)
 
@@ -90,97 +109,46 @@ class ParameterControl(ABC):
         return self._value
 
     def set(self, value: Any) -> None:
-        """Show a value; observers are not called.
-
-        Args:
-            value: The value; None is unset.
-        """
+        """Show a value, None for unset; observers are not called."""
         with self._lock:
-            self._value = value
-            self._problem = ""
+            self._value, self.problem = value, ""
             self._show(value)
 
     @property
     def disabled(self) -> bool:
-        """Whether the control cannot be used at present; ``reason`` says why, where it is not that work goes on."""
+        """Whether the control cannot be used at present: for a ``reason``, or while work is under way."""
         return self._locked or bool(self.reason)
 
     def disable(self, reason: str) -> None:
-        """Enable the control, or disable it for a reason that is shown.
-
-        Args:
-            reason: One sentence; empty enables it.
-        """
-        if reason == self.reason:
-            return
-        self.reason = reason
-        self._set_disabled()
-        self._tell()
+        """Disable the control for a reason that is shown beneath, or enable it with an empty one."""
+        if reason != self.reason:
+            self.reason = reason
+            self._set_disabled()
+            self._show_below()
 
     def lock(self, locked: bool) -> None:
-        """Disable the control without a word while work is under way, or free it again.
-
-        Args:
-            locked: Whether it is disabled, too, besides for a reason.
-        """
+        """Disable the control without a word while work is under way, or free it again."""
         self._locked = locked
         self._set_disabled()
 
     def note(self, sentence: str) -> None:
-        """Show a line beneath the control, for example what a share means in percent.
-
-        Args:
-            sentence: Plain text; empty removes it.
-        """
+        """Show a line beneath the control, for example what a share means in percent; empty removes it."""
         if sentence != self._note:
             self._note = sentence
-            self._tell()
+            self._show_below()
 
     def refuse(self, sentence: str) -> None:
-        """Say beside the field what is wrong with what was entered.
-
-        Args:
-            sentence: The configuration's sentence.
-        """
-        self._problem = sentence
-        self._tell()
-
-    @property
-    def problem(self) -> str:
-        """What is wrong with what was entered; empty when nothing is."""
-        return self._problem
+        """Say beneath the control what is wrong with what was entered (``problem``); empty for nothing."""
+        self.problem = sentence
+        self._show_below()
 
     def observe(self, observer: Callable[[ParameterControl], None]) -> None:
-        """Have a function called after the user has changed the value.
-
-        Args:
-            observer: Called with this control.
-        """
+        """Have a function called with this control after the user has changed the value."""
         self._observers.append(observer)
 
     def text_of_value(self, value: Any) -> str:
-        """Return a value as the control writes it.
-
-        Args:
-            value: A value of this parameter.
-        """
-        return _UNSET if value is None else _choice_text(value)
-
-    # -- for the kinds of controls -------------------------------------------------------------------------------------
-
-    def _set_disabled(self) -> None:
-        if self._widget is None:
-            return
-        for entry in (*self._inputs, *([self._reset] if self._reset is not None else [])):
-            entry.disabled = self.disabled
-
-    @abstractmethod
-    def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        """Return the widgets in which the user enters a value; they show the present one already."""
-
-    @abstractmethod
-    def _show_in_inputs(self, value: Any) -> None:
-        """Let the widgets show a value."""
+        """Return a value as the control writes it."""
+        return _text_of_value(value)
 
     def _from_user(self, read: Callable[[Any], Any]) -> Callable[[Any], None]:
         """Return an observer of a trait that ignores what this control itself sets."""
@@ -192,136 +160,105 @@ class ParameterControl(ABC):
         return changed
 
     def _take(self, value: Any) -> None:
-        with self._lock:
-            self._value = value
-            self._problem = ""
-            self._show(value)
+        self.set(value)
         for observer in self._observers:
             observer(self)
 
     def _show(self, value: Any) -> None:
-        with self._lock:
-            if self._widget is None:
-                return
-            self._setting_thread = threading.get_ident()
-            try:
-                self._show_in_inputs(value)
-            finally:
-                self._setting_thread = None
-            self._offer_reset(value != self.info.default)
-            self._tell()
+        if self._widget is None:
+            return
+        self._setting_thread = threading.get_ident()
+        try:
+            for entry in self._inputs:
+                setattr(entry.widget, entry.trait, entry.shown(value))
+        finally:
+            self._setting_thread = None
+        self._offer_reset(value != self.info.default)
+        self._show_below()
+
+    def _set_disabled(self) -> None:
+        for entry in self._inputs:
+            entry.widget.disabled = self.disabled
+        if self._reset is not None:
+            self._reset.disabled = self.disabled
 
     def _offer_reset(self, differs: bool) -> None:
         if self._reset is not None:
             (self._reset.remove_class if differs else self._reset.add_class)("wb-away")
         elif differs:
-            self._reset = Button(
-                description="Reset",
-                tooltip=f"Set {self.info.title} back to {self.text_of_value(self.info.default)}",
-                disabled=self.disabled,
-                css="wb-reset",
-            )
+            tooltip = f"Set {self.info.title} back to {_text_of_value(self.info.default)}"
+            self._reset = Button(description="Reset", tooltip=tooltip, disabled=self.disabled, css="wb-reset")
             self._reset.on_click(lambda _: self._take(self.info.default))
             self._head.children = (*self._head.children, self._reset)  # behind: what stands there keeps its focus
 
-    def _tell(self) -> None:
+    def _show_below(self) -> None:
         if self._widget is None:
             return
-        lines = [error_html(self._problem)] if self._problem else []
-        if self.reason:
-            lines.append(faint(self.reason))
-        if self._note:
-            lines.append(faint(self._note))
-        told = "".join(f"<div>{line}</div>" for line in lines)
+        lines = [error_html(self.problem)] if self.problem else []
+        lines += [faint(line) for line in (self.reason, self._note) if line]
+        below = "".join(f"<div>{line}</div>" for line in lines)
         if self._below is not None:
-            self._below.value = told
-        elif told:
-            self._below = Html(told, css="wb-below")
+            self._below.value = below
+        elif below:
+            self._below = Html(below, css="wb-below")
             self._widget.children = (*self._widget.children, self._below)
 
-    def __repr__(self) -> str:
-        return f"<control of {self.info.path}: {self.text_of_value(self._value)}>"
 
+def _choice_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
+    """Return a list of choices; a switch is a list of yes and no."""
+    options = [*([None] if info.optional else []), *info.choices]
 
-class _ChoiceControl(ParameterControl):
-    """A list of choices; a switch is a list of yes and no."""
-
-    def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        self._options = [*([None] if self.info.optional else []), *self.info.choices]
-        # Texts only, found by their position: the widget takes a value of None for no choice at all.
-        entry = Dropdown(
-            options=[self.text_of_value(option) for option in self._options],
-            index=self._index_of(self._value),
-            tooltip=self.info.description,
-            css="wb-wide",
-        )
-        entry.observe(self._from_user(lambda index: None if index is None else self._options[index]), "index")
-        return (entry,)
-
-    def _show_in_inputs(self, value: Any) -> None:
-        self._inputs[0].index = self._index_of(value)
-
-    def _index_of(self, value: Any) -> int | None:
+    def index_of(value: Any) -> int | None:
         # Compared with their kinds: false and 0 are equal.
-        return next((i for i, one in enumerate(self._options) if one == value and type(one) is type(value)), None)
+        return next((i for i, one in enumerate(options) if one == value and type(one) is type(value)), None)
+
+    # Texts only, found by their position: the widget takes a value of None for no choice at all.
+    texts = [_text_of_value(option) for option in options]
+    entry = Dropdown(options=texts, index=index_of(value), tooltip=info.description, css="wb-wide")
+    return [_Input(entry, "index", index_of, lambda index: None if index is None else options[index])]
 
 
-class _TextControl(ParameterControl):
-    """A text box; for numbers with a search range a slider stands above it."""
+def _text_inputs(info: ParameterInfo, value: Any) -> list[_Input]:
+    """Return a text box; for numbers with a search range a slider above it."""
 
-    def _make_inputs(self) -> tuple[widgets.Widget, ...]:
-        kind, optional = self.info.kind, self.info.optional
-        self._box = Text(
-            self._entered(self._value),
-            continuous_update=False,
-            placeholder=_UNSET if optional else "",
-            tooltip=self.info.description,
-            css="wb-wide" if self._is_plain_text else "wb-narrow",
-        )
-        self._box.observe(self._from_user(lambda text: parsed(text, kind, optional=optional)), "value")
-        self._slider = None if self._is_plain_text else _slider(self.info, self._value)
-        if self._slider is None:
-            return (self._box,)
-        whole = kind == "int"
-        self._slider.observe(self._from_user(lambda x: round(x) if whole else _rounded(x)), "value")
-        return self._slider, self._box
-
-    @property
-    def _is_plain_text(self) -> bool:
-        return self.info.kind not in ("int", "float")
-
-    def _show_in_inputs(self, value: Any) -> None:
-        self._box.value = self._entered(value)
-        if self._slider is not None and isinstance(value, (int, float)):
-            self._slider.value = _on_slider(self.info, value)
-
-    def _entered(self, value: Any) -> str:
+    def entered(value: Any) -> str:
         return "" if value is None else number_text(value)
 
-    def text_of_value(self, value: Any) -> str:
-        return _UNSET if value is None else number_text(value)
+    css, empty = "wb-narrow" if info.kind in ("int", "float") else "wb-wide", _UNSET if info.optional else ""
+    box = text_box(entered(value), info.description, css=css, placeholder=empty)
+    inputs = [_Input(box, "value", entered, lambda text: parsed(text, info.kind, optional=info.optional))]
+    slider = _slider(info, value)
+    if slider is None:
+        return inputs
+
+    def place(value: Any) -> Any:
+        return _on_slider(info, value) if isinstance(value, (int, float)) else slider.value
+
+    return [_Input(slider, "value", place, round if info.kind == "int" else _rounded), *inputs]
 
 
-def control_for(info: ParameterInfo, value: Any = None) -> ParameterControl:
-    """Return the control that fits a parameter.
+def count_control(
+    path: str, title: str, help_text: str, default: int | None, *, least: int = 1, **more: Any
+) -> ParameterControl:
+    """Return the control of a whole number that is no parameter of the configuration."""
+    rule = f"be a whole number, {least} or more"
+    return ParameterControl(field(path, title, help_text, "int", default, low=least, rule=rule, **more))
 
-    Args:
-        info: The parameter, from ``config.describe_parameters()``.
-        value: First value; None is the default one.
-    """
-    return (_ChoiceControl if info.kind in ("bool", "choice") else _TextControl)(info, value)
+
+def is_usable_count(control: ParameterControl) -> bool:
+    """Return whether the value of such a control can be used, and say beneath it when it cannot."""
+    value, info = control.value, control.info
+    if (value is None and info.optional) or (isinstance(value, int) and (info.low or 0) <= value < 2**63):
+        return True
+    control.refuse(f"`{info.path}` must {info.rule}, got {shown(value)}")
+    return False
 
 
 def parsed(text: str, kind: str, *, optional: bool) -> Any:
-    """Return what a text means for a kind of parameter.
+    """Return what a text means for a kind of parameter; an empty one unsets it where it is optional.
 
-    Args:
-        text: As typed; numbers may be written 65536, 6.5e4, 2^16 or 2**16, lists with commas.
-        kind: Kind of parameter (``ParameterInfo.kind``).
-        optional: Whether an empty text means unset.
-
-    Returns:
-        The value; text that is no such number is returned as it is, for the rule of the parameter to refuse.
+    Numbers may be written 65536, 6.5e4, 2^16 or 2**16, lists with commas. Text that is no such number is returned as it
+    is, for the rule of the parameter to refuse.
     """
     text = text.strip()
     if not text and optional:
@@ -338,21 +275,14 @@ def parsed(text: str, kind: str, *, optional: bool) -> Any:
 
 
 def number_text(value: Any) -> str:
-    """Return a value as a person types it.
-
-    Args:
-        value: A number, a list of numbers, or text.
-    """
+    """Return a number, a list of numbers, a switch or text as a person types it."""
     if isinstance(value, bool):
-        return _choice_text(value)
+        return "yes" if value else "no"
     if isinstance(value, float):
-        return (
-            f"{value:.0f}"
-            if value.is_integer() and abs(value) < 1e15
-            else f"{value:g}"
-            if _is_short(value)
-            else repr(value)
-        )
+        if value.is_integer() and abs(value) < 1e15:
+            return f"{value:.0f}"
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
     if isinstance(value, int) and abs(value) >= 2**63:
         return shown(value)
     if isinstance(value, (list, tuple)):
@@ -360,9 +290,13 @@ def number_text(value: Any) -> str:
     return str(value)
 
 
+def _text_of_value(value: Any) -> str:
+    return _UNSET if value is None else number_text(value)
+
+
 def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
-    """Return a slider over the search range that shows a value; None where there is no range."""
-    if info.low is None or info.high is None:
+    """Return a slider over the search range of a number, showing a value; None where there is no range."""
+    if info.kind not in ("int", "float") or info.low is None or info.high is None:
         return None
     common: dict[str, Any] = {
         "value": _on_slider(info, value) if isinstance(value, (int, float)) else info.low,
@@ -374,7 +308,9 @@ def _slider(info: ParameterInfo, value: Any) -> widgets.Widget | None:
     }
     if info.log and info.low > 0:
         low, high = math.log2(info.low), math.log2(info.high)
-        return FloatLogSlider(base=2, min=low, max=high, step=_log_step(info, high - low), **common)
+        # Steps of an octave where the range is made of powers of two, else about a hundred.
+        step = 1.0 if low.is_integer() and high.is_integer() and high - low >= 8 else (high - low) / 100
+        return FloatLogSlider(base=2, min=low, max=high, step=step, **common)
     if info.kind == "int":
         common["value"] = int(common["value"])
         return IntSlider(min=int(info.low), max=int(info.high), step=int(info.step or 1), **common)
@@ -386,13 +322,6 @@ def _on_slider(info: ParameterInfo, value: float) -> float:
     """Return where the slider stands for a value: at an end for what lies beyond it, at the lower one for NaN."""
     low, high = info.low or 0, info.high or 0
     return min(value, high) if value >= low else low
-
-
-def _log_step(info: ParameterInfo, octaves: float) -> float:
-    """Return steps of an octave where the range is made of powers of two, else about a hundred steps."""
-    ends = [math.log2(end) for end in (info.low or 1, info.high or 1)]
-    powers = all(end.is_integer() for end in ends) and octaves >= 8
-    return 1.0 if powers else octaves / 100
 
 
 def _rounded(value: float) -> float:
@@ -414,17 +343,3 @@ def _number(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _is_short(value: float) -> bool:
-    return float(f"{value:g}") == value
-
-
-def _choice_text(value: Any) -> str:
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-
-
-def _label_html(info: ParameterInfo) -> str:
-    tip = html.escape(f"{info.path}: {info.description}", quote=True)
-    unit = f'<span class="wb-faint wb-unit">{words(info.unit)}</span>' if info.unit else ""
-    return f'<span class="wb-label" title="{tip}">{html.escape(info.title)}</span>{unit}'

@@ -1,4 +1,4 @@
-"""What a running training has told so far, as the tables that figures read.
+"""What a running training has reported so far, as the tables that figures read.
 
 Steps arrive in blocks and are written behind each other, into arrays that double when they are full; a table is a view
 of them, so that looking costs the same after a million steps as after ten. Only what live figures draw is kept: the
@@ -19,40 +19,27 @@ from workbench.core.records import Event, EventKind, StepRecord
 __all__ = ["LiveTrace"]
 
 _KEPT: Final = (
-    "step",
-    "seconds",
-    "step_ms",
-    "loss",
-    "loss_scale",
-    "loss_scale_after",
-    "overflow",
-    "skipped",
-    "accumulated",
-    "frozen_groups",
+    *("step", "seconds", "step_ms", "loss", "loss_scale", "loss_scale_after", "overflow", "skipped"),
+    *("accumulated", "frozen_groups"),
 )
-# Columns of methods: times of the parts of a step, and what second-order and offloading optimizers tell.
+# Columns of methods: times of the parts of a step, and what second-order and offloading optimizers report.
 _KEPT_PREFIXES: Final = ("time.", "thor.", "offload.")
 _FIRST_ROOM: Final = 256  # steps
 
 
 class LiveTrace:
-    """Steps and events of one run; filled and read from any thread."""
+    """Steps and events of one run; filled and read from any thread, and changed by `add` alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._columns: dict[str, np.ndarray] = {}  # with room for more than there is
         self._n = 0
         self._table: pd.DataFrame | None = None
-        self._events: list[Event] = []
-        self._evaluations: list[tuple[int, float]] = []
+        self.events: list[Event] = []  # evaluations apart
+        self.evaluations: list[tuple[int, float]] = []  # micro-batches done, and the metric
 
     def add(self, records: Sequence[StepRecord], events: Sequence[Event]) -> None:
-        """Take what was drained.
-
-        Args:
-            records: Steps, in order, after those that came before.
-            events: What happened in them.
-        """
+        """Take what was drained: steps, in order, after those that came before, and what happened in them."""
         block = {}
         if records:
             block = {name: np.array([getattr(record, name) for record in records]) for name in _KEPT}
@@ -62,11 +49,11 @@ class LiveTrace:
         with self._lock:
             if block:
                 self._append(block, len(records))
-            # Evaluations are drawn from their own list; of the rest, what the loss scale did.
-            self._events += [event for event in events if event.kind is not EventKind.EVALUATION]
-            self._evaluations += [
-                (event.step + 1, event.value) for event in events if event.kind is EventKind.EVALUATION
-            ]
+            for event in events:
+                if event.kind is EventKind.EVALUATION:
+                    self.evaluations.append((event.step + 1, event.value))
+                else:
+                    self.events.append(event)
 
     def _append(self, block: dict[str, np.ndarray], n: int) -> None:
         """Write behind what is there; what tables were made of stays as it is."""
@@ -94,15 +81,3 @@ class LiveTrace:
                 known = {name: column[: self._n] for name, column in self._columns.items()}
                 self._table = pd.DataFrame(known, copy=False) if known else pd.DataFrame(columns=list(_KEPT))
             return self._table
-
-    @property
-    def events(self) -> list[Event]:
-        """What happened so far, evaluations apart."""
-        with self._lock:
-            return list(self._events)
-
-    @property
-    def evaluations(self) -> list[tuple[int, float]]:
-        """Pairs (micro-batches done, metric)."""
-        with self._lock:
-            return list(self._evaluations)

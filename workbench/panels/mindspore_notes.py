@@ -13,15 +13,10 @@ from workbench.config import BOOST_SECTIONS, BoostConfig, Plan
 __all__ = ["mindspore_notes"]
 
 _OWN_KEYS: Final = ("dim_reduce.line_search_trials",)
-_COMMON: Final = "common"
 
 
 def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
-    """Say what a user of MindSpore has to know of a configuration.
-
-    Args:
-        config: What the file holds.
-        plan: What it means here.
+    """Say what a user of MindSpore has to know of a configuration that means a plan here.
 
     Returns:
         Sentences: how to pass it first, then what cannot work there, then what is passed over.
@@ -37,8 +32,7 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
             "MindSpore computes the subspace of DimReduce from `dim_reduce.weight_load_dir` itself, from checkpoints "
             "in its own format; snapshots of this package are not."
         )
-    values = config.to_dict()
-    own = (name for name in values if name not in BOOST_SECTIONS)
+    own = (name for name in config.to_dict() if name not in BOOST_SECTIONS)
     passed_over = [f"`{name}`" for name in own if getattr(getattr(config, name), "enabled", True)]
     passed_over += [f"`{path}`" for path in _OWN_KEYS if config.leaves().get(path) is not None]
     if passed_over:
@@ -50,7 +44,7 @@ def mindspore_notes(config: BoostConfig, plan: Plan) -> list[str]:
         )
     if config.optimizer is not None:
         notes.append("The optimizer is an argument there, too; the section `optimizer` does not reach it.")
-    idle = [f"`{name}`" for name in BOOST_SECTIONS if name not in ("boost", _COMMON) and not getattr(plan, name)]
+    idle = [f"`{name}`" for name in BOOST_SECTIONS if name not in ("boost", "common") and not getattr(plan, name)]
     if idle:
         notes.append(f"It reads a section only when its switch is on, so not {', '.join(idle)}.")
     return notes

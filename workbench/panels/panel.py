@@ -1,7 +1,7 @@
 """What every panel is: a root box with a header, controls on the left, plots on the right, a log at the foot.
 
 A panel owns what it makes. ``close`` ends its work, leaves no thread, and closes its widgets with all their parts;
-containers alone would leave their children alive.
+containers alone would leave their children alive. A `WorkPanel` does one piece of work at a time in a thread.
 """
 
 from __future__ import annotations
@@ -17,20 +17,13 @@ from typing import Any, Final, Literal, Self
 
 import ipywidgets as widgets
 
-from workbench.panels import cells
-from workbench.panels.placed_widgets import Html, Row, Stack
+from workbench.panels import kit, notebook_cells
+from workbench.panels.kit import close_recursively, row, text_of
 from workbench.panels.state import PanelState, StateMachine
-from workbench.panels.style import (
-    FITTING,
-    STYLE,
-    badge,
-    error_html,
-    note_html,
-    words,
-)
-from workbench.panels.worker import Worker
+from workbench.panels.style import FITTING, STYLE, badge, error_html, faint, note_html, words
+from workbench.panels.worker import Outcome, Reader, RunControl, Worker
 
-__all__ = ["Panel", "Theme", "close_recursively", "column", "error_sentence", "row", "text_of"]
+__all__ = ["Panel", "Theme", "WorkPanel", "error_sentence"]
 
 Theme = Literal["auto", "light", "dark"]
 
@@ -51,7 +44,7 @@ class Panel:
         controls: Box on the left.
         plots: Box on the right.
         machine: State of the panel.
-        error: The last error, or None; kept for who wants to look at it.
+        error: The last error, or None; kept for whoever wants to look at it.
 
     Raises:
         ValueError: When the theme is none of the three.
@@ -68,21 +61,20 @@ class Panel:
         self._log_lock = threading.Lock()
         self._showing: set[int] = set()  # threads that are setting widgets
         self._cleanups: list[Callable[[], Any]] = []
+        self.lasting: tuple[widgets.HTML, ...] = ()
         self._badge = text_of(badge(PanelState.IDLE))
         self._header_note = text_of("", grow=True)
         self._error = text_of("")
         self._log = text_of("")
         heading = text_of(f'{STYLE}{FITTING}<span class="wb-title">{words(title)}</span>')
         self.header = row(heading, *([self._badge] if shows_state else []), self._header_note)
-        # Side by side from 674 px on: that is a page of 900 px less JupyterLab's margins and scroll bar, in a tab.
-        self.controls = Stack(css="wb-column wb-controls")
-        # It may shrink below the width of its figures, or the page would scroll sideways.
-        self.plots = Stack(css="wb-plots")
-        self.footer = Stack((self._error, self._log), css="wb-column wb-footer")
-        body = Row((self.controls, self.plots), css="wb-body")
+        self.controls = kit.Stack(css="wb-column wb-controls")
+        self.plots = kit.Stack(css="wb-plots")
+        self.footer = kit.Stack((self._error, self._log), css="wb-column wb-footer")
+        body = kit.Row((self.controls, self.plots), css="wb-body")
         own = "" if theme == "auto" else f" wb-{theme}"
-        self.widget = Stack((self.header, body, self.footer), css=f"wb-panel{own}")
-        cells.register(self)
+        self.widget = kit.Stack((self.header, body, self.footer), css=f"wb-panel{own}")
+        notebook_cells.register(self)
 
     @property
     def state(self) -> PanelState:
@@ -90,11 +82,7 @@ class Panel:
         return self.machine.state
 
     def log(self, sentence: str) -> None:
-        """Say something at the foot; earlier sentences are folded beneath.
-
-        Args:
-            sentence: Plain text.
-        """
+        """Say something at the foot; earlier sentences are folded beneath."""
         with self._log_lock:
             self._lines = [*self._lines[-_LINES_KEPT:], f"{time.strftime('%H:%M:%S')}  {sentence}"]
             earlier = "".join(f"<div>{words(line)}</div>" for line in reversed(self._lines[:-1]))
@@ -102,23 +90,14 @@ class Panel:
             self._log.value = note_html(self._lines[-1]) + folded
 
     def note(self, sentence: str) -> None:
-        """Say something beside the title, in place of what stood there.
-
-        Args:
-            sentence: Plain text; empty removes it.
-        """
+        """Say something beside the title, in place of what stood there; empty removes it."""
         self._header_note.value = note_html(sentence)
 
-    def report_error(self, error: BaseException, trace: str = "") -> None:
-        """Show an error: a sentence, the traceback folded beneath. The panel stays usable.
-
-        Args:
-            error: What was raised; kept as ``error``.
-            trace: Its traceback as text; empty takes the error's own.
-        """
+    def report_error(self, error: BaseException) -> None:
+        """Show an error, kept as ``error``: a sentence, the traceback folded beneath where the sentence is not ours."""
         self.error = error
-        if not trace and (error.__cause__ is not None or not is_sentence(error)):
-            trace = "".join(traceback.format_exception(error))
+        has_trace = error.__cause__ is not None or not _is_sentence(error)
+        trace = "".join(traceback.format_exception(error)) if has_trace else ""
         self._error.value = error_html(error_sentence(error), trace)
 
     def clear_error(self) -> None:
@@ -127,29 +106,38 @@ class Panel:
         self._error.value = ""
 
     def guarded(self, handler: Callable[..., Any]) -> Callable[..., None]:
-        """Return a handler for clicks and changes whose errors are shown instead of lost in the kernel's log.
-
-        Args:
-            handler: Called with what the widget gives.
-        """
+        """Return a handler for clicks and changes whose errors are shown instead of lost in the kernel's log."""
 
         def run(*arguments: Any) -> None:
             if self.closed:
                 return
             try:
                 handler(*arguments)
-            # The kernel's interrupt, too: on its way up nobody else would tell the person who asked for it.
+            # The kernel's interrupt, too: on its way up nothing else would tell the person who asked for it.
             except (Exception, KeyboardInterrupt) as error:
                 self.report_error(error)
 
         return run
 
+    def button(self, text: str, tooltip: str, act: Callable[[], Any], *, style: str = "") -> widgets.Button:
+        """Return a button whose click calls a function, guarded.
+
+        Args:
+            text: What stands on it.
+            tooltip: What a click does, in a few words.
+            act: Called without arguments.
+            style: ``"success"``, ``"primary"`` or ``"warning"``; empty is plain.
+        """
+        made = kit.Button(description=text, tooltip=tooltip, button_style=style, css="wb-auto")
+        made.on_click(self.guarded(lambda _: act()))
+        return made
+
     def on_change(self, entry: widgets.Widget, handler: Callable[[Any], Any], trait: str = "value") -> None:
-        """Have a function called with a widget's new value when the user changes it.
+        """Have a function called, guarded, with a widget's new value when the user changes it.
 
         Args:
             entry: The widget.
-            handler: Called with the new value, guarded; not called for what the panel itself sets in ``showing``.
+            handler: Called with the new value; not for what the panel itself sets in ``showing``.
             trait: Trait to look at.
         """
         guarded = self.guarded(handler)
@@ -162,52 +150,50 @@ class Panel:
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
-        """Set widgets without being told of it, for as long as this context lasts on this thread."""
+        """Set widgets on this thread without the handlers of ``on_change`` being called."""
         here = threading.get_ident()
-        if here in self._showing:
-            yield
-            return
+        is_outermost = here not in self._showing
         self._showing.add(here)
         try:
             yield
         finally:
-            self._showing.discard(here)
+            if is_outermost:
+                self._showing.discard(here)
 
     def cleaned_up_by(self, cleanup: Callable[[], Any]) -> None:
-        """Have a function called when the panel closes, last come first served; at once when it has.
-
-        Args:
-            cleanup: For example what ``SharedConfig.observe`` returned, or another panel's ``close``.
-        """
+        """Have a function called when the panel closes, last come first served; at once when it has."""
         if self.closed:
             cleanup()
         else:
             self._cleanups.append(cleanup)
 
     def new_worker(
-        self, on_messages: Callable[[list[Any]], None], on_end: Callable[[Any], None], *, hz: float = 5.0
+        self, on_messages: Callable[[list[Any]], None], on_end: Callable[[Outcome], None], *, hz: float = 5.0
     ) -> Worker:
-        """Return a worker that is closed with the panel.
+        """Return a worker that is closed with the panel and logs its warnings.
 
         Args:
-            on_messages: See ``Worker``.
-            on_end: See ``Worker``.
-            hz: See ``Worker``.
+            on_messages: See `Worker`, like the others.
+            on_end: Called with the outcome.
+            hz: Batches of messages per second at most.
         """
         worker = Worker(on_messages, on_end, hz=hz, name=self.title, on_warning=self.log)
         self.cleaned_up_by(worker.close)
         return worker
 
-    def state_changed(self, state: PanelState) -> None:
-        """Enable and disable what the state asks for; for panels to override.
+    def new_reader(self, on_error: Callable[[BaseException], None] | None = None) -> Reader:
+        """Return a `Reader` that is closed with the panel; errors are shown unless a function takes them."""
+        reader = Reader(self.new_worker, on_error or self.report_error)
+        self.cleaned_up_by(reader.close)
+        return reader
 
-        Args:
-            state: The new state.
-        """
+    def state_changed(self, state: PanelState) -> None:
+        """Enable and disable what the state asks for; for panels to override."""
 
     def static_html(self) -> str:
-        """Return what a saved notebook shows where the widget cannot; for panels to extend."""
-        return f"<b>{html.escape(self.title)}</b> ({self.state}); run the cell to use this panel."
+        """Return what a saved notebook shows where the widget cannot; for panels to extend, or to fill ``lasting``."""
+        head = f"<b>{html.escape(self.title)}</b> ({self.state}); run the cell to use this panel."
+        return head + "".join(part.value for part in self.lasting)
 
     def close(self) -> None:
         """End the panel's work and close its widgets; may be called twice."""
@@ -227,12 +213,13 @@ class Panel:
         self.state_changed(state)
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        own = {"text/plain": repr(self), "text/html": self.static_html()}
         if self.closed:
-            return {"text/plain": repr(self), "text/html": self.static_html()}
+            return own
         shown: Any = self.widget._repr_mimebundle_(**options)
         # With metadata it is a pair; hosts without widgets fall back to the HTML.
         data = shown[0] if isinstance(shown, tuple) else shown
-        return {**(data or {}), "text/plain": repr(self), "text/html": self.static_html()}
+        return {**(data or {}), **own}
 
     def __enter__(self) -> Self:
         return self
@@ -244,34 +231,85 @@ class Panel:
         return f"<{type(self).__name__}: {'closed' if self.closed else self.state}>"
 
 
-def close_recursively(widget: widgets.Widget) -> None:
-    """Close a widget, everything inside it, and their layouts and styles.
+class WorkPanel(Panel):
+    """A panel that does one piece of work at a time in a thread: starting, pausing, stopping and failing stand here.
 
-    Args:
-        widget: For example a box.
+    A panel derived from it calls ``begin`` once its machine is running, shows messages in ``_take``, the result in
+    ``finished``, and names in ``locked`` the widgets and controls that are disabled meanwhile. ``hz`` limits how often
+    messages are shown.
     """
-    children = getattr(widget, "children", ())
-    widget.close()  # first, so that the page is not told to rearrange what it is about to lose
-    if isinstance(widget, widgets.Box):
-        widget.children = ()
-    for child in children:
-        close_recursively(child)
-    for part in ("layout", "style"):
-        owned = getattr(widget, part, None)
-        if isinstance(owned, widgets.Widget):
-            owned.close()
+
+    failure_note = "failed; correct it and start again"  # the error itself stands at the foot
+
+    def __init__(self, title: str, *, theme: Theme = "auto", stop_help: str = "", hz: float = 5.0) -> None:
+        super().__init__(title, theme=theme)
+        self.worker = self.new_worker(self._take, self._end, hz=hz)
+        self.stop_button = self.button("Stop", stop_help, self.stop)
+        self.bar = kit.FloatProgress(min=0.0, max=1.0, css="wb-bar")
+        self.locked: list[Any] = []
+        self.progress_text = text_of(faint("not started"))
+        for part in (self.stop_button, self.bar, self.progress_text):
+            self.cleaned_up_by(part.close)  # it may stand nowhere
+
+    def tell(self, sentence: str) -> None:
+        """Say how the work is going, in place of what was said before."""
+        self.progress_text.value = note_html(sentence)
+
+    def begin(self, work: Callable[[RunControl], Any], *, saying: str = "loading ...") -> None:
+        """Begin the work of a panel whose machine has just become running."""
+        self.clear_error()
+        self.tell(saying)
+        self.worker.start(work)
+
+    def stop(self) -> None:
+        """End the work after the present step."""
+        if self.machine.try_to(PanelState.STOPPING):
+            self.tell("stopping ...")
+            self.worker.stop()
+
+    def pause_or_resume(self) -> None:
+        """Hold the work after the present step, or let it go on."""
+        if self.state is PanelState.RUNNING and self.machine.try_to(PanelState.PAUSED):
+            self.worker.pause()
+        elif self.state is PanelState.PAUSED and self.machine.try_to(PanelState.RUNNING):
+            self.worker.resume()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is under way, for so many seconds at most; return whether the work has ended."""
+        ended = self.machine.wait_for(PanelState.IDLE, PanelState.DONE, PanelState.FAILED, timeout=timeout)
+        return ended and self.worker.join(timeout)
+
+    def state_changed(self, state: PanelState) -> None:
+        """Lock what cannot be changed while work is under way."""
+        for entry in self.locked:
+            entry.lock(state.busy)
+        self.stop_button.disabled = state not in (PanelState.RUNNING, PanelState.PAUSED)
+
+    def finished(self, outcome: Outcome) -> PanelState:
+        """Show the result of work that raised nothing, and return whether the panel is done or has failed."""
+        return PanelState.DONE
+
+    def _take(self, messages: list[Any]) -> None:
+        """Show what the work has sent since the last time."""
+
+    def _end(self, outcome: Outcome) -> None:
+        if outcome.error is not None:
+            self.report_error(outcome.error)
+            self.tell(self.failure_note)
+            state = PanelState.FAILED
+        else:
+            state = self.finished(outcome)
+        if outcome.display_error is not None:
+            self.log(f"the display failed once: {outcome.display_error!r}")
+        self.machine.to(state)
 
 
 def error_sentence(error: BaseException) -> str:
-    """Return an error as one sentence for a person.
-
-    Args:
-        error: Ours say what to do themselves; of others the kind is named, and where it happened.
-    """
+    """Return an error as one sentence for a person: ours say what to do, of others kind and place are named."""
     text = " ".join(str(error).split())
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; start again when you like"
-    if is_sentence(error):
+    if _is_sentence(error):
         return text
     frames = traceback.extract_tb(error.__traceback__)
     # A wrong argument, found by our own check: the sentence says all.
@@ -281,26 +319,6 @@ def error_sentence(error: BaseException) -> str:
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 
-def is_sentence(error: BaseException) -> bool:
+def _is_sentence(error: BaseException) -> bool:
     """Return whether an error is one of ours, whose text needs no traceback."""
     return type(error).__module__.startswith("workbench.") and isinstance(error, Exception)
-
-
-def text_of(value: str, *, grow: bool = False) -> widgets.HTML:
-    """Return a piece of HTML that takes no more room than it needs.
-
-    Args:
-        value: HTML.
-        grow: Whether it takes the room that is left in a row.
-    """
-    return Html(value, css="wb-grow" if grow else "wb-text")
-
-
-def row(*children: widgets.Widget) -> widgets.HBox:
-    """Return widgets side by side, continued on the next line where the page is narrow."""
-    return Row(children, css="wb-row")
-
-
-def column(*children: widgets.Widget) -> widgets.VBox:
-    """Return widgets below each other."""
-    return Stack(children, css="wb-column")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from workbench.config import LEVELS, SWITCHES, BoostConfig
-from workbench.panels import placed_widgets as placed
-from workbench.panels.panel import Panel, row, text_of
+from workbench.panels.kit import ToggleButtons, row, text_of
+from workbench.panels.panel import Panel
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
 
@@ -20,20 +20,11 @@ _HELP: Final = {
 
 
 class PresetChoice:
-    """Buttons O0, O1, O2: the level decides over the switches, and what was switched by hand is taken back.
-
-    Args:
-        panel: The panel it stands in.
-        shared: The configuration it changes.
-
-    Attributes:
-        buttons: The buttons; without a value while switches are set by hand.
-        widget: The buttons with what they stand for.
-    """
+    """Buttons O0, O1, O2: the level decides over the switches, and what was switched by hand is taken back."""
 
     def __init__(self, panel: Panel, shared: SharedConfig) -> None:
         self._panel, self._shared = panel, shared
-        self.buttons = placed.ToggleButtons(
+        self.buttons = ToggleButtons(
             options=list(LEVELS),
             value=None,
             tooltips=[_HELP[level] for level in LEVELS],
@@ -41,16 +32,11 @@ class PresetChoice:
             css="wb-auto",
         )
         self._note = text_of("")
-        self.widget = row(text_of("<b>Preset</b>"), self.buttons, self._note)
+        self.widget = row("<b>Preset</b>", self.buttons, self._note)
         panel.on_change(self.buttons, self._choose)
 
     def show(self, config: BoostConfig, level: str) -> None:
-        """Show which preset this is.
-
-        Args:
-            config: The configuration.
-            level: Its level.
-        """
+        """Show which preset a configuration at a level is."""
         preset = config.boost.mode == "auto"
         with self._panel.showing():
             self.buttons.value = level if preset else None

@@ -6,15 +6,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workbench.config import (
-    LEVELS,
-    BoostConfig,
-    ConfigError,
-    NetworkFacts,
-    Plan,
-)
+from workbench.config import LEVELS, BoostConfig, ConfigError, NetworkFacts, Plan
+from workbench.config.boost_json import parse_json
+from workbench.config.errors import shown
 
-__all__ = ["SharedConfig"]
+__all__ = ["SharedConfig", "config_of_text"]
 
 Observer = Callable[[BoostConfig, str], None]
 
@@ -32,8 +28,7 @@ class SharedConfig:
 
     def __init__(self, config: BoostConfig | None = None, level: str = "O1") -> None:
         self._lock = threading.RLock()
-        self._config = config if config is not None else BoostConfig()
-        self._level = _checked_level(level)
+        self._both = config if config is not None else BoostConfig(), _checked_level(level)
         self._network: NetworkFacts | None = None
         self._observers: list[Observer] = []
 
@@ -45,48 +40,36 @@ class SharedConfig:
     @property
     def config(self) -> BoostConfig:
         """The configuration; always a valid one."""
-        return self._config
+        return self._both[0]
 
     @property
     def level(self) -> str:
         """The boost level."""
-        return self._level
+        return self._both[1]
 
     def both(self) -> tuple[BoostConfig, str]:
         """Return configuration and level as they belong together."""
-        with self._lock:
-            return self._config, self._level
+        return self._both
 
     def plan(self, world_size: int = 1) -> Plan:
-        """Return what is in effect.
-
-        Args:
-            world_size: Number of ranks.
+        """Return what is in effect on so many ranks.
 
         Raises:
             ConfigError: When the configuration cannot be resolved (a method lacks what it cannot do without).
         """
-        config, level = self.both()
+        config, level = self._both
         return config.resolve(level, world_size, self._network)
 
     def learn(self, network: NetworkFacts) -> None:
-        """Take what is known of the network from now on and tell everybody.
-
-        Args:
-            network: What it offers to the methods.
-        """
+        """Take what is known of the network from now on, and call all observers."""
         with self._lock:
             self._network = network
-            now, observers = (self._config, self._level), list(self._observers)
+            now, observers = self._both, list(self._observers)
         for observer in observers:
             observer(*now)
 
     def set(self, config: BoostConfig, level: str | None = None) -> None:
-        """Take another configuration and tell everybody, unless it is the one there is.
-
-        Args:
-            config: The configuration.
-            level: Its level; None keeps the present one.
+        """Take another configuration, and level if given, and call all observers, unless it is the one there is.
 
         Raises:
             ConfigError: When the level is unknown; nothing has changed then.
@@ -94,11 +77,7 @@ class SharedConfig:
         self._replace(lambda _: config, level)
 
     def change(self, values: Mapping[str, Any], level: str | None = None) -> None:
-        """Change some values; see ``BoostConfig.with_values``.
-
-        Args:
-            values: New values by path.
-            level: New level; None keeps the present one.
+        """Change some values, by path, and the level if given; see ``BoostConfig.with_values``.
 
         Raises:
             ConfigError: When a value is refused; nothing has changed then.
@@ -106,13 +85,9 @@ class SharedConfig:
         self._replace(lambda config: config.with_values(values), level)
 
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Have a function called with every new configuration and level.
+        """Have a function called with every new configuration and level, on the thread that makes the change.
 
-        Args:
-            observer: Called on the thread that makes the change.
-
-        Returns:
-            A function that ends this; it may be called twice.
+        What is returned ends this; it may be called twice.
         """
         with self._lock:
             self._observers.append(observer)
@@ -126,16 +101,33 @@ class SharedConfig:
 
     def _replace(self, make: Callable[[BoostConfig], BoostConfig], level: str | None) -> None:
         with self._lock:
-            new = make(self._config), self._level if level is None else _checked_level(level)
-            if new == (self._config, self._level):
+            config, before = self._both
+            new = make(config), before if level is None else _checked_level(level)
+            if new == self._both:
                 return
-            self._config, self._level = new
+            self._both = new
             observers = list(self._observers)
         for observer in observers:  # without the lock: an observer may wait for a thread that wants it
             observer(*new)
 
     def __repr__(self) -> str:
-        return f"SharedConfig({self._level}, {self._config!r})"
+        return f"SharedConfig({self.level}, {self.config!r})"
+
+
+def config_of_text(document: str | bytes, name: str) -> BoostConfig:
+    """Read a configuration from the content of a JSON file, which is called by a name when it is refused.
+
+    Raises:
+        ConfigError: When it is no text, no JSON, or no configuration.
+    """
+    try:
+        text = document if isinstance(document, str) else document.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: is not UTF-8 text (byte {error.start})") from None
+    values = parse_json(text, name)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name}: must hold an object of sections, got {shown(values)}")
+    return BoostConfig.from_dict(values)
 
 
 def _checked_level(level: str) -> str:

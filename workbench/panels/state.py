@@ -1,4 +1,4 @@
-"""The states of a panel and the moves between them.
+"""The state of a panel, and the moves between states.
 
     idle ──> running ──> done
                │  ^  └─> failed
@@ -32,10 +32,8 @@ class PanelState(StrEnum):
     @property
     def busy(self) -> bool:
         """Whether work is under way."""
-        return self in _BUSY
+        return self in (PanelState.RUNNING, PanelState.PAUSED, PanelState.STOPPING)
 
-
-_BUSY: Final = frozenset({PanelState.RUNNING, PanelState.PAUSED, PanelState.STOPPING})
 
 MOVES: Final[Mapping[PanelState, frozenset[PanelState]]] = MappingProxyType(
     {
@@ -52,13 +50,9 @@ MOVES: Final[Mapping[PanelState, frozenset[PanelState]]] = MappingProxyType(
 
 
 class StateMachine:
-    """The state of one panel.
+    """The state of one panel; ``on_change`` is called with each new state, on the thread that made the move."""
 
-    Args:
-        on_change: Called with each new state, on the thread that made the move; None for nobody.
-    """
-
-    def __init__(self, on_change: Callable[[PanelState], None] | None = None) -> None:
+    def __init__(self, on_change: Callable[[PanelState], None] = lambda _: None) -> None:
         self._state = PanelState.IDLE
         self._changed = threading.Condition()
         self._on_change = on_change
@@ -69,41 +63,21 @@ class StateMachine:
         return self._state
 
     def to(self, new: PanelState) -> None:
-        """Move.
-
-        Args:
-            new: The state that follows.
-
-        Raises:
-            RuntimeError: When the move is not in ``MOVES``.
-        """
+        """Move, or raise a RuntimeError when the move is not in ``MOVES``."""
         if not self.try_to(new):
             raise RuntimeError(f"a panel that is {self._state} cannot become {new}")
 
     def try_to(self, new: PanelState) -> bool:
-        """Move if the move is allowed, and return whether it was: of two clicks at once, one wins.
-
-        Args:
-            new: The state that follows.
-        """
+        """Move if the move is allowed, and return whether it was: of two clicks at once, one wins."""
         with self._changed:
             if new not in MOVES[self._state]:
                 return False
             self._state = new
             self._changed.notify_all()
-        if self._on_change is not None:
-            self._on_change(new)
+        self._on_change(new)
         return True
 
     def wait_for(self, *states: PanelState, timeout: float | None = None) -> bool:
-        """Wait until one of some states is reached; return whether it was.
-
-        Args:
-            *states: States to wait for.
-            timeout: Longest wait, seconds; None waits for ever.
-        """
+        """Wait until one of some states is reached, for so many seconds at most; return whether it was."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state in states, timeout)
-
-    def __repr__(self) -> str:
-        return f"StateMachine({self._state})"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from workbench.figures import MetricScale, RunCurve
 from workbench.figures.labels import compact
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.panels.controls import number_text
-from workbench.panels.style import faint, table, words
+from workbench.panels.style import faint, file_link, table, words
 
 if TYPE_CHECKING:
     from workbench.core.records import TrialRecord
@@ -21,19 +21,13 @@ __all__ = ["answer_html", "curve_of", "trial_html"]
 
 
 def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_target") -> RunCurve:
-    """Read a trial's curves; without its run directory only the evaluations are left.
-
-    Args:
-        trial: The trial.
-        directory: Folder of the study.
-        objective: What the study minimises.
-    """
+    """Read a trial's curves from the study's folder; without its run directory only the evaluations are left."""
     from workbench.runs import read_run
 
     label = "O0" if trial.number == 0 else f"trial {trial.number}"
     time = trial.relative_step_time if math.isfinite(trial.relative_step_time) else 1.0
     steps: Any = []
-    if trial.run_path and (directory / trial.run_path).exists():  # somebody may have tidied up
+    if trial.run_path and (directory / trial.run_path).exists():  # unless the folder was tidied up
         steps = read_run(directory / trial.run_path).steps
     evaluations = trial.curve
     if objective == "time_to_quality" and len(steps) and evaluations:
@@ -45,14 +39,7 @@ def curve_of(trial: TrialRecord, directory: Path, objective: str = "time_to_targ
 
 
 def trial_html(trial: TrialRecord, metric: MetricScale, per: str = "per step") -> str:
-    """Write a trial as a small table.
-
-    Args:
-        trial: The trial.
-        metric: How the metric is written.
-        per: What its relative time is of.
-    """
-    head = f"<h4>Trial {trial.number}: {words(trial.summary or trial.level)}</h4>"
+    """Write a trial as a small table; ``per`` says what its relative time is of."""
     speed = 1.0 / trial.relative_step_time if trial.relative_step_time > 0 else math.nan
     rows = [
         ("state", trial.state + (f" ({trial.message})" if trial.message else "")),
@@ -65,7 +52,7 @@ def trial_html(trial: TrialRecord, metric: MetricScale, per: str = "per step") -
             if path != "level"
         ),
     ]
-    return head + table(("", ""), rows)
+    return f"<h4>Trial {trial.number}: {words(trial.summary or trial.level)}</h4>{table(('', ''), rows)}"
 
 
 def answer_html(study: StudyResult) -> str:
@@ -85,31 +72,5 @@ def answer_html(study: StudyResult) -> str:
         headline = f"<br><b>{words(study.headlines[target])}</b>" if target in study.headlines and mark else ""
         parts.append(f"<p>{title}{headline}<br>{words(sentence)}{where}</p>{why_not}")
     if study.report is not None and parts:
-        parts.append(f"<p>{_file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
+        parts.append(f"<p>{file_link(study.report, 'Open report.html')} {faint(str(study.report))}</p>")
     return f'<div role="status"><h4>Answer</h4>{"".join(parts)}</div>' if parts else ""
-
-
-def _file_link(path: Path, text: str) -> str:
-    """Return a link to a file as JupyterLab serves it; only the page knows where that is."""
-    absolute = path.resolve().as_posix()
-    try:
-        short = "~/" + path.resolve().relative_to(Path.home()).as_posix()
-    except ValueError:
-        short = absolute
-    script = _OPEN.replace("ABSOLUTE", _js(absolute)).replace("SHORT", _js(short))
-    return f'<a href="#" style="{_LINK}" onclick="{html.escape(script)}">{html.escape(text)}</a>'
-
-
-def _js(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-_LINK: Final = "color:var(--jp-content-link-color,#0067a8);text-decoration:underline"
-# The page says which folder the server shows; a file outside it has no address there.
-_OPEN: Final = (
-    "const e=document.getElementById('jupyter-config-data');"
-    "const c=e?JSON.parse(e.textContent):{};const root=(c.serverRoot||'').replace(/\\/$/,'');"
-    "const p=[ABSOLUTE,SHORT].find(f=>root&&f.startsWith(root+'/'));"
-    "if(p){window.open((c.baseUrl||'/')+'files/'+encodeURI(p.slice(root.length+1)),'_blank','noopener')}"
-    "else{this.textContent='Not below the folder that Jupyter shows; open the file itself:'}return false;"
-)

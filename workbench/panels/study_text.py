@@ -1,7 +1,7 @@
 """Between the controls of a study and the text of its ``study.toml``; comments and layout of an existing file survive.
 
 Values go by paths such as ``"study.n_trials"``, the search space by config paths. What is allowed is said in one place
-only, ``workbench.study.parse_study``; here nothing is checked beyond TOML.
+only, ``workbench.study.parse_study``; here nothing is checked beyond TOML, of which a ValueError says what is wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ _RANGE_KEYS: Final = frozenset({"low", "high", "log", "step"})
 
 
 def values_of(text: str) -> dict[str, Any]:
-    """Return every value of a study file by its path, the search space and the baseline apart.
-
-    Args:
-        text: TOML.
-
-    Raises:
-        ValueError: When it is no TOML.
-    """
+    """Return every value of a study file by its path, the search space and the baseline apart."""
     return {
         f"{section}.{key}": value
         for section, table in tomllib.loads(text).items()
@@ -37,25 +30,15 @@ def values_of(text: str) -> dict[str, Any]:
 def space_of(text: str) -> dict[str, Any]:
     """Return what a study file searches: path -> list, table with ``low`` and ``high``, or true.
 
-    Args:
-        text: TOML; quoted dotted keys and sub-tables mean the same.
-
-    Raises:
-        ValueError: When it is no TOML.
+    Quoted dotted keys and sub-tables mean the same.
     """
     return _flat(tomllib.loads(text).get("space", {}))
 
 
 def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return a study file that says something else than another.
+    """Return a study file that says something else than a template, of which all that is not named stays as it is.
 
-    Args:
-        template: The other file's text; whatever is not named here stays as it is.
-        values: Path -> value; None removes it.
-        space: All that is searched, in this order where the file does not have one.
-
-    Raises:
-        ValueError: When the template is no TOML.
+    ``values`` go by path, None removes one; ``space`` is all that is searched, in this order where the file has none.
     """
     document = tomlkit.parse(template)
     before = values_of(template)
@@ -71,14 +54,7 @@ def study_text(template: str, values: Mapping[str, Any], space: Mapping[str, Any
 
 
 def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, Any], space: Mapping[str, Any]) -> str:
-    """Return the file of a new study.
-
-    Args:
-        task: Task as named on the command line.
-        baseline: What O0 means here, by config path; all candidates start from it.
-        values: See ``study_text``.
-        space: See ``study_text``.
-    """
+    """Return the file of a new study, in which the baseline says by config path what O0 means; see ``study_text``."""
     document = tomlkit.document()
     document.add(tomlkit.comment("Which boost settings train this task fastest without losing more than allowed?"))
     document.add(tomlkit.comment("Written by the workbench; `workbench tune` on this folder goes on with it."))
@@ -89,10 +65,10 @@ def new_study_text(task: str, baseline: Mapping[str, Any], values: Mapping[str, 
 
 
 def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space: Mapping[str, Any]) -> None:
-    if before.keys() == space.keys() and all(_same(before[path], value) for path, value in space.items()):
+    if _same(before, space):
         return
     table = _table(document, "space")
-    if set(before) - set(table):  # sub-tables: said anew, as quoted paths
+    if set(before) - set(table):  # sub-tables: written again, as quoted paths
         document["space"] = table = tomlkit.table()
         before = {}
     for path in before:
@@ -104,9 +80,7 @@ def _set_space(document: tomlkit.TOMLDocument, before: Mapping[str, Any], space:
 
 
 def _table(document: tomlkit.TOMLDocument, section: str) -> Any:
-    if section not in document:
-        document[section] = tomlkit.table()
-    return document[section]
+    return document.setdefault(section, tomlkit.table())
 
 
 def _item(value: Any) -> Any:
@@ -129,8 +103,4 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _same(one: Any, other: Any) -> bool:
     """Compare with kinds: true and 1 are equal to Python, and two things to a study."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
-    return type(one) is type(other) and bool(one == other)
+    return repr(one) == repr(other)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.panels import placed_widgets as placed
-from workbench.panels.panel import (
-    Panel,
-    Theme,
-    close_recursively,
-    text_of,
-)
-from workbench.panels.preload import Preload
+from workbench import panels
+from workbench.panels.kit import Stack, Tab, close_recursively, text_of
+from workbench.panels.panel import Panel, Theme
 from workbench.panels.shared_config import SharedConfig
 from workbench.panels.style import faint
 
@@ -67,30 +66,33 @@ class Workbench(Panel):
         studies: str | Path = "studies",
         theme: Theme = "auto",
     ) -> None:
-        self.shared = SharedConfig(config, level)
+        self.shared = shared = SharedConfig(config, level)
         name = task if isinstance(task, str) else task.name
         super().__init__(f"Boost Workbench: {name}", theme=theme, shows_state=False)
-        self._task, self._steps, self._device = task, steps, device
-        self._out, self._studies = out, Path(studies)
+        where: dict[str, Any] = {"steps": steps, "device": device, "theme": theme}
         self._makers: dict[str, Callable[[], Panel]] = {
-            "Configure": self._configure,
-            "Train": self._train,
-            "Loss scale": self._loss_scale,
-            "Tune": self._tune,
-            "Compare": self._compare,
-            "Export": self._export,
+            "Configure": lambda: panels.ConfigPanel(shared, theme=theme),
+            "Train": lambda: panels.TrainPanel(task, shared, out=out, **where),
+            "Loss scale": lambda: panels.LossScalePanel(out, shared, theme=theme),
+            "Tune": lambda: panels.StudyPanel(task, shared, studies=studies, theme=theme),
+            "Compare": lambda: panels.ComparePanel(task, shared, **where),
+            "Export": lambda: panels.ExportPanel(shared=shared, theme=theme),
         }
         self._panels: dict[str, Panel] = {}
         # What stands in a tab until its panel is there: the first one that needs torch or Optuna loads them.
-        self._places = {title: placed.Stack((text_of(faint("Opening…")),), css="wb-place") for title in self._makers}
-        self.tabs = placed.Tab(children=tuple(self._places.values()), titles=tuple(self._makers), css="wb-auto")
+        self._places = {title: Stack((text_of(faint("Opening…")),), css="wb-place") for title in self._makers}
+        self.tabs = Tab(children=tuple(self._places.values()), titles=tuple(self._makers), css="wb-auto")
         body = self.widget.children[1]
         self.widget.children = (self.header, self.tabs, self.footer)
         close_recursively(body)
         self.on_change(self.tabs, self._open, "selected_index")
         self.panel("Configure")
-        self._preload = Preload(self._look_at_network)
-        self.cleaned_up_by(self._preload.wait)
+        # What the other tabs need takes seconds to import in a fresh kernel: it is loaded while the reader looks at the
+        # first one. No daemon: an interpreter that ends halfway through the import of a library in C would crash.
+        self._loaded = threading.Event()  # all but Optuna, which takes longest and only Tune needs at once
+        self._loading = threading.Thread(target=self._load, args=(task,), name="workbench loading")
+        self._loading.start()
+        self.cleaned_up_by(self._loading.join)
 
     def panel(self, title: str) -> Any:
         """Return a tab's panel; it is made if it was not opened yet.
@@ -104,8 +106,8 @@ class Workbench(Panel):
         if title not in self._makers:
             raise KeyError(f"no tab is called {title!r}; there are {', '.join(self._makers)}")
         if title not in self._panels:
-            if self._panels:  # the first one needs nothing of what is loaded beside it
-                self._preload.wait()
+            if self._panels:  # the first one needs nothing of what is loaded; no two threads import the same
+                (self._loading.join if title == "Tune" else self._loaded.wait)()
             made = self._panels[title] = self._makers[title]()
             self.cleaned_up_by(made.close)
             (notice,) = self._places[title].children
@@ -117,6 +119,19 @@ class Workbench(Panel):
         """Return what the opened panels say."""
         return super().static_html() + "".join(f"<div>{panel.static_html()}</div>" for panel in self._panels.values())
 
+    def _load(self, task: Task | str) -> None:
+        """Load what panels need, and let all tabs know what the methods would find in the task's network."""
+        # What is broken is said by the panel that needs it, when it is opened; what is wrong with a task, by a run.
+        with contextlib.suppress(Exception):
+            _load_panels()
+            from workbench.tasks import load_task
+            from workbench.training.network_facts import network_facts
+
+            self.shared.learn(network_facts(load_task(task), with_weights=False))
+        self._loaded.set()
+        with contextlib.suppress(Exception):
+            importlib.import_module("workbench.study")
+
     def _open(self, index: int | None) -> None:
         if index is None:
             return
@@ -125,47 +140,8 @@ class Workbench(Panel):
         if title == "Export" and "Tune" in self._panels:  # its study may have found something meanwhile
             panel.offer(self.panel("Tune").folder.value)
 
-    def _look_at_network(self) -> None:
-        """Let all tabs know what the methods would find in the task's network."""
-        from workbench.tasks import load_task
-        from workbench.training.network_facts import network_facts
 
-        try:
-            task = load_task(self._task) if isinstance(self._task, str) else self._task
-            self.shared.learn(network_facts(task, with_weights=False))
-        except (
-            Exception
-        ):  # a model that cannot be built like this; what is wrong with a task is told when it is trained
-            return
-
-    def _configure(self) -> Panel:
-        from workbench.panels.config_panel import ConfigPanel
-
-        return ConfigPanel(self.shared, theme=self.theme)
-
-    def _train(self) -> Panel:
-        from workbench.panels.train_panel import TrainPanel
-
-        return TrainPanel(
-            self._task, self.shared, steps=self._steps, device=self._device, out=self._out, theme=self.theme
-        )
-
-    def _loss_scale(self) -> Panel:
-        from workbench.panels.loss_scale_panel import LossScalePanel
-
-        return LossScalePanel(self._out, self.shared, theme=self.theme)
-
-    def _tune(self) -> Panel:
-        from workbench.panels.study_panel import StudyPanel
-
-        return StudyPanel(self._task, self.shared, studies=self._studies, theme=self.theme)
-
-    def _compare(self) -> Panel:
-        from workbench.panels.compare_panel import ComparePanel
-
-        return ComparePanel(self._task, self.shared, steps=self._steps, device=self._device, theme=self.theme)
-
-    def _export(self) -> Panel:
-        from workbench.panels.export_panel import ExportPanel
-
-        return ExportPanel(shared=self.shared, theme=self.theme)
+@functools.cache  # modules stay, so once is enough; a second thread waits in the import system meanwhile
+def _load_panels() -> None:
+    for name in panels.__all__:
+        getattr(panels, name)

@@ -1,4 +1,4 @@
-"""Long work beside the kernel: one function at a time in a thread, and a pump that tells what it says.
+"""Long work beside the kernel: one function at a time in a thread, and a pump that hands on what it says.
 
 The function speaks as often as it likes (``RunControl.send`` never blocks); the pump hands the messages on in batches,
 a few times a second, so that a display costs the same whether a step takes a microsecond or a minute. After the last
@@ -11,35 +11,33 @@ leaves the interpreter free while it computes.
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import statistics
+import sys
 import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from workbench.core.openmp import release_pool
-from workbench.panels.short_turns import short_turns
 
-__all__ = ["Gate", "Outcome", "RunControl", "Worker"]
+__all__ = ["Gate", "Outcome", "Reader", "RunControl", "Worker", "short_turns", "show_parts"]
 
 _MESSAGES_KEPT: Final = 200_000  # a display that fell so far behind has lost its use; memory stays bounded
-_LARGEST_SHARE: Final = 0.02  # of one core, for telling: a slow display is refreshed less often
+_LARGEST_SHARE: Final = 0.02  # of one core, for display: a slow one is refreshed less often
+_TURN_SECONDS: Final = 0.001
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """How the work ended.
 
-    Args:
-        result: What the function returned; None when it raised.
-        error: What it raised, with its traceback; None when it returned.
-        seconds: How long it took, pauses included, seconds.
-        display_error: What a callback of the display raised on the way, if anything; the work is not to blame.
-        display_seconds: Processor time that telling took while the work went on, seconds.
+    ``result`` is what the function returned, ``error`` what it raised, ``seconds`` how long it took, pauses included;
+    ``display_error`` is what a callback raised on the way, for which the work is not to blame, and ``display_seconds``
+    the processor time that callbacks took.
     """
 
     result: Any = None
@@ -48,18 +46,14 @@ class Outcome:
     display_error: Exception | None = None
     display_seconds: float = 0.0
 
-    @property
-    def traceback(self) -> str:
-        """The traceback of the error as text; empty without one."""
-        return "".join(traceback.format_exception(self.error)) if self.error is not None else ""
-
 
 class Gate:
     """Holds the work between two steps; fits ``workbench.training.run.Pause``."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
-        self._open.set()
+        self.shut, self.open = self._open.clear, self._open.set
+        self.open()
 
     def requested(self) -> bool:
         """Return whether the work shall be held."""
@@ -68,14 +62,6 @@ class Gate:
     def wait(self) -> None:
         """Wait until the gate is open."""
         self._open.wait()
-
-    def shut(self) -> None:
-        """Hold the work at its next step."""
-        self._open.clear()
-
-    def open(self) -> None:
-        """Let the work go on."""
-        self._open.set()
 
 
 class RunControl:
@@ -91,11 +77,7 @@ class RunControl:
         return self._stop.is_set()
 
     def send(self, message: Any) -> None:
-        """Hand out a message; never blocks.
-
-        Args:
-            message: Anything; the display gets it in order, in one of the next batches.
-        """
+        """Hand out a message; never blocks. The display gets all of them in order, in one of the next batches."""
         self._messages.append(message)
 
     def request_stop(self) -> None:
@@ -105,10 +87,30 @@ class RunControl:
 
     def taken_messages(self) -> list[Any]:
         """Return what was sent since the last call."""
-        messages = []
-        while self._messages:
-            messages.append(self._messages.popleft())
-        return messages
+        return [self._messages.popleft() for _ in range(len(self._messages))]
+
+
+class _Run(RunControl):
+    """One piece of work."""
+
+    def __init__(self, function: Callable[[RunControl], Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.finished = threading.Event()
+        self.reported = False
+        self.outcome = Outcome()
+        self.threads: tuple[threading.Thread, ...] = ()
+
+    def work(self) -> None:
+        began = time.perf_counter()
+        try:
+            with short_turns():
+                self.outcome.result = self.function(self)
+        except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to show
+            self.outcome.error = error
+        finally:
+            self.outcome.seconds = time.perf_counter() - began
+            self.finished.set()
 
 
 class Worker:
@@ -138,39 +140,30 @@ class Worker:
         self._name, self._on_warning = name, on_warning
         self._lock = threading.Lock()
         self._run: _Run | None = None
-        self._closed = False
+        self.closed = False
 
     @property
     def alive(self) -> bool:
-        """Whether work is under way; false from the moment its outcome is told."""
-        run = self._run
-        return run is not None and not run.told
+        """Whether work is under way; false from the moment its outcome is handed on."""
+        return self._run is not None and not self._run.reported
 
     def start(self, function: Callable[[RunControl], Any]) -> None:
-        """Begin work.
-
-        Args:
-            function: The work; its return value, or what it raises, becomes the outcome.
-
-        Raises:
-            RuntimeError: When work is under way already, or the worker was closed.
-        """
+        """Begin work; a RuntimeError where some is under way already, or the worker was closed."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise RuntimeError("this worker is closed; make a new panel")
             if self.alive:
                 raise RuntimeError("work is under way; stop it first")
             self._run = run = _Run(function)
             # What the work prints belongs to the cell, or the click, that started it.
-            context, telling = contextvars.copy_context(), contextvars.copy_context()
+            context, display = contextvars.copy_context(), contextvars.copy_context()
             if self._on_warning is not None:
                 context.run(_listener.set, self._on_warning)
                 _listen_to_warnings()
+            name = f"workbench {self._name}"
             run.threads = (
-                threading.Thread(target=context.run, args=(run.work,), name=f"workbench {self._name}", daemon=True),
-                threading.Thread(
-                    target=telling.run, args=(self._pump, run), name=f"workbench {self._name} display", daemon=True
-                ),
+                threading.Thread(target=context.run, args=(run.work,), name=name, daemon=True),
+                threading.Thread(target=display.run, args=(self._pump, run), name=f"{name} display", daemon=True),
             )
             release_pool()  # the kernel may have computed; its idle threads would slow those of the work
             for thread in run.threads:
@@ -179,78 +172,151 @@ class Worker:
     def stop(self) -> None:
         """Ask the work to end at its next step; nothing happens when there is none."""
         if self._run is not None:
-            self._run.control.request_stop()
+            self._run.request_stop()
 
     def pause(self) -> None:
         """Ask the work to wait at its next step."""
-        if self._run is not None and not self._run.control.stop_requested():
-            self._run.control.pause.shut()
+        if self._run is not None and not self._run.stop_requested():
+            self._run.pause.shut()
 
     def resume(self) -> None:
         """Let paused work go on."""
         if self._run is not None:
-            self._run.control.pause.open()
+            self._run.pause.open()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the work and its outcome; return whether both threads have ended.
-
-        Args:
-            timeout: Longest wait, seconds; None waits for ever.
-        """
-        run = self._run
-        if run is None:
-            return True
+        """Wait for the work and its outcome, for so many seconds at most; return whether both threads have ended."""
+        threads = self._run.threads if self._run is not None else ()
+        others = [thread for thread in threads if thread is not threading.current_thread()]
         until = None if timeout is None else time.monotonic() + timeout
-        for thread in run.threads:
-            if thread is not threading.current_thread():
-                thread.join(None if until is None else max(0.0, until - time.monotonic()))
-        return not any(thread.is_alive() for thread in run.threads if thread is not threading.current_thread())
+        for thread in others:
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in others)
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Stop the work and wait for it; nothing is told any more. May be called twice.
+        """Stop the work, wait for it, and hand on nothing any more; may be called twice.
 
-        Args:
-            timeout: Longest wait, seconds: a step that takes longer ends in the background.
-
-        Returns:
-            Whether no thread is left.
+        A step that takes longer than ``timeout`` seconds ends in the background; false then.
         """
         with self._lock:
-            self._closed = True
+            self.closed = True
         self.stop()
         return self.join(timeout)
 
     def _pump(self, run: _Run) -> None:
-        failure: Exception | None = None
-        display_seconds = 0.0
-        period = self._period
+        outcome, period, finished = run.outcome, self._period, False
         # The usual cost, not the mean: a display that now and then draws more sees to that itself.
         costs: collections.deque[float] = collections.deque(maxlen=5)
-        while True:
+        while not finished:
             finished = run.finished.wait(period)
-            messages = run.control.taken_messages()
-            if messages and not self._closed:
+            messages = run.taken_messages()
+            if messages and not self.closed:
                 began = time.thread_time()
                 try:
                     self._on_messages(messages)
                 except Exception as error:  # a display that fails must not take the work with it
-                    failure = failure or error
+                    outcome.display_error = outcome.display_error or error
                 costs.append(time.thread_time() - began)
-                display_seconds += costs[-1]
+                outcome.display_seconds += costs[-1]
                 usual = statistics.median_low(costs)
                 period = min(max(self._period, usual / _LARGEST_SHARE), max(1.0, self._period))
-            if finished:
-                break
-        run.told = True
-        if not self._closed:
-            self._on_end(Outcome(run.result, run.error, run.seconds, failure, display_seconds))
+        run.reported = True
+        if not self.closed:
+            self._on_end(outcome)
+
+
+class Reader:
+    """Answers questions in a thread, the newest one; those asked meanwhile and not begun are dropped.
+
+    ``new_worker`` returns a worker from its two callbacks; its messages are functions that show a part of an answer.
+    ``on_error`` is called with what an answer, or showing it, raised.
+    """
+
+    def __init__(self, new_worker: Callable[..., Worker], on_error: Callable[[BaseException], None]) -> None:
+        self._worker = new_worker(show_parts, self._end, hz=10.0)
+        self._on_error = on_error
+        self._changed = threading.Condition(threading.RLock())
+        self._wanted: tuple[Callable[[RunControl], Any], Callable[[Any], None]] | None = None
+        self._answering = False
+
+    def ask(self, answer: Callable[[RunControl], Any], show: Callable[[Any], None] = lambda _: None) -> None:
+        """Have ``show`` called with what ``answer`` returns; at once when nothing is being answered."""
+        with self._changed:
+            self._wanted = answer, show
+            if not self._answering:
+                self._begin_next()
+
+    def is_superseded(self) -> bool:
+        """Return whether something newer was asked than what is being answered."""
+        return self._wanted is not None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until everything asked is answered and shown, for so many seconds at most; return whether it was."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._answering, timeout)
+
+    def close(self) -> None:
+        """Ask the answer under way to end, and wait for it; nothing is shown any more."""
+        self._worker.close()
+        with self._changed:
+            self._begin_next()  # a closed worker does not, and no one waits any longer
+
+    def _begin_next(self) -> None:
+        wanted, self._wanted = self._wanted, None
+        self._answering = wanted is not None and not self._worker.closed
+        if wanted is not None and self._answering:
+            answer, show = wanted
+            self._worker.start(lambda control: (show, answer(control)))
+        self._changed.notify_all()
+
+    def _end(self, outcome: Outcome) -> None:
+        try:
+            error = outcome.error or outcome.display_error
+            if error is not None:
+                raise error
+            show, answer = outcome.result
+            show(answer)
+        except BaseException as raised:
+            self._on_error(raised)
+        with self._changed:
+            self._begin_next()
+
+
+def show_parts(messages: list[Callable[[], None]]) -> None:
+    """Call the functions that were sent as messages."""
+    for message in messages:
+        message()
+
+
+_turns_lock = threading.Lock()
+_turns_before: list[float] = []  # one entry for each block that is under way
+
+
+@contextlib.contextmanager
+def short_turns() -> Iterator[None]:
+    """Let all threads of the process take turns of 1 ms in the block; several blocks may overlap.
+
+    Usual turns are 5 ms: a click that needs the interpreter twenty times, each time while training holds it, waits for
+    100 ms, though it works for 20. With turns of 1 ms it waits for a fifth of that, and training loses nothing that can
+    be measured.
+    """
+    with _turns_lock:
+        _turns_before.append(_turns_before[0] if _turns_before else sys.getswitchinterval())
+        sys.setswitchinterval(min(_turns_before[0], _TURN_SECONDS))
+    try:
+        yield
+    finally:
+        with _turns_lock:
+            before = _turns_before.pop()
+            if not _turns_before:
+                sys.setswitchinterval(before)
 
 
 _listener: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar("listener", default=None)
 
 
 def _listen_to_warnings() -> None:
-    """Hand warnings of work that has a listener to it; those of everybody else go where they went.
+    """Hand warnings of work that has a listener to it; all others go where they went.
 
     ``warnings.catch_warnings`` cannot do this: it changes the whole process and its nesting knows no threads.
     """
@@ -258,37 +324,12 @@ def _listen_to_warnings() -> None:
     if getattr(shown_before, "listens", False):
         return
 
-    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    def show(message: Any, *rest: Any, **options: Any) -> None:
         listener = _listener.get()
         if listener is None:
-            shown_before(message, category, filename, lineno, file, line)
+            shown_before(message, *rest, **options)
         else:
             listener(str(message))
 
     show.listens = True  # type: ignore[attr-defined]  # functions may carry attributes
     warnings.showwarning = show
-
-
-class _Run:
-    """One piece of work."""
-
-    def __init__(self, function: Callable[[RunControl], Any]) -> None:
-        self.function = function
-        self.control = RunControl()
-        self.finished = threading.Event()
-        self.told = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.seconds = 0.0
-        self.threads: tuple[threading.Thread, ...] = ()
-
-    def work(self) -> None:
-        began = time.perf_counter()
-        try:
-            with short_turns():
-                self.result = self.function(self.control)
-        except BaseException as error:  # SystemExit of a user's module, too: it is for the panel to tell
-            self.error = error
-        finally:
-            self.seconds = time.perf_counter() - began
-            self.finished.set()

@@ -9,17 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.panels.panel import Panel
 
 __all__ = ["current_cell", "register"]
 
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
 _lock = threading.Lock()
-_panels: dict[str, tuple[str, list[weakref.ref[_Closes]]]] = {}  # cell -> (its execution, what it made)
+_panels: dict[str, tuple[str, list[weakref.ref[Panel]]]] = {}  # cell -> (its execution, what it made)
 
 
 def current_cell() -> tuple[str, str] | None:
@@ -37,20 +35,15 @@ def current_cell() -> tuple[str, str] | None:
     return str(cell), str(header.get("msg_id", ""))
 
 
-def register(panel: _Closes) -> None:
-    """Note who made a panel, and close what an earlier execution of the same cell had made.
-
-    Args:
-        panel: What has just been made.
-    """
+def register(panel: Panel) -> None:
+    """Note in which cell a panel was made, and close what an earlier execution of that cell had made."""
     place = current_cell()
     if place is None:
         return
     cell, execution = place
     with _lock:
         earlier, made = _panels.get(cell, (execution, []))
-        stale = made if earlier != execution else []
-        kept = made if earlier == execution else []
+        kept, stale = (made, []) if earlier == execution else ([], made)
         _panels[cell] = execution, [*kept, weakref.ref(panel)]
     for reference in stale:
         old = reference()

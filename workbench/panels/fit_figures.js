@@ -1,0 +1,32 @@
+// Keeps the figures of a panel as wide as their places; runs once, as `onload` of an invisible image in the panel.
+//
+// Plotly's widget draws itself before it stands on the page, knows no width then, and is not told that its tab was
+// opened. Its figures do listen to the window, so the window is told when a whole drawing and its place differ: a few
+// times for every width, or a figure of a fixed width would ask for ever. The image stays where it is: what a widget has
+// put on the page is the widget's to remove.
+const root = this.closest(".wb-panel");
+this.onload = null;
+if (root) {
+  let timer;
+  const watched = new WeakSet();
+  const look = () => { clearTimeout(timer); timer = setTimeout(fit, 60); };
+  const places = new ResizeObserver(look);
+  const fit = () => {
+    let differs = false, later = false;
+    for (const plot of root.querySelectorAll(".js-plotly-plot")) {
+      if (!watched.has(plot)) { watched.add(plot); places.observe(plot); }
+      const width = plot.clientWidth, drawn = plot._fullLayout;
+      if (!width) continue;
+      if (!drawn || drawn._replotting || !plot.calcdata || !plot.querySelector(".main-svg")) { later = true; continue; }
+      if (Math.abs(drawn.width - width) < 1) continue;
+      const data = plot.dataset;
+      if (data.wbWidth != width) { data.wbWidth = width; data.wbAsked = 0; }
+      if (data.wbAsked < 3) { data.wbAsked++; differs = later = true; }
+    }
+    if (differs) window.dispatchEvent(new Event("resize"));
+    if (later && root.isConnected) timer = setTimeout(fit, 400);
+  };
+  places.observe(root);
+  new MutationObserver(look).observe(root, {childList: true, subtree: true});
+  look();
+}

@@ -1,0 +1,121 @@
+"""Widgets whose place and look the style sheet gives: without a layout and a style of their own.
+
+Every widget of ipywidgets brings two more along, its layout and its style, each with a model on the page and messages
+of its own. A panel has hundreds of small texts and fields, most of which look alike: what a class of ``style.css`` says
+once for all of them needs neither. Such a widget costs the kernel a third and the page a third of the models.
+
+A widget that needs measures of its own, or a host that has to change them, takes the one of ipywidgets. Everything
+here but `_Placed` and `_Styleless` is for the panels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as widgets
+from ipywidgets.widgets.trait_types import InstanceDict
+
+
+class _Placed(widgets.DOMWidget):  # type: ignore[misc]  # ipywidgets ships no types
+    """A widget without a layout; ``css`` names its classes, with blanks between them."""
+
+    layout = InstanceDict(widgets.Layout, allow_none=True).tag(sync=True, **widgets.widget_serialization)
+
+    def __init__(self, *arguments: Any, css: str = "", **options: Any) -> None:
+        super().__init__(*arguments, _dom_classes=tuple(css.split()), **options)
+
+    def present(self, is_there: bool) -> None:
+        """Let the widget be seen, or take no room."""
+        (self.remove_class if is_there else self.add_class)("wb-gone")
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the widget is seen."""
+        return "wb-gone" not in self._dom_classes
+
+    def lock(self, locked: bool) -> None:
+        """Disable the widget while work is under way, or free it again."""
+        self.disabled = locked
+
+
+class _Styleless(_Placed):
+    """A widget without a layout and a style."""
+
+    style = InstanceDict(widgets.Style, allow_none=True).tag(sync=True, **widgets.widget_serialization)
+
+
+def _placed(kind: type[Any], base: type[Any] = _Styleless) -> Any:
+    """Return a kind of ipywidgets without its layout, and without its style where it has one."""
+    return type(kind.__name__, (base, kind), {"__module__": __name__})
+
+
+Accordion = _placed(widgets.Accordion, _Placed)
+Row = _placed(widgets.HBox, _Placed)
+Stack = _placed(widgets.VBox, _Placed)
+Tab = _placed(widgets.Tab, _Placed)
+ToggleButtons = _placed(widgets.ToggleButtons, _Placed)  # its style says how wide the buttons are
+
+BoundedIntText = _placed(widgets.BoundedIntText)
+Button = _placed(widgets.Button)
+Checkbox = _placed(widgets.Checkbox)
+Combobox = _placed(widgets.Combobox)
+Dropdown = _placed(widgets.Dropdown)
+FileUpload = _placed(widgets.FileUpload)
+FloatLogSlider = _placed(widgets.FloatLogSlider)
+FloatProgress = _placed(widgets.FloatProgress)
+FloatSlider = _placed(widgets.FloatSlider)
+Html = _placed(widgets.HTML)
+IntSlider = _placed(widgets.IntSlider)
+Select = _placed(widgets.Select)
+Text = _placed(widgets.Text)
+Textarea = _placed(widgets.Textarea)
+
+
+def text_of(value: str, *, grow: bool = False) -> widgets.HTML:
+    """Return a piece of HTML that takes no more room than it needs, or what is left in its row."""
+    return Html(value, css="wb-grow" if grow else "wb-text")
+
+
+def parts(*shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
+    """Return widgets, with a widget of its own for each text, which mostly names the field that follows it."""
+    return tuple(text_of(part) if isinstance(part, str) else part for part in shown)
+
+
+def section(title: str, *shown: widgets.Widget | str) -> tuple[widgets.Widget, ...]:
+    """Return what stands beneath a heading, see ``parts``."""
+    return parts(f"<h4>{title}</h4>", *shown)
+
+
+def row(*children: widgets.Widget | str) -> widgets.HBox:
+    """Return widgets and texts side by side, continued on the next line where the page is narrow."""
+    return Row(parts(*children), css="wb-row")
+
+
+def column(*children: widgets.Widget | str) -> widgets.VBox:
+    """Return widgets and texts below each other."""
+    return Stack(parts(*children), css="wb-column")
+
+
+def text_box(value: str = "", tooltip: str = "", *, css: str = "wb-wide", **options: Any) -> widgets.Text:
+    """Return a line of text whose value changes when the user leaves it."""
+    return Text(value, tooltip=tooltip, continuous_update=False, css=css, **options)
+
+
+def choice_buttons(options: Sequence[str]) -> widgets.ToggleButtons:
+    """Return buttons of which one is chosen, each as wide as its text."""
+    return ToggleButtons(options=list(options), style={"button_width": "auto"}, css="wb-auto")
+
+
+def close_recursively(widget: widgets.Widget) -> None:
+    """Close a widget, everything inside it, and their layouts and styles."""
+    children = getattr(widget, "children", ())
+    widget.close()  # first, or the page would rearrange what it is about to lose
+    if isinstance(widget, widgets.Box):
+        widget.children = ()
+    for child in children:
+        close_recursively(child)
+    for part in ("layout", "style"):
+        owned = getattr(widget, part, None)
+        if isinstance(owned, widgets.Widget):
+            owned.close()

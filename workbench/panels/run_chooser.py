@@ -1,0 +1,83 @@
+"""A folder of recorded runs, and the one that is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from workbench.figures.labels import counted
+from workbench.panels import kit
+from workbench.panels.panel import Panel
+
+if TYPE_CHECKING:
+    from workbench.runs import Run
+
+__all__ = ["RunChooser"]
+
+_LONGEST_LIST: Final = 200
+
+
+class RunChooser:
+    """A field for a folder, and the list of its runs, which is read in the background.
+
+    ``open_run`` is called with the directory of a run that the user chooses or types, ``shown`` returns that on show.
+    """
+
+    def __init__(self, panel: Panel, open_run: Callable[[Path], Any], shown: Callable[[], Run | None]) -> None:
+        self._panel, self._open_run, self._shown = panel, open_run, shown
+        self.lister = panel.new_reader()
+        self.folder = kit.text_box("runs", "A folder of runs, or one run directory", css="wb-growing")
+        self.look_button = panel.button("Look", "List the runs of this folder", lambda: self.look(self.folder.value))
+        self.runs = kit.Dropdown(options=[("no run listed yet", "")], css="wb-wide", tooltip="Recorded run")
+        self.widgets = (kit.row(self.folder, self.look_button), self.runs)
+        panel.on_change(self.folder, self.look)
+        panel.on_change(self.runs, lambda path: open_run(path) if path else None)  # the first line is no run
+
+    def look(self, folder: str) -> None:
+        """List a folder, or open it if it is a run itself, or none."""
+        path = Path(folder.strip() or ".").expanduser()
+        if (path / "environment.json").is_file() or (path.exists() and not path.is_dir()):
+            self._open_run(path)
+        else:
+            self._panel.clear_error()
+            self.list_folder(path)
+
+    def list_folder(self, folder: Path) -> None:
+        """Read which runs a folder holds, and list them."""
+        self.lister.ask(lambda _: _listed_runs(folder), self._show)
+
+    def show_folder(self, folder: Path) -> None:
+        """Show the name of a folder that is not read."""
+        with self._panel.showing():
+            self.folder.value = str(folder)
+
+    def select(self) -> None:
+        """Have the list show the run on show, if it is listed."""
+        run = self._shown()
+        listed = run is not None and any(path == run.path for _, path in self.runs.options)
+        with self._panel.showing():
+            self.runs.value = run.path if run is not None and listed else ""
+
+    def lock(self, locked: bool) -> None:
+        """Disable everything while work is under way, or free it again."""
+        self.folder.disabled = self.look_button.disabled = self.runs.disabled = locked
+
+    def _show(self, runs: list[tuple[str, Path]]) -> None:
+        first = f"{counted(len(runs), 'run')}: choose one" if runs else "no runs in this folder"
+        with self._panel.showing():
+            self.runs.options = [(first, ""), *runs]
+        self.select()
+
+
+def _listed_runs(folder: Path) -> list[tuple[str, Path]]:
+    """Return labels and directories of the newest runs below a folder."""
+    from workbench.runs import list_runs
+
+    listed = []
+    for entry in list_runs(folder).head(_LONGEST_LIST).to_dict("records"):
+        steps, overflows = counted(entry["steps"], "step"), counted(entry["overflows"], "overflow")
+        end = "" if entry["finished"] else "not finished"
+        parts = (Path(entry["run"]).name[:15], entry["task"], entry["level"], steps, overflows, end)
+        listed.append((" · ".join(part for part in parts if part), folder / entry["run"]))
+    return listed

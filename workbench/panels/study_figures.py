@@ -1,0 +1,146 @@
+"""The figures of a study: made when they are first looked at, and drawn only while they are."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from workbench.core.records import objective_title
+from workbench.figures import (
+    MetricScale,
+    RunCurve,
+    attribution_figure,
+    importance_figure,
+    parallel_coordinates_figure,
+    speed_accuracy_figure,
+    study_history_figure,
+)
+from workbench.figures.live import LiveFigure
+from workbench.figures.loss_curves import loss_curves_drawing
+from workbench.panels import kit
+from workbench.panels.figure_place import nothing_html
+from workbench.panels.panel import Panel
+
+if TYPE_CHECKING:
+    from workbench.core.records import StudyResult
+
+__all__ = ["TARGETS", "StudyFigures"]
+
+TARGETS: Final = ("o1", "o2")
+_VIEWS: Final = {"Overview": ("speed", "history"), "Parameters": ("parameters",), "Importance": ("importance",)}
+# What stands in a view while there is no trial: the question of its first figure.
+_QUESTIONS: Final = {
+    "Overview": "How much faster can this task be trained, and what does that cost?",
+    "Parameters": "Which values do the good trials have in common?",
+    "Importance": "Which parameters decided how a trial went?",
+}
+_NO_TRIAL: Final = "No trial has ended yet: Start searches, and a folder that holds a study is opened."
+_PICKABLE: Final = frozenset({"history", "speed", "parameters"})
+
+
+class StudyFigures:
+    """Views of a study's trials, where the gain of its exports comes from, and the curves of picked trials.
+
+    ``view`` chooses what stands on ``stage``; ``gains`` has one figure for each export that gains something,
+    ``curves_stage`` the curves once a trial was picked. ``pick`` is called with the number of a trial that is clicked.
+    """
+
+    def __init__(self, panel: Panel, pick: Callable[[int], Any]) -> None:
+        self._panel, self._theme, self._pick = panel, panel.theme, panel.guarded(pick)
+        self._lock = threading.RLock()
+        self.study: StudyResult | None = None
+        self.curves: list[RunCurve] = []
+        self.live: dict[str, LiveFigure] = {}
+        self.view = kit.choice_buttons(tuple(_VIEWS))
+        # A figure drawn while it is hidden would not know its width.
+        self.stage, self.gains, self.curves_stage = (kit.Stack(css="wb-stage") for _ in range(3))
+        self._nothing = kit.Html(css="wb-wide")
+        panel.cleaned_up_by(self._nothing.close)  # it stands in the panel only until there are trials
+        panel.cleaned_up_by(self._close)
+        panel.on_change(self.view, lambda _: self._show_view())
+
+    def show(self, study: StudyResult | None) -> None:
+        """Show what is known of a study now."""
+        self.study = study
+        parts = {} if study is None else study.attribution
+        targets = [target for target in TARGETS if parts.get(target)]
+        if len(targets) == 2 and parts["o1"] == parts["o2"]:  # both take the same
+            targets = ["o1"]
+        self._place(self.gains, *(f"gain {target}" for target in targets))
+        self._show_view()
+
+    def show_curves(self, curves: list[RunCurve]) -> None:
+        """Lay the curves of picked trials over those of O0."""
+        self.curves = curves
+        self._place(self.curves_stage, "curves")
+
+    def hide_curves(self) -> None:
+        """Show no curves: no trial is picked any more."""
+        self.curves, self.curves_stage.children = [], ()
+
+    def _show_view(self) -> None:
+        view, trials = self.view.value, self.study.trials if self.study is not None else []
+        if not trials:
+            self._nothing.value = nothing_html(_QUESTIONS[view], _NO_TRIAL)
+            self.stage.children = (self._nothing,)
+            return
+        self._place(self.stage, *(_VIEWS[view] if len(trials) > 1 else _VIEWS[view][:1]))  # O0: one figure says so
+
+    def _place(self, stage: Any, *names: str) -> None:
+        wanted = tuple(self._drawn(name).widget for name in names)
+        if stage.children != wanted:
+            stage.children = wanted
+
+    def _drawn(self, name: str) -> LiveFigure:
+        """Return a figure with what is known now."""
+        figure = self.draw(name)
+        with self._lock:
+            if name in self.live:
+                self.live[name].update(figure)
+            else:
+                pick = self._pick if name in _PICKABLE else None
+                self.live[name] = LiveFigure(figure, theme=self._theme, interval=0.0, on_pick=pick)
+            if self._panel.closed:  # while the figure was drawn, and the others have been closed
+                self.live[name].close()
+            return self.live[name]
+
+    def _close(self) -> None:
+        with self._lock:
+            for live in self.live.values():
+                live.close()
+
+    def draw(self, name: str) -> Any:
+        """Compute a figure from what is known now; ``"gain o1"`` says where the gain of an export comes from."""
+        study, theme = self.study, self._theme
+        if study is None:  # what is drawn is drawn of a study
+            raise RuntimeError(f"there is no study to draw {name!r} of")
+        objective, metric = objective_title(study.objective), MetricScale.of(study)
+        drops, plain = study.allowed_drops, study.fair_baselines
+        match name:
+            case "history":
+                return study_history_figure(study.trials, objective=objective, allowed_drops=drops, theme=theme)
+            case "parameters":
+                shares = study.importance
+                return parallel_coordinates_figure(study.trials, importance=shares, objective=objective, theme=theme)
+            case "importance":
+                return importance_figure(study.importance, theme=theme)
+            case "curves":
+                return loss_curves_drawing(self.curves, x="relative_time", metric=metric, theme=theme)
+            case "speed":
+                return speed_accuracy_figure(
+                    study.trials,
+                    study.candidates,
+                    metric=metric,
+                    allowed_drops=drops,
+                    choices=list(study.choices.values()),
+                    per=study.per,
+                    tuned_plain=plain,
+                    theme=theme,
+                    height=460,
+                )
+        target = name.removeprefix("gain ")
+        taken = study.choices[target].candidate if target in study.choices else None
+        _, speed = plain.get(target, (None, math.nan))
+        return attribution_figure(study.attribution.get(target, ()), taken, speed, theme=theme)

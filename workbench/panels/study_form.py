@@ -1,0 +1,267 @@
+"""The controls of a study, and what they ask as the text of its ``study.toml``.
+
+Kind, default, choices and rule of a field come from the models of the study's file; labels and sentences for a person
+stand here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin
+
+from workbench.config import BoostConfig, ParameterInfo
+from workbench.config.errors import inner_type, rule_of
+from workbench.panels import kit
+from workbench.panels.controls import ParameterControl, count_control, field, number_text
+from workbench.panels.kit import column, parts, text_box, text_of
+from workbench.panels.panel import Panel
+from workbench.panels.shared_config import SharedConfig
+from workbench.panels.study_space import SearchSpace
+from workbench.panels.study_text import new_study_text, space_of, study_text, values_of
+from workbench.panels.style import faint
+
+__all__ = ["StudyForm", "study_fields"]
+
+_MINUTES: Final = "study.timeout_seconds"
+"""Path of what is asked for in minutes, and kept in seconds."""
+
+_DROP: Final = "How much of the metric the {} export may cost, in the metric's own unit; accuracies have {} when unset."
+
+# Path, label, sentence, unit.
+_FIRST: Final = (
+    (
+        _MINUTES,
+        "How long may I search?",
+        "Time for search and confirmation together, kept in seconds; unset sets no limit.",
+        "minutes",
+    ),
+    ("allowed_drop.o1", "How much may it drop?", _DROP.format("safe", 0.005), ""),
+)
+_COMMON: Final = (
+    ("study.task", "Task", "Built-in name, package.module:attribute, or path/to/file.py:attribute.", ""),
+    (
+        "study.objective",
+        "Objective",
+        "What is minimised: the time until O0's final metric less the allowed drop is reached; the time of a step; "
+        "both metric and step time at once, without pruning; or the total time of a whole run that ends there.",
+        "",
+    ),
+    ("study.n_trials", "Trials", "Different plans in all, O0 included.", ""),
+    ("study.budget_steps", "Steps per trial", "Length of one run.", "micro-batches"),
+    ("allowed_drop.o2", "Allowed drop, o2", _DROP.format("bold", 0.03), ""),
+)
+_MORE: Final = (
+    ("sampler.name", "Sampler", "Who proposes trials.", ""),
+    ("pruner.name", "Pruner", "Who ends trials that fall behind O0 at equal time.", ""),
+    (
+        "study.device_hours",
+        "Device-hours",
+        "Trial time times devices, all workers and commands together; unset sets no limit.",
+        "hours",
+    ),
+    (
+        "study.patience",
+        "Patience",
+        "Trials in a row without a better one after which the search ends; unset searches on.",
+        "trials",
+    ),
+    (
+        "study.evaluate_every",
+        "Evaluate every",
+        "Micro-batches between evaluations; unset takes a tenth of the run.",
+        "micro-batches",
+    ),
+    ("study.seed", "Seed", "Seed of the search; the confirmation uses others.", ""),
+    ("study.device", "Device", "Where to train: auto, cpu, cuda or npu.", ""),
+    (
+        "study.threads",
+        "CPU threads",
+        "Threads of a training process; small networks train fastest with one. Unset leaves it to torch.",
+        "",
+    ),
+    ("confirm.seeds_min", "Confirmation seeds, least", "Fewest paired seeds of a test.", ""),
+    ("confirm.seeds_max", "Confirmation seeds, most", "Most paired seeds of a test.", ""),
+    ("confirm.candidates", "Candidates", "Candidates tested per export, without refuted ones.", ""),
+    ("speed.rounds", "Speed rounds", "Interleaved rounds in which a trial is timed against O0.", ""),
+    ("speed.steps_per_block", "Steps per block", "Steps of one block of such a round.", ""),
+)
+
+_EXTENDED: Final = {
+    "study.n_trials": "trials",
+    "study.timeout_seconds": "timeout",
+    "confirm.seeds_max": "confirm_seeds",
+}
+"""Values that may grow without making it another question: they are options of the command, too."""
+_ALWAYS_WRITTEN: Final = ("study.task", "study.n_trials", "study.budget_steps", "study.objective", "sampler.name")
+_BASELINE_SECTIONS: Final = ("common.", "loss_scale.", "amp.", "optimizer.")
+_FIRST_SPACE: Final[Mapping[str, Any]] = {
+    "level": ["O1", "O2"],
+    "boost.less_bn": True,
+    "boost.grad_freeze": True,
+    "grad_freeze.freeze_type": True,
+    "grad_freeze.freeze_p": {"low": 0.3, "high": 0.9},
+}
+
+
+@functools.cache
+def study_fields() -> Mapping[str, ParameterInfo]:
+    """Return every field by its path in ``study.toml``, in the order of the controls."""
+    from workbench.study.sample.sampling import PRUNERS, SAMPLERS  # loads Optuna, so not before it is needed
+
+    names: dict[str, tuple[str, ...]] = {"sampler.name": tuple(SAMPLERS), "pruner.name": tuple(PRUNERS)}
+    return {one[0]: _described(*one, names.get(one[0], ())) for one in (*_FIRST, *_COMMON, *_MORE)}
+
+
+def _described(path: str, title: str, sentence: str, unit: str, names: tuple[str, ...]) -> ParameterInfo:
+    from workbench.study import StudyFile
+
+    section, key = path.split(".")
+    whole = StudyFile.model_fields[section]
+    member = inner_type(whole.annotation).model_fields[key]
+    default = member.get_default() if whole.is_required() else getattr(whole.get_default(), key)
+    plain = inner_type(member.annotation)
+    choices: tuple[Any, ...] = get_args(plain) if get_origin(plain) is Literal else names
+    return field(
+        path,
+        title,
+        sentence,
+        "choice" if choices else {int: "int", float: "float"}.get(plain, "str"),
+        None if member.is_required() and whole.is_required() else default,
+        unit=unit,
+        choices=choices,
+        optional=NoneType in get_args(member.annotation),
+        rule=rule_of(member),
+    )
+
+
+class StudyForm:
+    """Fields for what a study is asked, with those that few change folded away.
+
+    The shared configuration gives precision, loss scale and optimizer of O0 to a new study; ``given`` are first values
+    by path. ``file`` is the text of the study's file, None while there is none.
+    """
+
+    def __init__(self, panel: Panel, shared: SharedConfig, folder: Path, given: Mapping[str, Any]) -> None:
+        self._shared = shared
+        self.file: str | None = None
+        self.folder = text_box(str(folder), "Folder of the study; one that holds a study is opened")
+        self.entries = {
+            path: ParameterControl(replace(info, default=given.get(path, info.default)))
+            for path, info in study_fields().items()
+        }
+        jobs_help = "Processes that search at the same time; on one device they slow each other down."
+        self.jobs = count_control("jobs", "Workers", jobs_help, 1)
+        self.space = SearchSpace(panel)
+        self.space.set(_FIRST_SPACE)
+        self._baseline = text_of("")
+        self._common, self._more = column(), column()  # filled when they are unfolded
+        self.sections = kit.Accordion(
+            children=(self._common, column(self.space.widget, self._baseline), self._more),
+            titles=("Study", "What is searched", "More"),
+            selected_index=None,
+            css="wb-wide",
+        )
+        panel.on_change(self.sections, self._unfold, "selected_index")
+        for part in (self.folder, *self.entries.values(), self.jobs):
+            panel.cleaned_up_by(part.close)  # it stands in the panel only once its section was unfolded
+
+    @property
+    def first(self) -> tuple[Any, ...]:
+        """The widgets of the fields that everybody is asked."""
+        return self._widgets_of(_FIRST)
+
+    @property
+    def place(self) -> Path:
+        """The folder of the study, as it is typed now."""
+        return Path(self.folder.value).expanduser()
+
+    def lock(self, locked: bool) -> None:
+        """Disable everything while work is under way, or free it again."""
+        for part in (self.folder, *self.entries.values(), self.jobs, self.space):
+            part.lock(locked)
+
+    def show(self, text: str) -> None:
+        """Show what a study's file asks.
+
+        Raises:
+            ValueError: When it is no TOML, or searches what there is not.
+        """
+        values, space = values_of(text), space_of(text)
+        if _MINUTES in values:
+            values[_MINUTES] = _minutes(values[_MINUTES])
+        self.space.set(space)
+        for path, control in self.entries.items():
+            control.set(values.get(path, control.info.default))
+
+    def show_baseline(self) -> None:
+        """Say what O0 means in this study."""
+        if self.file is not None:
+            self._baseline.value = faint("O0 is what [baseline] in study.toml says.")
+            return
+        named = ", ".join(f"`{path}` = {number_text(value)}" for path, value in self._new_baseline().items())
+        self._baseline.value = faint(f"O0 of a new study: {named}." if named else "O0 of a new study: all defaults.")
+
+    def text(self) -> str:
+        """Return what the controls ask as the text of ``study.toml``; an existing file keeps its comments."""
+        written = {} if self.file is None else values_of(self.file)
+        values = {path: control.value for path, control in self.entries.items()}
+        values[_MINUTES] = _seconds(values[_MINUTES], written.get(_MINUTES))
+        # What the file does not say and the user left at its default stays out of it.
+        asked = {
+            path: value
+            for path, value in values.items()
+            if path in written or path in _ALWAYS_WRITTEN or value != self.entries[path].info.default
+        }
+        if self.file is not None:
+            return study_text(self.file, asked, self.space.value)
+        return new_study_text(str(asked.pop("study.task")), self._new_baseline(), asked, self.space.value)
+
+    def extensions(self, text: str) -> dict[str, Any]:
+        """Return what a study that has begun is asked beyond its file, as options, if that is all that is asked."""
+        file = self.file or ""
+        before, after = values_of(file), values_of(text)
+        changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
+        if not changed or not changed <= set(_EXTENDED) or space_of(file) != space_of(text):
+            return {}
+        return {_EXTENDED[path]: after[path] for path in changed if path in after}
+
+    def unfold_more(self) -> None:
+        """Unfold the last section, where a sentence stands."""
+        self.sections.selected_index = 2
+
+    def _new_baseline(self) -> dict[str, Any]:
+        """Return what O0 means in a new study: precision, loss scale and optimizer of the shared configuration."""
+        default, config = BoostConfig().leaves(), self._shared.config.leaves()
+        chosen = {
+            path: list(value) if isinstance(value, tuple) else value
+            for path, value in config.items()
+            if path.startswith(_BASELINE_SECTIONS) and value != default[path] and value is not None
+        }
+        steps = self.entries["study.budget_steps"].value
+        if isinstance(steps, int) and steps >= 1 and "grad_freeze.total_steps" not in self.space.rows:
+            chosen["grad_freeze.total_steps"] = steps  # the schedule of a trial ends with the trial
+        return chosen
+
+    def _unfold(self, index: int | None) -> None:
+        if index == 0 and not self._common.children:
+            self._common.children = parts("Folder of the study", self.folder, *self._widgets_of(_COMMON))
+        if index == 2 and not self._more.children:
+            self._more.children = (*self._widgets_of(_MORE), self.jobs.widget)
+
+    def _widgets_of(self, fields: Iterable[tuple[str, str, str, str]]) -> tuple[Any, ...]:
+        return tuple(self.entries[path].widget for path, *_ in fields)
+
+
+def _minutes(seconds: Any) -> Any:
+    return round(seconds / 60.0, 2) if isinstance(seconds, (int, float)) else seconds
+
+
+def _seconds(minutes: Any, written: Any) -> Any:
+    """Return minutes as the file says them; what the file says already stays to the last digit."""
+    if written is not None and minutes == _minutes(written):
+        return written
+    return 60.0 * minutes if isinstance(minutes, (int, float)) else minutes
