@@ -36,10 +36,10 @@ _LEAST_SAVED_SECONDS = 20.0
 
 @dataclass
 class SetUpQuestion:
-    """A study in the making.
+    """The text of a ``study.toml``, and what a person should hear of it.
 
     Args:
-        text: The text of ``study.toml``.
+        text: The text.
         left_out: Why what might have been searched is not, a sentence each.
         steps: Loader batches of a run in the study.
         run_seconds: Time of such a run as given, seconds.
@@ -85,24 +85,25 @@ def ask(
         )
     space = _space(look, question.left_out)
     runtime = _runtime(look, question)
-    rates = _plain_rates(look)
-    shape = "task" if look.has_scheduler else "linear"
-    study = {
-        "task": spec,
-        "seed": seed,
-        "budget_steps": question.steps,
-        "n_trials": 1000,
-        "timeout_seconds": round(60.0 * minutes, 1),
-        "objective": "time_to_quality",
-    }
     sections: dict[str, Mapping[str, Any]] = {
-        "study": study,
+        "study": {
+            "task": spec,
+            "seed": seed,
+            "budget_steps": question.steps,
+            "n_trials": 1000,
+            "timeout_seconds": round(60.0 * minutes, 1),
+            "objective": "time_to_quality",
+        },
         "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
         "baseline": {"amp.dtype": "bfloat16"} if "amp.level" in runtime else {},
         "sampler": {"name": "promise"},
         "pruner": {"name": "none"},
         "speed": {"rounds": 4, "steps_per_block": 3},
-        "set_up": {"plain_rates": rates, "plain_shape": shape, "left_out": question.left_out},
+        "set_up": {
+            "plain_rates": _plain_rates(look),
+            "plain_shape": "task" if look.has_scheduler else "linear",
+            "left_out": question.left_out,
+        },
         "set_up.runtime": runtime,
         "space": space,
         "confirm": {**_seeds(question.run_seconds, minutes), "candidates": 2, "time_share": _CONFIRM_SHARE},
@@ -113,12 +114,7 @@ def ask(
 
 
 def shorter_than(steps: int, horizon: int) -> str:
-    """Return how a study says that it asks about shorter runs than today's.
-
-    Args:
-        steps: Loader batches of today's run.
-        horizon: Those of a run in the study.
-    """
+    """Return how a study says that it asks about shorter runs than today's, in loader batches of a run."""
     return f"The study trains {horizon} of {steps} batches"
 
 
@@ -260,17 +256,11 @@ def _plain_rates(look: TaskLook) -> list[float]:
 
 
 def _toml(name: str, part: Mapping[str, Any]) -> str:
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in part.items()]
-    return "\n".join(["", f"[{name}]", *lines, ""])
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").isalnum() else json.dumps(key)
+    keys = {key: key if key.replace("_", "").isalnum() else json.dumps(key) for key in part}
+    return "\n".join(["", f"[{name}]", *(f"{keys[key]} = {_value(value)}" for key, value in part.items()), ""])
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, Sequence) and not isinstance(value, str):

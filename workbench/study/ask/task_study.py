@@ -51,7 +51,7 @@ def begin_study(
         allowed_drop: Drop of the metric that is allowed, in its unit or as a share ("2 %").
         device: Where to train.
         fresh: Write a new one, replacing what is there.
-        on_note: Told what is left out and why, and what the time allows.
+        on_note: Called with what is left out and why, and what the time allows.
 
     Raises:
         StudyError: When it is not said how long the task is trained, or said twice, the drop is none, the time is too
