@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
@@ -104,7 +105,7 @@ class Confirmation:
         self._asked = confirm_seeds
         self._deadline = deadline
         self.cut_short = False
-        self._on_run = on_run
+        self._on_run = on_run or (lambda *_: None)
         self._on_step = on_step
         self._on_note = on_note
         self._peers: list[Contender] = []
@@ -118,7 +119,10 @@ class Confirmation:
         self._runs = ConfirmationRuns(study, self._baseline_key, file.study.seed, self._steps, self._evaluate_every)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
-        self._resolution = smallest_gap(seen) or None
+        self._scale: dict[str, Any] = {
+            "higher_is_better": experimenter.higher_is_better,
+            "resolution": smallest_gap(seen) or None,
+        }
         self._searched_seconds = {
             str(trial.user_attrs["plan_key"]): Trained.from_json(trial.user_attrs["trained"]).seconds
             * self._steps
@@ -203,8 +207,9 @@ class Confirmation:
         n_further = self._runs.n_further(target)
         error = FIRST_ERROR if is_at_full_level else further_error(n_further)
         n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
-        self._train_pairs(contender, 0, n_pilots)
-        pairs = self._metrics(contender, 0, n_pilots)
+        pilots = PlannedTest(0, ((n_pilots, error),))
+        self._train_pairs(contender, pilots, n_pilots)
+        pairs = self._runs.metrics(contender.key, pilots)
         has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
             # Nothing is spent on a test too short.
@@ -212,11 +217,10 @@ class Confirmation:
                 f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made" if pairs else ""
             )
             return f"it was not tested over seeds, since the time was over{begun}"
-        bounds = decide(
-            pairs, 0.0, higher_is_better=self._experimenter.higher_is_better, resolution=self._resolution
-        ).bounds
+        bounds = decide(pairs, 0.0, **self._scale).bounds
         n_pairs = self._asked or section.seeds_max
-        if self._asked is None and bounds.n_pairs >= 2 and not has_diverged:
+        is_bounded = bounds.n_pairs >= 2 and not has_diverged
+        if self._asked is None and is_bounded:
             n_pairs = planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
@@ -226,7 +230,7 @@ class Confirmation:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
             elif self._counts_steps:
                 n_pairs = max(n_pairs, fewest_pairs_for_a_ratio(min(error, LARGEST_TIME_ERROR)))
-        if bounds.n_pairs >= 2 and not has_diverged:
+        if is_bounded:
             smallest = decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
@@ -255,19 +259,10 @@ class Confirmation:
         question = self._runs.question(allowed_drop)
         if any(one.question != question or one.test.first > 0 for one in tests):
             return False
+        untimed = TimeRatio(1.0, 0.0, math.inf)
         for one in tests:
-            pairs = [
-                (metric_of(a), metric_of(b)) for a, b in self._runs.pairs(one.key, one.test.first, one.test.n_pairs)
-            ]
-            nothing = TimeRatio(1.0, 0.0, math.inf)
-            judged = judge(
-                [(one.test, pairs)],
-                allowed_drop,
-                lambda *_: nothing,  # noqa: B023  # called at once
-                nothing,
-                higher_is_better=self._experimenter.higher_is_better,
-                resolution=self._resolution,
-            )
+            pairs = self._runs.metrics(one.key, one.test)
+            judged = judge([(one.test, pairs)], allowed_drop, lambda *_: untimed, untimed, **self._scale)
             if judged.quality.verdict is not Verdict.CONFIRMED:
                 return False
         return True
@@ -275,7 +270,7 @@ class Confirmation:
     def _tell_plan(self, target: str, contender: Contender, n_pairs: int, n_done: int, smallest: float) -> None:
         if self._on_note is None:
             return
-        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        seconds = self._seconds_per_pair(contender)
         takes = f", about {format_duration(max(n_pairs - n_done, 0) * seconds)}" if math.isfinite(seconds) else ""
         self._on_note(
             f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that is enough for "
@@ -286,28 +281,31 @@ class Confirmation:
         """Train the pairs of a contender's last test up to each look, and stop at the first that decides."""
         test = self._tests(contender)[-1]
         for n_pairs, _ in test.looks:
-            self._train_pairs(contender, test.first, n_pairs)
+            self._train_pairs(contender, test, n_pairs)
             if self._judged(contender).verdict is not Verdict.UNDECIDED:
                 return
 
-    def _train_pairs(self, contender: Contender, first: int, n_pairs: int) -> None:
-        """Train what is missing of some pairs: O0 and the contender, seed by seed, as far as the time goes."""
+    def _train_pairs(self, contender: Contender, test: PlannedTest, n_pairs: int) -> None:
+        """Train what is missing of a test's first pairs, O0 and the contender seed by seed, as far as the time goes."""
         plans = self._trained_together(contender)
-        seeds = self._runs.seeds(first, n_pairs)
+        seeds = self._runs.seeds(test.first, n_pairs)
         in_turn = {seed: list(plans)[:: -1 if self._counts_runs and seed % 2 else 1] for seed in seeds}
         missing = [(seed, key) for seed in seeds for key in in_turn[seed] if self._runs.run(key, seed) is None]
         planned = self._runs_ended + len(missing)
         try:
             for seed, key in missing:
-                if self._runs.diverged(contender.key, first, n_pairs):
+                if self._runs.diverged(contender.key, test.first, n_pairs):
                     return
-                self._tell(planned)
-                self._end_before(key)
+                self._on_run(self._runs_ended, planned)
+                # One that would not end in time is not begun, by its runs here or else in the search.
+                seconds = self._runs.seconds(key)
+                seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
+                end_if_over(self._deadline, seconds)
                 self._train(plans[key], seed)
                 self._runs_ended += 1
         except OutOfTimeError:
             self.cut_short = True
-        self._tell(planned)
+        self._on_run(self._runs_ended, planned)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, with those that are tested after it.
@@ -316,6 +314,9 @@ class Confirmation:
         """
         contenders = [contender, *(one for one in self._peers if one.target == contender.target)]
         return {self._baseline_key: self._baseline} | {one.key: one.plan for one in contenders}
+
+    def _seconds_per_pair(self, contender: Contender) -> float:
+        return self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
 
     def _times_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
@@ -326,57 +327,47 @@ class Confirmation:
         judged = self._judged(contender)
         if judged.quality.reason == "not tested":
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
-        trial, ratio = contender.trial, judged.time
-        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
         told = sentence(
             judged,
             self._experimenter.metric_name,
             per="to the target" if self._counts_steps else timed_per(self._file.study.objective),
             next_error=further_error(self._runs.n_further(contender.target)),
-            seconds_per_pair=seconds,
+            seconds_per_pair=self._seconds_per_pair(contender),
             command=self._command,
         )
-        pairs = [pair for test in self._tests(contender) for pair in self._metrics(contender, test.first, test.n_pairs)]
+        if needs_warm_up(contender.plan):
+            told = f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. {told}"
+        bounds, ratio = judged.quality.bounds, judged.time
+        pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
         return CandidateRecord(
-            label=f"trial {trial.number}",
-            trial_number=trial.number,
+            label=f"trial {contender.trial.number}",
+            trial_number=contender.trial.number,
             target=contender.target,
             summary=contender.plan.summary(),
             config=contender.config.to_dict(),
             speedup=ratio.ratio,
             speedup_low=ratio.low,
             speedup_high=ratio.high,
-            drop=judged.quality.bounds.mean,
-            drop_bound=judged.quality.bounds.upper,
+            drop=bounds.mean,
+            drop_bound=bounds.upper,
             allowed_drop=contender.allowed_drop,
-            n_seeds=judged.quality.bounds.n_pairs or judged.n_pairs,
+            n_seeds=bounds.n_pairs or judged.n_pairs,
             verdict=judged.verdict,
-            sentence=f"{self._before(contender)}{told}",
+            sentence=told,
             metrics=tuple(pairs),
         )
-
-    def _before(self, contender: Contender) -> str:
-        """Say what a run of this contender begins with, where that is more than initial weights."""
-        if not needs_warm_up(contender.plan):
-            return ""
-        return f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. "
 
     def _tests(self, contender: Contender) -> list[PlannedTest]:
         return self._runs.tests_of(contender.target, contender.key, contender.allowed_drop)
 
     def _judged(self, contender: Contender) -> Judgement:
-        tests = [(test, self._metrics(contender, test.first, test.n_pairs)) for test in self._tests(contender)]
         return judge(
-            tests,
+            [(test, self._runs.metrics(contender.key, test)) for test in self._tests(contender)],
             contender.allowed_drop,
             lambda test, n_pairs, error: self._time_ratio(contender, test, n_pairs, error),
             self._untested_ratio(contender),
-            higher_is_better=self._experimenter.higher_is_better,
-            resolution=self._resolution,
+            **self._scale,
         )
-
-    def _metrics(self, contender: Contender, first: int, n_pairs: int) -> list[tuple[float, float]]:
-        return [(metric_of(a), metric_of(b)) for a, b in self._runs.pairs(contender.key, first, n_pairs)]
 
     def _step_time(self, contender: Contender) -> tuple[float, float, float] | None:
         """Return the relative time of a step with its interval; None when it was not measured."""
@@ -462,12 +453,3 @@ class Confirmation:
             self.cut_short = True
             return
         self._runs.keep_speed(contender.key, measured)
-
-    def _end_before(self, key: str) -> None:
-        """End the confirmation if a run of this plan would not end in time, by its runs here or else in the search."""
-        seconds = self._runs.seconds(key)
-        end_if_over(self._deadline, self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds)
-
-    def _tell(self, planned: int) -> None:
-        if self._on_run is not None:
-            self._on_run(self._runs_ended, planned)

@@ -11,12 +11,7 @@ import optuna
 
 from workbench.config import BoostConfig, Plan
 from workbench.core.records import TrialRecord
-from workbench.study.answer.selection import (
-    TARGETS,
-    aimed_at,
-    competing_trials,
-    with_policy,
-)
+from workbench.study.answer.selection import TARGETS, aimed_at, competing_trials, with_policy
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.contending import ranked
 from workbench.study.store.stored_records import baseline_record, trials_of
@@ -51,16 +46,7 @@ class Contender:
 
 
 def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
-    """Return who competes for each export.
-
-    Args:
-        study: The study, searched.
-        file: The study's file.
-        policy: The loss-scale policy that every contender gets; None, or one whose choice failed, changes nothing.
-
-    Returns:
-        Export -> contenders, best first.
-    """
+    """Return who competes for each export, best first, with the loss-scale policy that was chosen, if one was."""
     trials = trials_of(study)
     baseline = baseline_record(study, trials)
     higher = bool(study.user_attrs["higher_is_better"])

@@ -22,16 +22,7 @@ _PREFIX = "freezing_limit:"
 
 
 def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: JobRunner) -> list[dict[str, Any]]:
-    """Measure what is not measured yet.
-
-    Args:
-        study: The study; keeps each measurement as a user attribute.
-        file: The study's file.
-        experimenter: Who trains.
-
-    Returns:
-        What `freezing_limits_of` returns; nothing when the study does not ask for it.
-    """
+    """Measure what is not measured yet, and return `freezing_limits_of`; nothing when the study does not ask for it."""
     section = file.freezing_limit
     if section is None or not section.enabled:
         return []

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
 from workbench.core.records import CandidateRecord, Choice, StudyResult
-from workbench.study.answer.export import ExportContext, export_configs, write_tables
+from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
-from workbench.study.answer.importance import parameter_importance
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import (
-    TARGETS,
-    nothing_found,
-    select,
-    with_policy,
-)
+from workbench.study.answer.selection import TARGETS, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
@@ -33,7 +30,23 @@ from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
 
-__all__ = ["StudyResult", "export_study", "read_result", "write_answer"]
+__all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer"]
+
+_FEWEST_PLANS = 5
+"""Below, what matters for the objective cannot be told."""
+
+
+def open_begun(study_dir: str | Path, storage: str | None) -> tuple[optuna.Study, StudyFile, Path]:
+    """Open a study that has been started, with its file and folder.
+
+    Raises:
+        StudyError: When the study is wrong or has not been started.
+    """
+    file, directory = read_study(study_dir), study_folder(study_dir)
+    if storage is None and not (directory / "study.db").exists():
+        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
+    study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
+    return study, kept.on_its_network(file, study), directory
 
 
 def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyResult:
@@ -46,12 +59,8 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     Raises:
         StudyError: When the study is wrong or has not been started.
     """
-    file, directory = read_study(study_dir), study_folder(study_dir)
-    if storage is None and not (directory / "study.db").exists():
-        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna():
-        study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
-        file = kept.on_its_network(file, study)
+        study, file, directory = open_begun(study_dir, storage)
         candidates = [_called_from_here(one, directory) for one in candidates_of(study)]
         result = _with_importance(_result(study, file, directory, candidates), study, file)
         confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
@@ -83,11 +92,8 @@ def export_study(
         StudyError: When the study is wrong, has not been started or has no finished O0 trial.
     """
     result = read_result(study_dir, storage=storage)
-    file = read_study(study_dir)
     with quiet_optuna():
-        database = kept.open_storage(storage or kept.default_storage(result.directory))
-        study = kept.find_study(database, file.study.name)
-        file = kept.on_its_network(file, study)
+        study, file, directory = open_begun(study_dir, storage)
         if baseline_trial(study) is None:
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
@@ -95,10 +101,10 @@ def export_study(
         return write_answer(
             study,
             file,
-            result.directory,
+            directory,
             result.candidates,
             result.loss_scale_policy,
-            folder=result.directory / "result" if out is None else Path(out),
+            folder=directory / "result" if out is None else Path(out),
             require_confirmed=require_confirmed,
         )
 
@@ -132,37 +138,34 @@ def write_answer(
     result = _result(study, file, directory, candidates)
     choices = _choices(result, file, require_confirmed=require_confirmed)
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
-    context = ExportContext(
-        study=result.name,
-        task=result.task,
-        seed=file.study.seed,
-        metric=result.metric_name,
-        objective=result.objective,
-        data_hash=str(study.user_attrs.get("data_hash", "")),
-        environment=result.environment,
-        loss_scale=policy_told,
-    )
+    origin = {
+        "study": result.name,
+        "task": result.task,
+        "seed": file.study.seed,
+        "objective": result.objective,
+        "metric": result.metric_name,
+        "data_hash": str(study.user_attrs.get("data_hash", "")),
+        "loss_scale": policy_told or None,
+        "environment": result.environment,
+    }
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
-    exported = export_configs(folder, choices, off, context, file.plans, _snapshots(file, directory))
+    try:
+        warm_up = find_warm_up(file, directory, file.study.seed)
+    except WarmUpError:  # of which nothing is left here
+        warm_up = None
+    snapshots = None if warm_up is None else warm_up.snapshots
+    exported = export_configs(folder, choices, off, origin, file.plans, snapshots)
     write_tables(folder, candidates, choices, result.environment)
-    if folder == directory / "result":
+    is_own_folder = folder == directory / "result"
+    if is_own_folder:
         study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
         study.set_user_attr("require_confirmed", require_confirmed)
     result = _with_importance(result, study, file)  # which takes a while: the files come first
     result = replace(result, exported=exported, choices=choices)
     more = [policy_told] if policy_told else []
-    if folder == directory / "result":
+    if is_own_folder:
         Notes(study, file).write(result.trials, [*result.choice_sentences, *more])
     return _with_parts(_with_choices_told(result, more), study)
-
-
-def _snapshots(file: StudyFile, directory: Path) -> Path | None:
-    """Return where the weight snapshots of the search lie; None when it recorded none, or not here."""
-    try:
-        warm_up = find_warm_up(file, directory, file.study.seed)
-    except WarmUpError:
-        return None
-    return None if warm_up is None else warm_up.snapshots
 
 
 def _called_from_here(candidate: CandidateRecord, directory: Path) -> CandidateRecord:
@@ -183,17 +186,19 @@ def _with_choices_told(result: StudyResult, more: Sequence[str]) -> StudyResult:
 
 def _choices(result: StudyResult, file: StudyFile, *, require_confirmed: bool) -> dict[str, Choice]:
     """Return what each export takes."""
-    metric, objective = result.metric_name, result.objective
-    nothing = {
-        target: nothing_found(
-            result.trials, float(drop), metric, objective=objective, why_not=file.not_drawn(), plans=file.plans
+    why_not = file.not_drawn()
+    choices = {}
+    for target, drop in result.allowed_drops.items():
+        nothing = nothing_found(
+            result.trials,
+            float(drop),
+            result.metric_name,
+            objective=result.objective,
+            why_not=why_not,
+            plans=file.plans,
         )
-        for target, drop in result.allowed_drops.items()
-    }
-    return {
-        target: select(target, result.candidates, nothing=nothing[target], require_confirmed=require_confirmed)
-        for target in nothing
-    }
+        choices[target] = select(target, result.candidates, nothing=nothing, require_confirmed=require_confirmed)
+    return choices
 
 
 def _result(
@@ -232,5 +237,21 @@ def _with_parts(result: StudyResult, study: optuna.Study) -> StudyResult:
 
 
 def _with_importance(result: StudyResult, study: optuna.Study, file: StudyFile) -> StudyResult:
-    importance, note = parameter_importance(study, file)
-    return replace(result, importance=importance, messages=[*result.messages, *([note] if note else [])])
+    """Add how much each parameter matters for the objective, or why that cannot be told."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
+    if n_plans < _FEWEST_PLANS:  # of O0 alone there is nothing to say
+        few = [f"The importance of the parameters needs {_FEWEST_PLANS} plans that ran to their end."]
+        return replace(result, messages=[*result.messages, *few * (n_plans > 1)])
+    target = (lambda trial: float(trial.values[-1])) if len(study.directions) > 1 else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = optuna.importance.get_param_importances(study, target=target)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        told = f"The importance of the parameters cannot be told from so few trials ({reason})."
+        return replace(result, messages=[*result.messages, told])
+    settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
+    known = {name: share for name, share in found.items() if math.isfinite(share) and name not in settings}
+    return replace(result, importance=known)

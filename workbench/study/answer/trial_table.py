@@ -21,8 +21,8 @@ import pandas as pd
 from workbench.core.credentials import hide_passwords
 from workbench.core.files import replacing
 from workbench.core.records import TrialRecord
+from workbench.study.answer.result import open_begun
 from workbench.study.ask.search_space import Dimension
-from workbench.study.ask.study_file import read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
@@ -75,12 +75,9 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
     Raises:
         StudyError: When the study is wrong or has not been started.
     """
-    file, directory = read_study(study_dir), study_folder(study_dir)
-    if storage is None and not (directory / "study.db").exists():
-        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna(), kept.plain_storage_errors():
-        study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
-        return _table(study, trials_of(study), kept.on_its_network(file, study).dimensions)
+        study, file, _ = open_begun(study_dir, storage)
+        return _table(study, trials_of(study), file.dimensions)
 
 
 def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -150,16 +147,13 @@ def _row(record: TrialRecord, stored: optuna.trial.FrozenTrial, metric_name: str
 
 def _column(values: Sequence[Any], dimension: Dimension | None) -> pd.Series:
     """Return drawn values as a column whose type depends on what could be drawn, not on what was."""
-    possible = [*values] if dimension is None else [*dimension.extremes, *values]
-    present = [value for value in possible if value is not None]
     if dimension is not None and dimension.kind == "float":
         return pd.Series(values, dtype="float64")
-    if present and all(isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="boolean")
-    if present and all(isinstance(value, int) and not isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="Int64")
-    if present and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="float64")
+    possible = [*values, *(() if dimension is None else dimension.extremes)]
+    kinds = {type(value) for value in possible if value is not None}
+    for among, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
+        if kinds and kinds <= among:
+            return pd.Series(values, dtype=dtype)
     # Words stay as they are; a list (betas) or a mixture is told as JSON.
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
     return pd.Series(texts, dtype="str")
