@@ -24,11 +24,11 @@ from workbench.config import BoostConfig, ConfigError, describe_parameters
 from workbench.core.records import GainPart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import plain
+from workbench.study.run.job import SpeedMeasured, plain
 from workbench.study.set_up.contending import SAFER_THAN, keep_remaining
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import SURE, allowed_by, standing_now
+from workbench.study.set_up.standing import SURE, allowed_by, read_record, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
 __all__ = ["Attributor", "attribution_of"]
@@ -77,12 +77,7 @@ class _Needed:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What is left of a set-up, and how long that takes to the target.
-
-    Args:
-        values: Config path -> value.
-        needed: The time.
-    """
+    """What is left of a set-up (config path -> value), and how long that takes to the target."""
 
     values: Mapping[str, Any]
     needed: _Needed
@@ -116,9 +111,6 @@ class Attributor:
         A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
         whole by itself, too, before it counts as idle.
 
-        Args:
-            number: The trial.
-
         Returns:
             The parts as they are built up: the schedule first, the least useful last.
         """
@@ -127,7 +119,7 @@ class Attributor:
             return list(known[str(number)])
         trial = self._study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
-        now = _State(values, _Needed(float(trial.user_attrs["speed"]["ratio"]), 0.0, config.leaves()[_LENGTH], 0))
+        now = _State(values, _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], 0))
         whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
         suspects: list[Part] = []
         try:
@@ -136,15 +128,12 @@ class Attributor:
                 is_whole = now is whole
                 bar, now = self._without(part, now, number)
                 rest.remove(part)
-                if not _is_idle(bar):
-                    bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
-                elif is_whole:
+                bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
+                if _is_idle(bar) and is_whole:
                     whole = now
                     idle.append(part.name)
-                    bars.append(replace(bar, alone=bar.factor))
-                else:
+                elif _is_idle(bar):
                     suspects.append(part)
-                    bars.append(bar)
             for part in suspects:
                 alone, without = self._without(part, whole, number)
                 bars = [replace(bar, alone=alone.factor) if bar.part == part.name else bar for bar in bars]
@@ -177,9 +166,6 @@ class Attributor:
     def without_idle_parts(self, number: int) -> int:
         """Take a set-up apart and train it without the parts that are no gain, where there are some.
 
-        Args:
-            number: The trial.
-
         Returns:
             The trial that remains. It is what the study exports, unless it turns out not to keep the quality: an
             answer whose parts are known is worth more than one that seems a little faster.
@@ -193,10 +179,8 @@ class Attributor:
         if remaining == number:
             keep_remaining(self._study, number, {})
             return number
-        time = float(self._study.get_trials(deepcopy=False)[remaining].user_attrs["speed"]["ratio"])
         kept = [bar for bar in bars[1:] if bar.part not in no_gain]
-        first = replace(bars[0], factor=1.0 / time / math.prod(bar.factor for bar in kept))
-        self._keep(remaining, [first, *kept])
+        self._keep(remaining, self._on_schedule(remaining, bars[0], kept))
         plain_values = self._plain.leaves()
         keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
@@ -207,24 +191,24 @@ class Attributor:
         for part in idle:
             without = part.taken_out(without, self._plain)
         without[_LENGTH] = self._expected(without, SURE).length
-        given = {path: value for path, value in without.items() if value is not None}
+        purpose = f"trial {number} without what is no gain"
         try:
-            purpose = f"trial {number} without what is no gain"
-            trained = self._run_given(given, {"n_seeds": _SEEDS, "purpose": purpose})
+            trained = self._run(without, {"n_seeds": _SEEDS, "purpose": purpose})
         except OutOfTimeError:
             return number
         trials = self._study.get_trials(deepcopy=False)
-        trained = int(trials[trained].user_attrs.get("repeats", trained))
         if trials[trained].state != TrialState.COMPLETE:  # what failed competes for nothing
             return number
-        after, before = (float(trials[one].user_attrs["speed"]["ratio"]) for one in (trained, number))
-        return trained if after <= _NO_LOSS * before else number  # each alone is no gain, together they may be one
+        # Each alone is no gain, together they may be one.
+        return trained if _time_of(trials[trained]) <= _NO_LOSS * _time_of(trials[number]) else number
+
+    def _on_schedule(self, number: int, schedule: GainPart, bars: Sequence[GainPart]) -> list[GainPart]:
+        """Return a trial's parts, with what is left of its gain for the schedule, on which the others stand."""
+        time = _time_of(self._study.get_trials(deepcopy=False)[number])
+        return [replace(schedule, factor=1.0 / time / math.prod(bar.factor for bar in bars)), *bars]
 
     def train_safer(self, number: int) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
-
-        Args:
-            number: The trial.
 
         Raises:
             OutOfTimeError: When the time is over.
@@ -233,27 +217,25 @@ class Attributor:
         config, values = self._set_up_of(trials[number])
         length = round(config.leaves()[_LENGTH] * _SAFER, 4)
         is_known = any(one.state.is_finished() and one.user_attrs.get(SAFER_THAN) == number for one in trials)
-        if is_known or length > 1.0:
-            return
-        given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
-        self._run_given(given, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})
+        if not is_known and length <= 1.0:
+            self._run({**values, _LENGTH: length}, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})
 
     def keep_safer(self, number: int) -> None:
-        """Keep for the safer form of a trial that its gain comes from the same parts.
-
-        Args:
-            number: The trial.
-        """
+        """Keep for the safer form of a trial that its gain comes from the same parts."""
         trials = self._study.get_trials(deepcopy=False)
         bars = attribution_of(self._study.user_attrs).get(str(number))
         for trial in trials:
             safer = int(trial.user_attrs.get("repeats", trial.number))
-            speed = trials[safer].user_attrs.get("speed")
-            if bars and speed and trial.user_attrs.get(SAFER_THAN) == number:
-                factor = 1.0 / float(speed["ratio"]) / math.prod(bar.factor for bar in bars[1:])
+            if bars and "speed" in trials[safer].user_attrs and trial.user_attrs.get(SAFER_THAN) == number:
                 longer = dict(zip(self._schedule_of(trials[number]), self._schedule_of(trials[safer]), strict=True))
                 names = [longer.get(name, name) for name in bars[0].part.split(_BESIDE)]
-                self._keep(safer, [replace(bars[0], part=_BESIDE.join(names), factor=factor), *bars[1:]])
+                self._keep(safer, self._on_schedule(safer, replace(bars[0], part=_BESIDE.join(names)), bars[1:]))
+
+    def _run(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+        """Train a set-up as a trial of its own; return the trial that has the answer, which an equal plan repeats."""
+        given = {path: value for path, value in values.items() if value is not None}
+        number = self._run_given(given, attributes)
+        return int(self._study.get_trials(deepcopy=False)[number].user_attrs.get("repeats", number))
 
     def _schedule_of(self, trial: FrozenTrial) -> list[str]:
         """Return how the schedule is named among a trial's parts; it may be two words or more."""
@@ -285,11 +267,20 @@ class Attributor:
             return math.inf
 
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
-        plan = self._file.plans.resolve(self._config(values), "O1")
-        step = self._times.measured(plan)
-        whole = total_time(plan, step, self._file.study.budget_steps)
+        step, whole = self._timed(values)
         spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
         return _Needed(whole.ratio, spread, now.length, 0)
+
+    def _timed(self, values: Mapping[str, Any]) -> tuple[SpeedMeasured, SpeedMeasured]:
+        """Return the time of a step and of a whole run of a set-up."""
+        plan = self._file.plans.resolve(self._ground.with_values(values), "O1")
+        step = self._times.measured(plan)
+        return step, total_time(plan, step, self._file.study.budget_steps)
+
+    def _needed_at(
+        self, values: Mapping[str, Any], length: float, spread: float = math.nan, n_runs: int = 0
+    ) -> _Needed:
+        return _Needed(self._timed({**values, _LENGTH: length})[1].ratio, spread, length, n_runs)
 
     def _expected(self, values: Mapping[str, Any], sure: float = 0.5) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability."""
@@ -297,12 +288,7 @@ class Attributor:
         lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 16)
         found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
         able = np.flatnonzero(found >= sure)
-        length = float(lengths[able[0]]) if len(able) else 1.0
-        return _Needed(self._time_of({**values, _LENGTH: length}), math.nan, length, 0)
-
-    def _time_of(self, values: Mapping[str, Any]) -> float:
-        plan = self._file.plans.resolve(self._config(values), "O1")
-        return total_time(plan, self._times.measured(plan), self._file.study.budget_steps).ratio
+        return self._needed_at(values, float(lengths[able[0]]) if len(able) else 1.0)
 
     def _needed(self, values: Mapping[str, Any], part: Part, number: int) -> _Needed:
         """Return what a set-up needs, from runs at three lengths."""
@@ -312,24 +298,23 @@ class Attributor:
         for length in lengths:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 raise OutOfTimeError("the time for the attribution is over")
-            given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
-            number_without = self._run_given(given, attributes)
-            points += [(math.log(length), deficit) for deficit in self._deficits(number_without)]
+            trained = self._run({**values, _LENGTH: length}, attributes)
+            points += [(math.log(length), deficit) for deficit in self._deficits(trained)]
         length, spread = _shortest(points, allowed_by(self._study.user_attrs), lengths)
-        return _Needed(self._time_of({**values, _LENGTH: length}), spread, length, len(points))
+        return self._needed_at(values, length, spread, len(points))
 
     def _deficits(self, number: int) -> tuple[float, ...]:
-        """Return a trial's deficits; none of one that failed, and for an equal plan those of the trial it repeats."""
-        trials = self._study.get_trials(deepcopy=False)
-        number = trials[number].user_attrs.get("repeats", number)
-        if trials[number].user_attrs.get("baseline"):
+        """Return a trial's deficits; none of one that failed."""
+        if self._study.get_trials(deepcopy=False)[number].user_attrs.get("baseline"):
             return (0.0,)
         tried = standing_now(self._study, self._file).tried
         return tried[number].deficits if number in tried else ()
 
-    def _config(self, values: Mapping[str, Any]) -> BoostConfig:
-        return self._ground.with_values(values)
+
+def _time_of(trial: FrozenTrial) -> float:
+    """Return the total time of a trial's run relative to the baseline's."""
+    return float(trial.user_attrs["speed"]["ratio"])
 
 
 def _shortest(points: Sequence[tuple[float, float]], allowed: float, lengths: Sequence[float]) -> tuple[float, float]:
@@ -366,14 +351,6 @@ def _is_idle(bar: GainPart) -> bool:
 
 
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:
-    """Return what a study keeps of its attributions: the trial's number as text -> its parts.
-
-    Args:
-        attributes: The study's user attributes.
-    """
-    return {number: tuple(_read(bar) for bar in row) for number, row in attributes.get(_ATTRIBUTION, {}).items()}
-
-
-def _read(stored: Mapping[str, Any]) -> GainPart:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
-    return GainPart(**values)
+    """Return what a study keeps of its attributions among its attributes: the trial's number as text -> its parts."""
+    stored: Mapping[str, Any] = attributes.get(_ATTRIBUTION, {})
+    return {number: tuple(read_record(GainPart, bar) for bar in row) for number, row in stored.items()}

@@ -41,33 +41,20 @@ _EACH_SMOOTHNESS = (0.3, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A plan that was trained.
-
-    Args:
-        values: Its parameters by path.
-        deficits: Deficit on each seed; inf where it diverged.
-    """
+    """A plan that was trained: its parameters by path, and the deficit on each seed, inf where it diverged."""
 
     values: Mapping[str, Any]
     deficits: tuple[float, ...]
 
 
 class Features:
-    """Turn a plan's parameters into a point.
-
-    Args:
-        dimensions: What is searched.
-    """
+    """Turns a plan's parameters into a point."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._dimensions = tuple(dimensions)
 
     def __call__(self, values: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-        """Return a point; what a plan has no value for lies in the middle.
-
-        Args:
-            values: Parameters by path.
-        """
+        """Return a point; what a plan has no value for lies in the middle."""
         point: list[float] = []
         for one in self._dimensions:
             value = _value_of(one.path, values)
@@ -138,14 +125,7 @@ class QualityModel:
             self._fit(tried, max(noise, 1e-3 * self._scale))
 
     def probability(self, plans: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.float64]:
-        """Return for each plan the probability that its mean deficit is within the allowed drop.
-
-        Args:
-            plans: Parameters by path.
-
-        Returns:
-            Probabilities, shape ``[n]``.
-        """
+        """Return for each plan, given by its parameters, the probability that its mean deficit is within the drop."""
         if not plans:
             return np.zeros(0)
         if not self._processes:

@@ -33,12 +33,7 @@ _BY_THEMSELVES = ("runtime.threads", "runtime.data")
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
-    """Return what every plan of a search starts from: no method but those it names, and the runtime that was chosen.
-
-    Args:
-        base: O0's configuration.
-        attributes: The study's user attributes.
-    """
+    """Return what every plan of a search starts from: no method but those it names, and the runtime that was chosen."""
     switches: dict[str, Any] = {f"boost.{name}": False for name in SWITCHES}
     chosen = attributes.get(_CHOICE, {}).get("values", {})
     return base.with_values({"boost.mode": "manual", **switches, **chosen})
@@ -51,16 +46,10 @@ def choose_runtime(
     times: StepTimes,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Time the combinations of the study's runtime choices and keep the fastest.
+    """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself.
-
-    Args:
-        study: Keeps the choice, with what was measured, as a user attribute; one that is there is not made again.
-        file: The study's file.
-        experimenter: Compares.
-        times: Measures.
-        on_note: Told what was chosen.
+    Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself. A choice
+    that the study has is not made again.
     """
     from workbench.core import devices
 

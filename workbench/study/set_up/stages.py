@@ -50,16 +50,7 @@ def prepare_search(
     deadline: float | None,
     on_note: Callable[[str], None],
 ) -> None:
-    """Choose the runtime and find tuned plain, before other plans are drawn.
-
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-        experimenter: Who trains.
-        search: Runs trials.
-        deadline: ``time.monotonic()`` at which the search ends; None for none.
-        on_note: Told what a reader should know.
-    """
+    """Choose the runtime and find tuned plain, before other plans are drawn; the baseline has finished."""
     try:
         choose_runtime(study, file, experimenter, StepTimes(study, file, experimenter), on_note)
     except OutOfTimeError:
@@ -85,10 +76,7 @@ def prepare_search(
 def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | None) -> float | None:
     """Return when the confirmation has to begin at the latest: with its share of the time, or its fewest seeds' time.
 
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-        deadline: ``time.monotonic()`` at which everything ends; None for none.
+    ``deadline`` is when everything ends; both by ``time.monotonic()``, None for never.
     """
     baseline = baseline_trial(study)
     limit = file.study.timeout_seconds
@@ -100,14 +88,7 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
 
 
 def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: float | None) -> None:
-    """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on.
-
-    Args:
-        study: The study, searched.
-        file: The study's file.
-        search: Runs trials.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
-    """
+    """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on."""
     while not is_taken_apart(study):
         search.until(deadline)
         with contextlib.suppress(OutOfTimeError):
@@ -124,15 +105,7 @@ def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: fl
 def take_apart(
     study: optuna.Study, file: StudyFile, experimenter: Experimenter, search: Search, *, deadline: float | None
 ) -> None:
-    """Find out where the leader's gain comes from, and let the leader without what is no gain compete.
-
-    Args:
-        study: The study, searched.
-        file: Its file.
-        experimenter: Who trains.
-        search: Runs trials.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
-    """
+    """Find out where the leader's gain comes from, and let the leader without what is no gain compete."""
     leader = standing_now(study, file).leader
     if leader is None:
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import optuna
@@ -35,6 +35,7 @@ __all__ = [
     "allowed_by",
     "baseline_metrics",
     "further_of",
+    "read_record",
     "standing_now",
     "standing_of",
 ]
@@ -133,9 +134,6 @@ def standing_of(
         attributes: The study's user attributes: the baseline's runs, and leaders on further seeds.
         also: A trial that still runs.
         margin: Standard errors of the confirmation that the search aims below the allowed drop.
-
-    Returns:
-        The standing.
     """
     values: dict[int, Mapping[str, Any]] = {}
     runs: dict[int, list[Run]] = {}
@@ -147,7 +145,8 @@ def standing_of(
             spread = float(own.get("spread", 0.0))
         elif trial.state == TrialState.COMPLETE and "deficits" in own:
             values[trial.number] = own["parameters"]
-            runs[trial.number] = [*zip(own[SEEDS], deficits_of(own), strict=True), *further.get(trial.number, ())]
+            seen = zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True)
+            runs[trial.number] = [*seen, *further.get(trial.number, ())]
             times[trial.number] = float(own["speed"]["ratio"])
     if also is not None:
         values[also[0]], runs[also[0]], times[also[0]] = also[1], list(also[2]), also[3]
@@ -163,7 +162,8 @@ def standing_of(
     noise = noise_of(list(tried.values()), expected)
     error = noise_of(list(pairs.values()), expected) / math.sqrt(n_confirming)
     shared = share * spread / math.sqrt(max(len(luck), 1))
-    asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), _deficits(tried))
+    deficits = tuple(one.deficits for one in tried.values())
+    asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), deficits)
     known = _JUDGED.get(asked)  # one look: another thread may judge meanwhile
     if known is not None:
         return known
@@ -199,52 +199,39 @@ def _own_luck(rows: Sequence[Sequence[Run]], luck: Mapping[int, float], spread: 
 
 
 def standing_now(study: optuna.Study, file: StudyFile) -> Standing:
-    """Return how a study stands.
-
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-    """
+    """Return how a study with a finished baseline stands."""
     attributes = study.user_attrs
     trials, allowed = study.get_trials(deepcopy=False), allowed_by(attributes)
     return standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
 
 
-def _deficits(tried: Mapping[int, Tried]) -> tuple[tuple[float, ...], ...]:
-    return tuple(one.deficits for one in tried.values())
+# What is read from the attributes of a study, and of a trial
 
 
 def allowed_by(attributes: Mapping[str, Any]) -> float:
-    """Return the drop that a study's target allows, in the metric's unit; NaN while it is a share of an unknown value.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the drop that a study's target allows, in the metric's unit; NaN for a share of an unknown value."""
     return float(attributes["allowed_drops"][attributes["target"]])
 
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
-    """Return the baseline's final metric by the seed's index, as a study keeps it.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the baseline's final metric by the seed's index."""
     return {int(index): float(value) for index, value in attributes.get(BASELINE_RUNS, {}).items()}
 
 
 def further_of(attributes: Mapping[str, Any]) -> dict[int, list[Run]]:
-    """Return what a study keeps of leaders on further seeds: number of the trial -> index of the seed and deficit.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the runs of leaders on further seeds, by the number of the trial."""
     stored = attributes.get(FURTHER, {})
-    return {
-        int(number): [(int(index), math.inf if one is None else float(one)) for index, one in row]
-        for number, row in stored.items()
-    }
+    return {int(number): [(int(index), _deficit(one)) for index, one in row] for number, row in stored.items()}
 
 
-def deficits_of(attributes: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return a trial's deficits, one per seed; inf where it diverged."""
-    return tuple(math.inf if value is None else float(value) for value in attributes["deficits"])
+def _deficit(stored: float | None) -> float:
+    """Return a deficit, of which inf (it diverged) is stored as None."""
+    return math.inf if stored is None else float(stored)
+
+
+_RecordT = TypeVar("_RecordT")
+
+
+def read_record(kind: type[_RecordT], stored: Mapping[str, Any]) -> _RecordT:
+    """Return a record whose fields were stored as strict JSON; what is None there is NaN."""
+    return kind(**{name: math.nan if value is None else value for name, value in stored.items()})

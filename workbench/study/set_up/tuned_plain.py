@@ -45,13 +45,6 @@ def plain_standing(
     """Judge the trials of tuned plain by themselves, as bold as the allowed drop lets them be.
 
     What is compared with tuned plain shall not look better because that was cautious.
-
-    Args:
-        file: The study's file.
-        trials: All trials of the study.
-        allowed: Allowed drop, in the metric's unit.
-        attributes: The study's user attributes.
-        also: A trial of it that still runs.
     """
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
     return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
@@ -60,14 +53,7 @@ def plain_standing(
 def best_plain(
     file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
 ) -> FrozenTrial | None:
-    """Return the trial of tuned plain that is fastest among those that keep the quality; None where none does.
-
-    Args:
-        file: The study's file.
-        trials: All trials of the study.
-        allowed: Allowed drop, in the metric's unit.
-        attributes: The study's user attributes.
-    """
+    """Return the trial of tuned plain that is fastest among those that keep the quality; None where none does."""
     standing = plain_standing(file, trials, allowed, attributes)
     if standing.leader is not None:
         return trials[standing.leader]
@@ -78,14 +64,7 @@ def best_plain(
 def next_plain(
     file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the parameters of the next run of tuned plain; None where none is left that could be faster.
-
-    Args:
-        file: The study's file.
-        trials: All trials of the study.
-        allowed: Allowed drop, in the metric's unit.
-        attributes: The study's user attributes.
-    """
+    """Return the parameters of the next run of tuned plain; None where none is left that could be faster."""
     rates: Sequence[float | None] = file.set_up.plain_rates or [None]
     begun = sum(bool(trial.user_attrs.get(PLAIN)) and trial.state != TrialState.WAITING for trial in trials)
     if begun < len(_FIRST_LENGTHS):
