@@ -27,24 +27,14 @@ __all__ = ["embed", "render"]
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page.
-
-    Args:
-        template: File name of a template of this folder.
-        values: What it shows.
-
-    Raises:
-        jinja2.TemplateError: When the template asks for a value that is not there.
-    """
+    """Return a page: a template of this folder, filled with values."""
     return _templates().get_template(template).render(values)
 
 
 def embed(figure: go.Figure, identifier: str) -> Markup:
     """Return a figure as HTML for a page that has plotly.js already; an empty one as its sentence.
 
-    Args:
-        figure: The figure; its height is kept, its width follows the page.
-        identifier: The div's id, unique on the page.
+    Its height is kept, its width follows the page; the identifier, its div's, is unique on the page.
     """
     if not figure.data:  # an empty state needs no 5 MB of script to be read
         reasons = " ".join(str(note.text) for note in figure.layout.annotations)

@@ -31,10 +31,6 @@ _FREEZE_TYPES = {0: "continuous", 1: "interval"}
 def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
     """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made.
 
-    Args:
-        folder: Folder of the files; it must exist.
-        study: What the study found.
-
     Returns:
         The files. A check or picture of an earlier run that this study has no more is removed.
 
@@ -51,15 +47,15 @@ def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
         "freezing_limit.csv": _csv(study.freezing_limits),
         "freezing_limit.svg": _freezing_limit(study),
     }
-    written = []
     for name, content in contents.items():
-        path = folder / name
         if content:
-            write_text_atomically(path, content)
-            written.append(path)
+            write_text_atomically(folder / name, content)
         else:
-            path.unlink(missing_ok=True)
-    return written
+            (folder / name).unlink(missing_ok=True)
+    return [folder / name for name, content in contents.items() if content]
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 def results_page(study: StudyResult) -> str:
@@ -71,16 +67,10 @@ def results_page(study: StudyResult) -> str:
         f"* {study.counts.n_finished} of {study.n_trials} trials finished: {study.counts.text()}.",
         f"* {_hardware(study)}.",
         "",
-        _exported(study),
-        _candidates(study),
-        _gains(study),
-        _left_out(study),
-        _trials(study),
-        _policies(study),
-        _freezing(study),
-        _importance(study),
     ]
-    return "\n".join(part for part in parts if part is not None).rstrip() + "\n"
+    sections = (_exported, _candidates, _gains, _left_out, _trials, _policies, _freezing, _importance)
+    parts += [section for make in sections if (section := make(study))]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _searched(study: StudyResult) -> list[str]:
@@ -103,73 +93,55 @@ def _hardware(study: StudyResult) -> str:
     return "; ".join(part for part in (", ".join(hardware), ", ".join(versions)) if part) or "Hardware unknown"
 
 
-def _exported(study: StudyResult) -> str | None:
+def _exported(study: StudyResult) -> str:
     if not study.choices:
-        return None
+        return ""
     headlines = [f"**{target}: {told}**\n" for target, told in study.headlines.items()]
     return "\n".join(["## Exported\n", *headlines, *(f"* {told}" for told in study.choice_sentences), ""])
 
 
-def _candidates(study: StudyResult) -> str | None:
+def _candidates(study: StudyResult) -> str:
     if not study.candidates:
-        return None
+        return ""
+    speed = f"speed {study.per}, x O0 (95 %)"
+    head = ["for", "candidate", "in effect", speed, "drop", "95 % bound", "allowed", "seeds", "verdict", "exported"]
     rows = [
         [
             one.target,
             one.label,
             one.summary,
             format_interval(one.speedup, one.speedup_low, one.speedup_high),
-            format_number(one.drop),
-            format_number(one.drop_bound),
-            format_number(one.allowed_drop),
+            *map(format_number, (one.drop, one.drop_bound, one.allowed_drop)),
             str(one.n_seeds),
             str(one.verdict),
             "yes" if study.chosen.get(one.target) == one.label else "",
         ]
         for one in study.candidates
     ]
-    for target, (tuned, speed) in study.fair_baselines.items():
-        told = [target, "tuned plain", tuned.summary, format_interval(speed, None, None), format_number(tuned.drop)]
+    for target, (tuned, times) in study.fair_baselines.items():
+        told = [target, "tuned plain", tuned.summary, format_interval(times, None, None), format_number(tuned.drop)]
         rows.append([*told, "", "", "", "reference", ""])
-    head = [
-        "for",
-        "candidate",
-        "in effect",
-        f"speed {study.per}, x O0 (95 %)",
-        "drop",
-        "95 % bound",
-        "allowed",
-        "seeds",
-        "verdict",
-    ]
-    return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
+    return f"## Candidates, trained again beside O0\n\n{_table(head, rows)}"
 
 
-def _gains(study: StudyResult) -> str | None:
+def _gains(study: StudyResult) -> str:
     """Return what each part of each export contributes."""
     sections = []
-    for target, parts in study.attribution.items():
-        if not parts:
-            continue
-        rows = [
-            [
-                one.part,
-                f"{one.factor:.2f}",
-                _ends(one.low, one.high) or "not measured by itself",
-                f"{one.alone:.2f}" if math.isfinite(one.alone) else "",
-                one.note,
-            ]
-            for one in parts
-        ]
+    head = ["part", "factor, x", "95 % interval", "alone, x", "note"]
+    for target, parts in ((target, parts) for target, parts in study.attribution.items() if parts):
+        rows = []
+        for one in parts:
+            alone = f"{one.alone:.2f}" if math.isfinite(one.alone) else ""
+            interval = _ends(one.low, one.high) or "not measured by itself"
+            rows.append([one.part, f"{one.factor:.2f}", interval, alone, one.note])
         rows.append(["all parts together", f"{math.prod(one.factor for one in parts):.2f}", "", "", ""])
         taken = study.choices[target].candidate if target in study.choices else None
         if taken is not None:
             measured = [f"{taken.speedup:.2f}", _ends(taken.speedup_low, taken.speedup_high)]
             rows.append([f"whole runs of {taken.label}, measured", *measured, "", ""])
-        head = ["part", "factor, x", "95 % interval", "alone, x", "note"]
         sections.append(f"## Where the gain of {target} comes from\n\n{_table(head, rows)}")
     if not sections:
-        return None
+        return ""
     told = (
         "Factor: time of a run to the same quality without the part / with it, each on top of the parts above it. "
         "Alone: the same, the part left out of the whole set-up.\n"
@@ -181,10 +153,9 @@ def _ends(low: float, high: float) -> str:
     return f"{low:.2f} to {high:.2f}" if math.isfinite(low) and math.isfinite(high) else ""
 
 
-def _left_out(study: StudyResult) -> str | None:
-    if not study.left_out:
-        return None
-    return "\n".join(["## What was left out, and why\n", *(f"* {sentence}" for sentence in study.left_out), ""])
+def _left_out(study: StudyResult) -> str:
+    told = [f"* {sentence}" for sentence in study.left_out]
+    return "\n".join(["## What was left out, and why\n", *told, ""]) if told else ""
 
 
 def _trials(study: StudyResult) -> str:
@@ -198,16 +169,14 @@ def _trials(study: StudyResult) -> str:
     overflows = any(trial.overflows for trial in study.ended)
     timed = study.objective == "time_to_target"
     head = ["trial", "in effect", *names, f"speed {study.per_trial}, x O0 (95 %)", study.metric_name, "drop"]
-    head += ["steps to target"] if timed else []
-    head += ["wasted steps"] if overflows else []
+    head += ["steps to target"] * timed + ["wasted steps"] * overflows
     rows = []
     for trial in shown:
         relative = (trial.relative_step_time, trial.relative_high, trial.relative_low)
         middle, low, high = (1.0 / time if time > 0.0 else math.nan for time in relative)
         row = [str(trial.number), trial.summary, *(_value(trial.parameters.get(name)) for name in names)]
         row += [format_interval(middle, low, high), format_number(trial.metric), format_number(trial.metric_deficit)]
-        row += [_steps(trial)] if timed else []
-        row += [str(trial.overflows)] if overflows else []
+        row += [_steps(trial)] * timed + [str(trial.overflows)] * overflows
         rows.append([*row, outcome_of(trial, study.allowed_drops)])
     return f"## Trials, one run each\n\n{told}{_table([*head, 'came to'], rows)}"
 
@@ -221,11 +190,11 @@ def _steps(trial: TrialRecord) -> str:
     return f"{trial.steps_to_target:.0f}" + (f" + {trial.warm_up_steps}" if trial.warm_up_steps else "")
 
 
-def _policies(study: StudyResult) -> str | None:
+def _policies(study: StudyResult) -> str:
     policy, checked = study.loss_scale_policy or {}, _checked(study)
     sentence = str(policy.get("sentence", policy.get("failed", "")))
     if not sentence:
-        return None
+        return ""
     if not checked:
         return f"## Loss scale by replay\n\n{sentence}\n"
     rows = [
@@ -253,9 +222,9 @@ def _within(policy: Mapping[str, Any]) -> bool:
     return bool(policy["overflows_low"] <= policy["observed"] <= policy["overflows_high"])
 
 
-def _freezing(study: StudyResult) -> str | None:
+def _freezing(study: StudyResult) -> str:
     if not study.freezing_limits:
-        return None
+        return ""
     rows = [
         [
             str(one["trial"]),
@@ -263,9 +232,10 @@ def _freezing(study: StudyResult) -> str | None:
             format_number(one["freeze_p"]),
             str(one["param_groups"]),
             f"{100.0 * one['frozen_share']:.3g} %",
-            format_interval(one["realised"], one["realised_low"], one["realised_high"]),
-            format_interval(one["limit"], one["limit_low"], one["limit_high"]),
-            format_interval(one["reached"], one["reached_low"], one["reached_high"]),
+            *(
+                format_interval(one[name], one[f"{name}_low"], one[f"{name}_high"])
+                for name in ("realised", "limit", "reached")
+            ),
         ]
         for one in study.freezing_limits
     ]
@@ -276,22 +246,40 @@ def _freezing(study: StudyResult) -> str | None:
     )
 
 
-def _importance(study: StudyResult) -> str | None:
+def _importance(study: StudyResult) -> str:
     if not study.importance or len(study.ended) < _FEWEST_FOR_IMPORTANCE:
-        return None
+        return ""
     ranked = sorted(study.importance.items(), key=lambda item: -item[1])
     return f"## What matters\n\n{_table(['parameter', 'share'], [[name, f'{share:.2f}'] for name, share in ranked])}"
 
 
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# -- pictures and tables -----------------------------------------------------------------------------------------------
+
+
 def _speed_accuracy(study: StudyResult) -> str:
-    points = []
-    for trial in study.ended:
-        if not trial.relative_step_time > 0.0:
-            continue
-        color = _color(study, trial)
-        ends = (1.0 / trial.relative_high, 1.0 / trial.relative_low)
-        told = f"trial {trial.number}: {trial.summary}"
-        points.append(Point(1.0 / trial.relative_step_time, trial.metric, ends, None, color, told))
+    points = [
+        Point(
+            1.0 / trial.relative_step_time,
+            trial.metric,
+            (1.0 / trial.relative_high, 1.0 / trial.relative_low),
+            color=_color(study, trial),
+            text=f"trial {trial.number}: {trial.summary}",
+        )
+        for trial in study.ended
+        if trial.relative_step_time > 0.0
+    ]
     if not points:
         return ""
     base = [trial.metric for trial in study.ended if trial.number == 0 and math.isfinite(trial.metric)]
@@ -311,18 +299,15 @@ def _parameters(study: StudyResult) -> str:
     """Return the objective over every searched number."""
     panels = []
     for name in _searched(study):
-        found = [
-            (trial, trial.parameters[name])
-            for trial in study.ended[1:]
-            if isinstance(trial.parameters.get(name), (int, float)) and not isinstance(trial.parameters[name], bool)
-        ]
-        values = [float(value) for _, value in found]
-        if len(set(values)) < 3:
+        found = [(trial, trial.parameters.get(name)) for trial in study.ended[1:]]
+        numbers = [(trial, float(value)) for trial, value in found if type(value) in (int, float)]
+        values = {value for _, value in numbers}
+        if len(values) < 3:
             continue
         log = min(values) > 0.0 and max(values) / min(values) > 30.0
         points = [
-            Point(float(value), trial.value, color=_color(study, trial), text=f"trial {trial.number}")
-            for trial, value in found
+            Point(value, trial.value, color=_color(study, trial), text=f"trial {trial.number}")
+            for trial, value in numbers
         ]
         panels.append(Panel(name, name, f"objective ({study.objective})", points, log_x=log))
     return chart(panels, note="blue: within the allowed drop of every export; smaller is better") if panels else ""
@@ -347,13 +332,16 @@ def _replay_check(study: StudyResult) -> str:
         )
         for one in checked
     ]
+
+    def panel(title: str, shown: Sequence[Point]) -> Panel:
+        end = max(max(point.x, point.y) for point in shown)
+        return Panel(title, "observed, steps", "predicted, steps", shown, [((0.0, 0.0), (end, end))])
+
+    panels = [panel("Wasted steps", points)]
     most = max(max(point.x, point.y) for point in points)
-    labels = ("observed, steps", "predicted, steps")
-    panels = [Panel("Wasted steps", *labels, points, [((0.0, 0.0), (most, most))])]
     few = [point for point in points if max(point.x, point.y) <= 0.3 * most]
     if len(few) > 1:  # a scale that wastes nearly every step squeezes all others into a corner
-        largest = max(max(point.x, point.y) for point in few)
-        panels.append(Panel("The fewest of them", *labels, few, [((0.0, 0.0), (largest, largest))]))
+        panels.append(panel("The fewest of them", few))
     return chart(panels, note="blue: within the stated range; orange: outside")
 
 
@@ -388,15 +376,3 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     return str(pd.DataFrame(list(rows)).to_csv(index=False, lineterminator="\n", float_format="%.6g"))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

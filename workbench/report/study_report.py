@@ -20,6 +20,7 @@ from markupsafe import Markup
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, StudyResult, TrialRecord, objective_title
+from workbench.core.text import format_duration
 from workbench.core.trial_counts import outcome_of
 from workbench.figures import (
     MetricScale,
@@ -49,9 +50,6 @@ _MOST_CURVES = 4  # besides that of O0
 def write_report(answer: StudyResult) -> StudyResult:
     """Write report.html, and the tables and pictures that a repository keeps, beside the exported files.
 
-    Args:
-        answer: What the study found.
-
     Returns:
         The answer with the report's path.
 
@@ -66,15 +64,7 @@ def write_report(answer: StudyResult) -> StudyResult:
 
 
 def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Path:
-    """Write the report as one self-contained HTML file, whole or not at all.
-
-    Args:
-        path: File to write; its folder must exist.
-        answer: What the study found.
-        sources: What was read from its files.
-
-    Returns:
-        The path.
+    """Write the report as one self-contained HTML file, whole or not at all, and return its path.
 
     Raises:
         OSError: When the folder is missing, not writable, or the disk is full; an old report is then unchanged.
@@ -84,13 +74,7 @@ def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Pat
 
 
 def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "") -> str:
-    """Return the report as HTML text.
-
-    Args:
-        answer: What the study found.
-        sources: What was read from its files.
-        created: When the report is written, as text; empty leaves it out.
-    """
+    """Return the report as HTML text; ``created`` says when it is written."""
     metric = MetricScale.of(answer)
     drawn = _figures(answer, sources, metric)
     names = (*_FIGURES, *(f"attribution-{target}" for target in answer.attribution))
@@ -113,13 +97,7 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
 
 
 def parameter_text(path: str, value: Any, config: Mapping[str, Any] | None = None) -> str:
-    """Write one searched parameter as a person would say it.
-
-    Args:
-        path: Config path, for example ``"grad_freeze.freeze_p"``.
-        value: Its value.
-        config: The whole configuration as a dictionary: what a value comes to may depend on others.
-    """
+    """Write one searched parameter as a person would say it; what it comes to may depend on the whole configuration."""
     if path == "grad_freeze.freeze_p" and isinstance(value, int | float):
         others = (config or {}).get("grad_freeze", {})
         freezing = BoostConfig.from_dict({"grad_freeze": {**others, "freeze_p": value}}).grad_freeze
@@ -175,7 +153,7 @@ def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> 
         (f"{name[:1].upper()}{name[1:]} of O0", metric.value_text(answer.baseline_metric), "the baseline"),
         ("Allowed drop", _drops(answer, metric) or "none set", "for " + ", ".join(drops) if drops else ""),
         ("Trials", f"{counts.n_finished}", counts.text()),
-        ("Search time", _duration(seconds) if seconds else "unknown", "all trials together"),
+        ("Search time", format_duration(seconds) if seconds else "unknown", "all trials together"),
     ]
     recording = sources.recording
     if recording is not None and len(recording.steps):
@@ -188,14 +166,6 @@ def _drops(answer: StudyResult, metric: MetricScale) -> str:
     """Write all allowed drops, with the unit they share once: ``0.5 / 3 points``."""
     texts = [metric.difference_text(drop) for drop in answer.allowed_drops.values()]
     return " / ".join([t.removesuffix(" points").removesuffix(" point") for t in texts[:-1]] + texts[-1:])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:
