@@ -300,7 +300,7 @@ def _parameters(study: StudyResult) -> str:
     panels = []
     for name in _searched(study):
         found = [(trial, trial.parameters.get(name)) for trial in study.ended[1:]]
-        numbers = [(trial, float(value)) for trial, value in found if type(value) in (int, float)]
+        numbers = [(trial, float(value)) for trial, value in found if type(value) is int or type(value) is float]
         values = {value for _, value in numbers}
         if len(values) < 3:
             continue

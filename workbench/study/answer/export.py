@@ -173,7 +173,7 @@ def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[s
             f"{origin['seed']}; other initial weights need snapshots of their own (snapshots.count, then "
             "dim_reduce.weight_load_dir in place of pca_mat_path)."
         )
-    without_none: dict[str, Any] = _without_none(plain(told | origin))
+    without_none: dict[str, Any] = _without_none(plain({**told, **origin}))
     return without_none
 
 

@@ -253,5 +253,5 @@ def _with_importance(result: StudyResult, study: optuna.Study, file: StudyFile) 
         told = f"The importance of the parameters cannot be told from so few trials ({reason})."
         return replace(result, messages=[*result.messages, told])
     settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
-    known = {name: share for name, share in found.items() if math.isfinite(share) and name not in settings}
+    known = {name: float(share) for name, share in found.items() if math.isfinite(share) and name not in settings}
     return replace(result, importance=known)

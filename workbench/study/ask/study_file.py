@@ -310,8 +310,8 @@ class StudyFile(_Part):
         is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
         usual = _ACCURACY_DROPS if is_accuracy else {}
         if self.study.objective == "time_to_quality":
-            named = {target: drop for target, drop in given.items() if drop is not None}
-            given = named or {"o1": usual.get("o1", _USUAL_SHARE)}
+            given = {target: drop for target, drop in given.items() if drop is not None}
+            given = given or {"o1": usual.get("o1", _USUAL_SHARE)}
         drops: dict[str, float] = {}
         for target, drop in given.items():
             chosen = usual.get(target) if drop is None else drop
