@@ -166,41 +166,59 @@ class Attributor:
     def without_idle_parts(self, number: int) -> int:
         """Take a set-up apart and train it without the parts that are no gain, where there are some.
 
+        Each of them is no sure gain by itself, but together they may be one. So where the set-up without all of them
+        takes clearly longer, the most useful one goes back, and so on.
+
         Returns:
             The trial that remains. It is what the study exports, unless it turns out not to keep the quality: an
             answer whose parts are known is worth more than one that seems a little faster.
         """
-        trials = self._study.get_trials(deepcopy=False)
-        config, values = self._set_up_of(trials[number])
-        bars = self.take_apart(number)
+        config, values = self._set_up_of(self._study.get_trials(deepcopy=False)[number])
+        bars = {bar.part: bar for bar in self.take_apart(number)}
         no_gain = self._study.user_attrs.get(_IDLE, {}).get(str(number), [])
         idle = [part for part in self._parts(config) if part.name in no_gain]
-        remaining = self._trained_without(idle, values, number) if idle else number
-        if remaining == number:
-            keep_remaining(self._study, number, {})
-            return number
-        kept = [bar for bar in bars[1:] if bar.part not in no_gain]
-        self._keep(remaining, self._on_schedule(remaining, bars[0], kept))
+        idle.sort(key=lambda part: _seen_factor(bars[part.name]))
+        remaining = number
+        try:
+            while idle:
+                trained, longer = self._trained_without(idle, values, number)
+                if longer <= _NO_LOSS:
+                    remaining = trained
+                    break
+                names = _BESIDE.join(part.name for part in idle[:-1])
+                note = f"no sure gain by itself, but without it{f' and {names}' if names else ''} "
+                note += f"a run takes {longer:.2f} x as long" if math.isfinite(longer) else "no run came to its end"
+                bars[idle[-1].name] = replace(bars[idle[-1].name], note=note)
+                idle.pop()
+        except OutOfTimeError:
+            for part in idle:
+                note = "no sure gain; no time was left to train the set-up without it"
+                bars[part.name] = replace(bars[part.name], note=note)
+            idle = []
+        first, *others = bars.values()
+        gone = {part.name for part in idle}
+        kept = [bar for bar in others if bar.part not in gone]
+        self._keep(remaining, [first, *kept] if remaining == number else self._on_schedule(remaining, first, kept))
         plain_values = self._plain.leaves()
         keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
 
-    def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> int:
-        """Train a set-up without some of its parts; return the trial, or the set-up's own where that is no better."""
+    def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> tuple[int, float]:
+        """Train a set-up without some of its parts; return the trial and how much longer it takes, inf if it failed.
+
+        Raises:
+            OutOfTimeError: When the time is over.
+        """
         without = dict(values)
         for part in idle:
             without = part.taken_out(without, self._plain)
         without[_LENGTH] = self._expected(without, SURE).length
         purpose = f"trial {number} without what is no gain"
-        try:
-            trained = self._run(without, {"n_seeds": _SEEDS, "purpose": purpose})
-        except OutOfTimeError:
-            return number
+        trained = self._run(without, {"n_seeds": _SEEDS, "purpose": purpose})
         trials = self._study.get_trials(deepcopy=False)
         if trials[trained].state != TrialState.COMPLETE:  # what failed competes for nothing
-            return number
-        # Each alone is no gain, together they may be one.
-        return trained if _time_of(trials[trained]) <= _NO_LOSS * _time_of(trials[number]) else number
+            return number, math.inf
+        return trained, _time_of(trials[trained]) / _time_of(trials[number])
 
     def _on_schedule(self, number: int, schedule: GainPart, bars: Sequence[GainPart]) -> list[GainPart]:
         """Return a trial's parts, with what is left of its gain for the schedule, on which the others stand."""
@@ -348,6 +366,11 @@ def _is_idle(bar: GainPart) -> bool:
         return False
     deviation = math.log(bar.factor / bar.low) / float(student.ppf(0.975, 30))
     return math.log(bar.factor) <= float(student.ppf(_GAIN_LEVEL, 30)) * deviation
+
+
+def _seen_factor(bar: GainPart) -> float:
+    """Return a part's factor in the whole set-up, or else where it was taken out of what was left of that."""
+    return bar.alone if math.isfinite(bar.alone) else bar.factor
 
 
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:
