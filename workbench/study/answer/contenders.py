@@ -21,23 +21,14 @@ __all__ = ["Contender", "contenders"]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A trial that competes for an export.
-
-    Args:
-        trial: The trial.
-        target: ``"o1"`` or ``"o2"``.
-        config: Its configuration with the chosen loss-scale policy.
-        plan: What that means at its boost level.
-        allowed_drop: Drop the export allows.
-        baseline_steps: Steps in which O0 reached this export's target in the search; NaN when unknown.
-    """
+    """A trial that competes for an export, ``"o1"`` or ``"o2"``."""
 
     trial: TrialRecord
     target: str
-    config: BoostConfig
-    plan: Plan
+    config: BoostConfig  # with the chosen loss-scale policy
+    plan: Plan  # what that means at its boost level
     allowed_drop: float
-    baseline_steps: float = math.nan
+    baseline_steps: float = math.nan  # in which O0 reached this export's target in the search; NaN when unknown
 
     @property
     def key(self) -> str:
@@ -58,15 +49,8 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
             stored = study.get_trials(deepcopy=False)
             ordered = iter(ranked(stored, trials, file, allowed_drop, study.user_attrs))
         else:
-            ordered = competing_trials(
-                trials,
-                baseline,
-                target,
-                allowed_drop,
-                objective=file.study.objective,
-                higher_is_better=higher,
-                plans=file.plans,
-            )
+            options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
+            ordered = competing_trials(trials, baseline, target, allowed_drop, **options)
         baseline_steps = aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher).steps_to_target
         pools[target] = []
         for trial in ordered:

@@ -32,12 +32,8 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
         plan = file.plans.resolve(BoostConfig.from_dict(trial.config), trial.level)
         if not plan.grad_freeze:
             continue
-        job = FreezingLimitJob(
-            (explicit_config(plan), plan.level),
-            seed=file.study.seed,
-            rounds=section.rounds,
-            steps_per_block=section.steps_per_block,
-        )
+        side, seed = (explicit_config(plan), plan.level), file.study.seed
+        job = FreezingLimitJob(side, seed=seed, rounds=section.rounds, steps_per_block=section.steps_per_block)
         measured = experimenter.run(job)
         freezing = plan.config.grad_freeze
         row = {

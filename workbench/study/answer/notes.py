@@ -61,9 +61,7 @@ class Notes:
     def write(self, trials: Sequence[TrialRecord], answer: Sequence[str] = ()) -> None:
         """Write the notes that are missing; a database that is away is no error, they are written next time.
 
-        Args:
-            trials: Records of the study's trials.
-            answer: Sentences of the answer, once there is one; without them an answer that is there stays.
+        Without sentences of the answer, one that is there stays.
         """
         storage = self._study._storage
         storage = getattr(storage, "_backend", storage)  # Optuna's cache stands in front of it
@@ -180,9 +178,8 @@ def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, floa
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")
-    lines.append(
-        f"* **{outcome_of(trial, allowed_drops)}**{f': {hide_passwords(trial.message)}' if trial.message else ''}"
-    )
+    told = f": {hide_passwords(trial.message)}" if trial.message else ""
+    lines.append(f"* **{outcome_of(trial, allowed_drops)}**{told}")
     if trial.run_path:
         lines.append(f"* recorded in `{trial.run_path}`")
     return "\n".join(lines)

@@ -45,15 +45,10 @@ _RESERVED_ERROR = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PlannedTest:
-    """Which pairs a test takes and at what points it is read; fixed before it is.
+    """Which pairs a test takes and at what points it is read; fixed before it is."""
 
-    Args:
-        first: Number of its first pair, counted from 0 over all pairs of the study.
-        looks: Pairs so far and the error of each bound there, in the order of the looks.
-    """
-
-    first: int
-    looks: tuple[tuple[int, float], ...]
+    first: int  # number of its first pair, counted from 0 over all pairs of the study
+    looks: tuple[tuple[int, float], ...]  # pairs so far, and the error of each bound there
 
     @property
     def n_pairs(self) -> int:
@@ -95,21 +90,13 @@ def _check_pairs(n_pairs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is known of a candidate.
-
-    Args:
-        quality: Whether it keeps the metric.
-        time: How much faster it is.
-        n_pairs: Pairs it was trained on.
-        missing: Pairs that its last test still lacks.
-        end: Number of the first pair behind all its tests; 0 when none was planned.
-    """
+    """What is known of a candidate: whether it keeps the metric, and how much faster it is."""
 
     quality: Decision
     time: TimeRatio
-    n_pairs: int
-    missing: int
-    end: int
+    n_pairs: int  # it was trained on
+    missing: int  # that its last test still lacks
+    end: int  # number of the first pair behind all its tests; 0 when none was planned
 
     @property
     def verdict(self) -> Verdict:

@@ -119,16 +119,9 @@ def write_answer(
     folder: Path,
     require_confirmed: bool = False,
 ) -> StudyResult:
-    """Choose what each export takes, write the files and say why.
+    """Choose what each export takes, write the files into ``folder`` and say why.
 
-    Args:
-        study: The study; keeps the choice when the files go to its own ``result``.
-        file: The study's file.
-        directory: Folder of the study.
-        candidates: Judged candidates.
-        policy: The loss-scale policy that O0 gets, too; None, or one whose choice failed, changes nothing.
-        folder: Folder of the files.
-        require_confirmed: Export confirmed candidates only.
+    The loss-scale policy is O0's, too. The study keeps the choice when the files go to its own ``result``.
 
     Raises:
         StudyFailedError: When O0 has not finished.
@@ -186,19 +179,15 @@ def _with_choices_told(result: StudyResult, more: Sequence[str]) -> StudyResult:
 
 def _choices(result: StudyResult, file: StudyFile, *, require_confirmed: bool) -> dict[str, Choice]:
     """Return what each export takes."""
-    why_not = file.not_drawn()
-    choices = {}
-    for target, drop in result.allowed_drops.items():
-        nothing = nothing_found(
-            result.trials,
-            float(drop),
-            result.metric_name,
-            objective=result.objective,
-            why_not=why_not,
-            plans=file.plans,
-        )
-        choices[target] = select(target, result.candidates, nothing=nothing, require_confirmed=require_confirmed)
-    return choices
+    options: dict[str, Any] = {"objective": result.objective, "why_not": file.not_drawn(), "plans": file.plans}
+    nothing = {
+        target: nothing_found(result.trials, float(drop), result.metric_name, **options)
+        for target, drop in result.allowed_drops.items()
+    }
+    return {
+        target: select(target, result.candidates, nothing=told, require_confirmed=require_confirmed)
+        for target, told in nothing.items()
+    }
 
 
 def _result(

@@ -56,19 +56,17 @@ def competing_trials(
     goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
 
     def price_of(trial: TrialRecord) -> float:
-        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
-        return _price(trial, objective, trial.relative_step_time, steps)
+        value = trial.relative_step_time
+        if objective == "time_to_target":
+            steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+            value = trial.warm_up_steps + value * steps
+        return math.inf if math.isnan(value) else value
 
     limit = price_of(baseline)
-    cheaper = []
-    for trial in trials:
-        if trial.state != "complete" or trial.number == baseline.number or not trial.config:
-            continue
-        if not trial.metric_deficit <= allowed_drop:  # so for NaN: a diverged trial never fits
-            continue
-        price = price_of(trial)
-        if price < limit:
-            cheaper.append((price, trial.number, trial))
+    others = (one for one in trials if one.state == "complete" and one.number != baseline.number and one.config)
+    # A diverged trial, whose deficit is NaN, never fits.
+    fitting = ((price_of(one), one.number, one) for one in others if one.metric_deficit <= allowed_drop)
+    cheaper = [one for one in fitting if one[0] < limit]
     seen = {_plan(baseline, plans)[0]}
     beyond = _BY_LEVEL.difference(LEVELS[TARGETS[target]])
     for _, _, trial in sorted(cheaper, key=lambda one: one[:2]):
@@ -87,11 +85,6 @@ def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, 
 
 def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
     return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
-
-
-def _price(trial: TrialRecord, objective: str, ratio: float, steps: float) -> float:
-    value = trial.warm_up_steps + ratio * steps if objective == "time_to_target" else ratio
-    return math.inf if math.isnan(value) else value
 
 
 def select(

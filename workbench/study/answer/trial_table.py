@@ -11,7 +11,7 @@ import datetime
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,40 +109,30 @@ def check_table_path(path: Path) -> None:
 def _table(study: optuna.Study, records: Sequence[TrialRecord], dimensions: Sequence[Dimension]) -> pd.DataFrame:
     stored = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     metric_name = str(study.user_attrs.get("metric_name", ""))
-    rows = [_row(record, stored[record.number], metric_name) for record in records]
+    rows = [
+        {
+            **{name: getattr(record, name) for name in TRIAL_COLUMNS if hasattr(record, name)},
+            "trial": record.number,
+            "in_effect": record.summary,
+            "speed": _inverse(record.relative_step_time),
+            "speed_low": _inverse(record.relative_high),
+            "speed_high": _inverse(record.relative_low),
+            "metric_name": metric_name,
+            "drop": record.metric_deficit,
+            "started": _in_utc(stored[record.number].datetime_start),
+            "ended": _in_utc(stored[record.number].datetime_complete),
+            "message": hide_passwords(record.message),
+            "run": record.run_path,
+        }
+        for record in records
+    ]
     types = {name: kind for name, (kind, _, _) in TRIAL_COLUMNS.items()}
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     by_path = {dimension.path: dimension for dimension in dimensions if dimension.path not in types}
     drawn = [path for record in records for path in record.parameters if path not in types]
     for path in dict.fromkeys([*by_path, *drawn]):
-        values = [record.parameters.get(path) for record in records]
-        frame[path] = _column(values, by_path.get(path))
+        frame[path] = _column([record.parameters.get(path) for record in records], by_path.get(path))
     return frame
-
-
-def _row(record: TrialRecord, stored: optuna.trial.FrozenTrial, metric_name: str) -> dict[str, Any]:
-    return {
-        "trial": record.number,
-        "state": record.state,
-        "level": record.level,
-        "in_effect": record.summary,
-        "feasible": record.feasible,
-        "speed": _inverse(record.relative_step_time),
-        "speed_low": _inverse(record.relative_high),
-        "speed_high": _inverse(record.relative_low),
-        "metric_name": metric_name,
-        "metric": record.metric,
-        "drop": record.metric_deficit,
-        "allowed_drop": record.allowed_drop,
-        "value": record.value,
-        "steps_to_target": record.steps_to_target,
-        "warm_up_steps": record.warm_up_steps,
-        "seconds": record.seconds,
-        "started": _in_utc(stored.datetime_start),
-        "ended": _in_utc(stored.datetime_complete),
-        "message": hide_passwords(record.message),
-        "run": record.run_path,
-    }
 
 
 def _column(values: Sequence[Any], dimension: Dimension | None) -> pd.Series:
@@ -164,14 +154,13 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
     import pyarrow.parquet as pq
 
     plain = pa.Table.from_pandas(table, preserve_index=False)
-    described = [field.with_metadata(_about(field.name)) for field in plain.schema]
+    described = []
+    for field in plain.schema:
+        drawn = ("", "", f"Value drawn for `{field.name}`; empty where it was not in effect.")
+        _, unit, meaning = TRIAL_COLUMNS.get(field.name, drawn)
+        described.append(field.with_metadata({"unit": unit, "description": meaning}))
     # The table's own metadata let pandas read its types back.
     pq.write_table(plain.cast(pa.schema(described, metadata=plain.schema.metadata)), path)
-
-
-def _about(name: str) -> Mapping[str, str]:
-    _, unit, meaning = TRIAL_COLUMNS.get(name, ("", "", f"Value drawn for `{name}`; empty where it was not in effect."))
-    return {"unit": unit, "description": meaning}
 
 
 def _inverse(value: float) -> float:

@@ -32,22 +32,13 @@ from workbench.config import (
     describe_parameters,
     parameter_at,
     parents_of,
+    requested_switches,
 )
 from workbench.config.errors import did_you_mean, shown
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
-__all__ = [
-    "Dimension",
-    "Drawing",
-    "Draws",
-    "SearchedSpace",
-    "Suggestion",
-    "all_off",
-    "plans_by_level",
-    "read_space",
-    "suggest",
-]
+__all__ = ["Dimension", "Drawing", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
 
 _USUAL_LEVEL = "O1"
 _SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
@@ -80,27 +71,16 @@ Draws = optuna.Trial | Drawing
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One thing that is searched.
+    """One thing that is searched: listed choices, or a range of numbers."""
 
-    Args:
-        path: Config path, ``"level"``, or the path of an optimizer's own range, ``"optimizer.lr[Muon]"``.
-        kind: ``"choice"`` for listed values, else the kind of number.
-        choices: Listed values; empty for numbers.
-        low: Smallest number; NaN for choices.
-        high: Largest number; NaN for choices.
-        log: Whether it is walked in logarithmic steps.
-        step: Grid of the numbers; None for none.
-        but_for: Of a bare path: optimizers for which the study has a range of their own.
-    """
-
-    path: str
+    path: str  # config path, ``"level"``, or the path of an optimizer's own range, ``"optimizer.lr[Muon]"``
     kind: Literal["choice", "float", "int"]
     choices: tuple[Any, ...] = ()
     low: float = math.nan
     high: float = math.nan
-    log: bool = False
-    step: float | None = None
-    but_for: tuple[str, ...] = ()
+    log: bool = False  # whether it is walked in logarithmic steps
+    step: float | None = None  # grid of the numbers
+    but_for: tuple[str, ...] = ()  # of a bare path: optimizers for which the study has a range of their own
 
     @property
     def parameter(self) -> str:
@@ -155,14 +135,11 @@ class Dimension:
             StudyError: Naming the path, the rule and the value.
         """
         for value in self.extremes:
-            if self.path == "level":
-                if not isinstance(value, str) or value not in LEVELS:
-                    known = ", ".join(f'"{level}"' for level in LEVELS)
-                    hint = did_you_mean(str(value), LEVELS)
-                    raise StudyError(f"[space] `level` must be one of {known}, got {shown(value)}{hint}")
-                continue
             try:
-                base.with_values({self.parameter: value})
+                if self.path == "level":
+                    requested_switches(base, value)
+                else:
+                    base.with_values({self.parameter: value})
             except ConfigError as error:
                 raise StudyError(f"[space] {error}") from None
 
