@@ -18,31 +18,14 @@ import optuna
 from optuna.trial import TrialState
 
 from workbench.config import BoostConfig, Plan
-from workbench.core.paired_bounds import (
-    TimeRatio,
-    decidable_drop,
-    decide,
-    fewest_pairs_for_a_ratio,
-    format_duration,
-    planned_pairs,
-    run_time_ratio,
-    smallest_gap,
-    time_ratio,
-)
+from workbench.core import paired_bounds
+from workbench.core.paired_bounds import TimeRatio, decide
 from workbench.core.records import CandidateRecord, Verdict, timed_per
+from workbench.core.text import format_duration
+from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.contenders import Contender
-from workbench.study.answer.planned_tests import (
-    FIRST_ERROR,
-    LARGEST_TIME_ERROR,
-    Judgement,
-    PlannedTest,
-    first_test,
-    further_error,
-    further_test,
-    judge,
-    sentence,
-)
+from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
 from workbench.study.answer.selection import TARGETS, select
 from workbench.study.ask.plans import explicit_config, needs_warm_up
 from workbench.study.ask.search_space import all_off
@@ -57,11 +40,8 @@ from workbench.study.store.stored_records import trials_of
 
 __all__ = ["Confirmation"]
 
-_N_PILOTS = 5
-"""Pairs of a test whose standard deviation says how many it takes in all."""
-
-_SHARE_OF_TIME = 0.9
-"""Part of the time left that a test is planned for; the rest is for what takes longer than before."""
+_N_PILOTS = 5  # pairs of a test whose standard deviation says how many it takes in all
+_SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
 class Confirmation:
@@ -121,7 +101,7 @@ class Confirmation:
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
         self._scale: dict[str, Any] = {
             "higher_is_better": experimenter.higher_is_better,
-            "resolution": smallest_gap(seen) or None,
+            "resolution": paired_bounds.smallest_gap(seen) or None,
         }
         self._searched_seconds = {
             str(trial.user_attrs["plan_key"]): Trained.from_json(trial.user_attrs["trained"]).seconds
@@ -151,8 +131,8 @@ class Confirmation:
         for target in dict.fromkeys(one.target for one in candidates):
             taken = select(target, candidates).candidate
             if taken is not None:
-                level = TARGETS[target]
-                chosen[target] = self._file.plans.resolve(BoostConfig.from_dict(dict(taken.config)), level).key()
+                config = BoostConfig.from_dict(dict(taken.config))
+                chosen[target] = self._file.plans.resolve(config, TARGETS[target]).key()
         return chosen
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
@@ -191,7 +171,7 @@ class Confirmation:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self.cut_short = True
                 return ""
-            test = further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
+            test = planned_tests.further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
             self._runs.keep_test(target, contender.key, test, contender.allowed_drop)
             self._train_test(contender)
         return ""
@@ -205,7 +185,7 @@ class Confirmation:
         section, drop = self._file.confirm, contender.allowed_drop
         is_at_full_level = self._all_confirmed_at_once(target, drop)
         n_further = self._runs.n_further(target)
-        error = FIRST_ERROR if is_at_full_level else further_error(n_further)
+        error = planned_tests.FIRST_ERROR if is_at_full_level else planned_tests.further_error(n_further)
         n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
         pilots = PlannedTest(0, ((n_pilots, error),))
         self._train_pairs(contender, pilots, n_pilots)
@@ -213,15 +193,13 @@ class Confirmation:
         has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
             # Nothing is spent on a test too short.
-            begun = (
-                f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made" if pairs else ""
-            )
-            return f"it was not tested over seeds, since the time was over{begun}"
+            begun = f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made"
+            return f"it was not tested over seeds, since the time was over{begun if pairs else ''}"
         bounds = decide(pairs, 0.0, **self._scale).bounds
         n_pairs = self._asked or section.seeds_max
         is_bounded = bounds.n_pairs >= 2 and not has_diverged
         if self._asked is None and is_bounded:
-            n_pairs = planned_pairs(
+            n_pairs = paired_bounds.planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
             if self._counts_runs:  # the search has aimed below the allowed drop for so many
@@ -229,14 +207,16 @@ class Confirmation:
             if self._deadline is not None:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
             elif self._counts_steps:
-                n_pairs = max(n_pairs, fewest_pairs_for_a_ratio(min(error, LARGEST_TIME_ERROR)))
+                time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
+                n_pairs = max(n_pairs, paired_bounds.fewest_pairs_for_a_ratio(time_error))
         if is_bounded:
-            smallest = decidable_drop(bounds.spread, n_pairs, error=error)
+            smallest = paired_bounds.decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
             self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
-        at_least = section.seeds_min if self._counts_runs else 2  # its runs give the time, too
-        test = first_test(n_pairs, at_least) if is_at_full_level else further_test(0, n_pairs, n_further)
+        test = planned_tests.further_test(0, n_pairs, n_further)
+        if is_at_full_level:  # whose runs may give the time, too
+            test = planned_tests.first_test(n_pairs, section.seeds_min if self._counts_runs else 2)
         self._runs.keep_test(target, contender.key, test, drop)
         return ""
 
@@ -327,11 +307,11 @@ class Confirmation:
         judged = self._judged(contender)
         if judged.quality.reason == "not tested":
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
-        told = sentence(
+        told = planned_tests.sentence(
             judged,
             self._experimenter.metric_name,
             per="to the target" if self._counts_steps else timed_per(self._file.study.objective),
-            next_error=further_error(self._runs.n_further(contender.target)),
+            next_error=planned_tests.further_error(self._runs.n_further(contender.target)),
             seconds_per_pair=self._seconds_per_pair(contender),
             command=self._command,
         )
@@ -382,7 +362,9 @@ class Confirmation:
         """Return how much faster the contender is at a look, of the study's objective."""
         if self._counts_runs:
             pairs = self._runs.pairs(contender.key, test.first, n_pairs)
-            return run_time_ratio([(baseline.seconds, candidate.seconds) for baseline, candidate in pairs], error=error)
+            return paired_bounds.run_time_ratio(
+                [(baseline.seconds, candidate.seconds) for baseline, candidate in pairs], error=error
+            )
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
@@ -395,7 +377,7 @@ class Confirmation:
             goal = metric_of(baseline) - sign * contender.allowed_drop
             steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in (baseline, candidate)]
             times.append((min(steps[0], float(self._steps)), math.inf if candidate.diverged else steps[1]))
-        return time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
+        return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
     def _untested_ratio(self, contender: Contender) -> TimeRatio:
         """Return what is known without pairs: the time of a step, or the search's one run to the target.
@@ -406,7 +388,7 @@ class Confirmation:
         if measured is None:
             return TimeRatio(1.0 / trial.relative_step_time, 0.0, math.inf, None)
         if not self._counts_steps:
-            return time_ratio((), measured)
+            return paired_bounds.time_ratio((), measured)
         ratio, high, low = (
             contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
         )

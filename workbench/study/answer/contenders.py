@@ -46,8 +46,7 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
     for target, drop in study.user_attrs["allowed_drops"].items():
         allowed_drop = float(drop)
         if file.study.objective == "time_to_quality":
-            stored = study.get_trials(deepcopy=False)
-            ordered = iter(ranked(stored, trials, file, allowed_drop, study.user_attrs))
+            ordered = iter(ranked(study, trials, file, allowed_drop))
         else:
             options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
             ordered = competing_trials(trials, baseline, target, allowed_drop, **options)

@@ -22,14 +22,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.core.paired_bounds import (
-    Decision,
-    TimeRatio,
-    decide,
-    format_duration,
-    pairs_to_decide,
-)
+from workbench.core.paired_bounds import Decision, TimeRatio, decide, pairs_to_decide
 from workbench.core.records import Verdict
+from workbench.core.text import format_duration
 
 __all__ = ["Judgement", "PlannedTest", "first_test", "further_error", "further_test", "judge", "sentence"]
 

@@ -22,15 +22,7 @@ __all__ = ["EvenSampler"]
 
 
 class EvenSampler(WholeSpaceSampler):
-    """Draws from a Sobol or Halton sequence.
-
-    Args:
-        space: What is searched.
-        seed: Seed of this trial, for what has one value only.
-        study_seed: Seed of the scrambling: the same for all trials, or it would be no sequence.
-        qmc_type: ``"sobol"`` or ``"halton"``.
-        scramble: Whether to scramble it.
-    """
+    """Draws from a Sobol or Halton sequence, scrambled by the study's seed: one of each trial's would make none."""
 
     def __init__(
         self,

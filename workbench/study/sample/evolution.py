@@ -30,11 +30,8 @@ __all__ = ["EvolutionSampler"]
 class EvolutionSampler(WholeSpaceSampler):
     """Draws the numbers by CMA-ES, everything else by TPE.
 
-    Args:
-        space: What is searched.
-        seed: Seed of this trial's draw.
-        popsize: Trials of a generation; None means 4 + 3 ln(numbers).
-        sigma0: First standard deviation, as a share of each range.
+    A generation has ``popsize`` trials (None: 4 + 3 ln(numbers)); ``sigma0`` is the first standard deviation, as a
+    share of each range.
     """
 
     def __init__(self, space: SearchedSpace, *, seed: int, popsize: int | None = None, sigma0: float = 0.25) -> None:

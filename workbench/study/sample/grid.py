@@ -31,14 +31,7 @@ _MOST_POINTS = 2000
 
 
 class GridSampler(WholeSpaceSampler):
-    """Draws the points of a grid.
-
-    Args:
-        space: What is searched.
-        points: Its points, from `grid_points`.
-        seed: Seed of this trial, for what the grid does not have.
-        study_seed: Seed of the order: the same for all trials.
-    """
+    """Draws points from `grid_points` in an order that all trials share by the study's seed."""
 
     def __init__(
         self, space: SearchedSpace, points: Sequence[Mapping[str, Any]], *, seed: int, study_seed: int
@@ -84,9 +77,7 @@ def check_finite(dimensions: Sequence[Dimension], points: int | None) -> None:
 def grid_points(space: SearchedSpace, points: int | None) -> list[dict[str, Any]]:
     """Return what a trial draws at each point of the grid.
 
-    Args:
-        space: What is searched.
-        points: Values of each range, evenly spread from end to end; None takes all whole numbers and steps.
+    A range has so many values, evenly spread from end to end; None takes all whole numbers and steps.
 
     Raises:
         StudyError: When a range has no end of values, or the grid too many points.

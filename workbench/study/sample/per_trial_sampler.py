@@ -20,13 +20,7 @@ __all__ = ["PerTrialSampler"]
 
 
 class PerTrialSampler(BaseSampler):
-    """Passes every call on to the trial's own sampler.
-
-    Args:
-        make: Makes a sampler from a seed.
-        seed: Seed of the study; the trial's number makes a seed of each trial from it.
-        is_exhausted: Whether there is nothing left to draw in a study.
-    """
+    """Passes every call on to the trial's own sampler, which ``make`` makes from a seed."""
 
     def __init__(
         self,
@@ -36,7 +30,7 @@ class PerTrialSampler(BaseSampler):
     ) -> None:
         self._make = make
         self._seed = seed
-        self.is_exhausted = is_exhausted
+        self.is_exhausted = is_exhausted  # whether nothing is left to draw in a study
         self._inner: dict[int, BaseSampler] = {}  # by trial number: a driver may run several trials
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
@@ -57,7 +51,7 @@ class PerTrialSampler(BaseSampler):
         return self._of(trial).sample_independent(study, trial, *asked)
 
     def after_trial(self, study: optuna.Study, trial: FrozenTrial, *ended: Any) -> None:
-        """Let the trial's sampler go."""
+        """Let the trial's sampler go, where it was drawn in this process."""
         inner = self._inner.pop(trial.number, None)
         if inner is not None:
             inner.after_trial(study, trial, *ended)

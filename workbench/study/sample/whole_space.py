@@ -30,12 +30,7 @@ _STATE_KEY = "sampler"
 
 
 class WholeSpaceSampler(BaseSampler):
-    """Proposes values for a whole conditional space, of which a trial takes what is in effect.
-
-    Args:
-        space: What is searched.
-        rest: Draws what is not proposed.
-    """
+    """Proposes values for a whole conditional space, of which a trial takes what is in effect; ``rest`` draws more."""
 
     def __init__(self, space: SearchedSpace, rest: BaseSampler) -> None:
         self._space = space
@@ -87,7 +82,7 @@ class OptunaOverAll(WholeSpaceSampler):
             return None
         full = {}
         for path, distribution in self._space.distributions.items():
-            given = trial.params.get(path, _MISSING)
+            given = trial.params.get(path)
             full[path] = given if _fits(distribution, given) else value_at(distribution, 0.5)
         try:
             return optuna.trial.create_trial(
@@ -102,12 +97,7 @@ class OptunaOverAll(WholeSpaceSampler):
             return None
 
 
-_MISSING = object()
-
-
 def _fits(distribution: BaseDistribution, value: Any) -> bool:
-    if value is _MISSING:
-        return False
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (ValueError, TypeError):

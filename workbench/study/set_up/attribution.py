@@ -40,17 +40,10 @@ _STRETCHES = (0.8, 1.0, 1.3)
 """Lengths that are tried without a part, relative to the one that the regression expects to suffice."""
 
 _SEEDS = 3
-_GAIN_LEVEL = 0.99
-"""A part stays only if this one-sided bound of its factor lies above 1."""
-
-_NO_LOSS = 1.2
-"""How much longer than the whole a set-up may take that goes without the parts that are no gain."""
-
-_BESIDE = ", "
-"""Between the names of parts that were not measured one by one."""
-
-_SAFER = 1.2
-"""How much longer the schedule of a set-up's safer form is."""
+_GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
+_NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
+_BESIDE = ", "  # between the names of parts that were not measured one by one
+_SAFER = 1.2  # how much longer the schedule of a set-up's safer form is
 
 _WIDEST = math.log(10.0)
 """Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
@@ -60,19 +53,12 @@ RunGiven = Callable[[Mapping[str, Any], Mapping[str, Any]], int]
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """How long a set-up takes to the target, relative to the baseline's run.
-
-    Args:
-        time: The time.
-        spread: Standard deviation of its logarithm; NaN where it was not measured.
-        length: The length of its schedule.
-        n_runs: Runs behind it.
-    """
+    """How long a set-up takes to the target, relative to the baseline's run."""
 
     time: float
-    spread: float
-    length: float
-    n_runs: int
+    spread: float  # standard deviation of the time's logarithm; NaN where it was not measured
+    length: float  # of its schedule
+    n_runs: int  # behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +70,10 @@ class _State:
 
 
 class Attributor:
-    """Take a set-up apart.
+    """Takes a set-up apart; the study keeps the answer.
 
     Args:
-        study: The study; keeps the answer as a user attribute.
+        study: The study.
         file: Its file.
         times: Step times.
         run_given: Trains a given set-up as a trial of the study; returns the trial's number.
@@ -272,17 +258,16 @@ class Attributor:
         return config, {path: leaves[path] for path in [*self._file.set_up.runtime, *stated]}
 
     def _least_useful(self, parts: Sequence[Part], now: _State) -> Part:
-        return min(parts, key=lambda part: self._guess(part, now.values, now.needed))
+        def factor(part: Part) -> float:
+            """Return a part's factor as far as it is known without training."""
+            without = part.taken_out(now.values, self._plain)
+            try:
+                needed = self._same_length(without, now.needed) if part.kind == "time" else self._expected(without)
+            except ConfigError:
+                return math.inf
+            return needed.time / now.needed.time
 
-    def _guess(self, part: Part, values: Mapping[str, Any], now: _Needed) -> float:
-        """Return a part's factor as far as it is known without training."""
-        without = part.taken_out(values, self._plain)
-        try:
-            if part.kind == "time":
-                return self._same_length(without, now).time / now.time
-            return self._expected(without).time / now.time
-        except ConfigError:
-            return math.inf
+        return min(parts, key=factor)
 
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
         step, whole = self._timed(values)

@@ -22,7 +22,7 @@ from workbench.study.run.job import Monitor, TrainJob, plain
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
-from workbench.study.set_up.standing import allowed_by, read_record
+from workbench.study.set_up.standing import read_record
 from workbench.study.set_up.tuned_plain import PLAIN, best_plain
 
 __all__ = ["compare_with_plain", "tuned_plain_of"]
@@ -47,7 +47,8 @@ def compare_with_plain(
     """
     trials = study.get_trials(deepcopy=False)
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
-    found = best_plain(file, trials, allowed_by(study.user_attrs), study.user_attrs) or baseline_trial(study)
+    best = best_plain(study, file)
+    found = baseline_trial(study) if best is None else trials[best]
     if found is None:
         return
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])

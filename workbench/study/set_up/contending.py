@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import SURE, allowed_by, standing_of
+from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 
 __all__ = ["SAFER_THAN", "first_contender", "is_taken_apart", "keep_remaining", "ranked"]
@@ -44,47 +44,39 @@ def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
     return sum(trial.state.is_finished() and "given" not in trial.user_attrs for trial in trials)
 
 
-def ranked(
-    trials: Sequence[FrozenTrial],
-    records: Sequence[TrialRecord],
-    file: StudyFile,
-    allowed: float,
-    attributes: Mapping[str, Any],
-) -> list[TrialRecord]:
+def ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile, allowed: float) -> list[TrialRecord]:
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
     Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
     (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
     Where nothing is sure enough, the one that most probably keeps the quality competes: the confirmation decides.
     """
-    numbers, times = _by_time(trials, file, allowed, attributes)
+    numbers, times = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
-        numbers = _safer_first(numbers, trials, times)
+        numbers = _safer_first(numbers, study.get_trials(deepcopy=False), times)
     by_number = {record.number: record for record in records}
     return [by_number[number] for number in numbers]
 
 
 def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
     """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes."""
-    attributes = study.user_attrs
-    numbers, _ = _by_time(study.get_trials(deepcopy=False), file, allowed_by(attributes), attributes)
+    numbers, _ = _by_time(study, file)
     return next(iter(numbers), None)
 
 
 def _by_time(
-    trials: Sequence[FrozenTrial], file: StudyFile, allowed: float, attributes: Mapping[str, Any]
+    study: optuna.Study, file: StudyFile, allowed: float | None = None
 ) -> tuple[list[int], Mapping[int, float]]:
     """Return the numbers of the trials that compete, and the times of all."""
-    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
-    plain = plain_standing(file, trials, allowed, attributes).leader
+    standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
     numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
     if not numbers:
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
         numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
-    remaining = attributes.get(_REMAINING)
+    remaining = study.user_attrs.get(_REMAINING)
     needed = _LIKELY if remaining is not None and remaining["idle"] else SURE
     if remaining is not None and standing.sure.get(remaining["number"], 0.0) > needed:
-        numbers = _without_idle_parts(numbers, trials, remaining)
+        numbers = _without_idle_parts(numbers, study.get_trials(deepcopy=False), remaining)
     return numbers, standing.times
 
 

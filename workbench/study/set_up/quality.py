@@ -27,8 +27,7 @@ from workbench.study.ask.search_space import Dimension
 __all__ = ["Features", "QualityModel", "Tried", "noise_of"]
 
 _LENGTH = "schedule.length"
-_LENGTH_WEIGHT = 2.0
-"""How much more the length of a run says about its quality than another range."""
+_LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
 
 _WORST = 5.0
 """Deficits beyond sinh of this, in scales, count alike: that a plan fails is news, by how much is not."""
@@ -83,10 +82,7 @@ def _place(one: Dimension, value: float) -> float:
 def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> float:
     """Return the standard deviation of one run's deficit, from plans with several seeds.
 
-    Args:
-        tried: Plans.
-        prior: Standard deviation expected before any plan has two seeds.
-        prior_weight: Degrees of freedom that the expectation counts for.
+    Before any plan has two, the prior one is expected, which counts for so many degrees of freedom.
     """
     squares, freedom = prior_weight * prior**2, prior_weight
     for one in tried:
@@ -106,7 +102,7 @@ class QualityModel:
 
     Args:
         features: Turns parameters into points.
-        tried: Plans that were trained; none is allowed.
+        tried: Plans that were trained, if any.
         allowed: Allowed drop, in the metric's unit.
         noise: Standard deviation of one run's deficit.
         shared: Standard deviation of the error that all deficits share: the baseline's mean comes from few runs.

@@ -25,7 +25,7 @@ from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.contending import first_contender, is_taken_apart
 from workbench.study.set_up.runtime_choice import choose_runtime
-from workbench.study.set_up.standing import allowed_by, standing_now
+from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
@@ -58,13 +58,12 @@ def prepare_search(
     end = None
     if deadline is not None and file.study.timeout_seconds is not None:
         end = min(deadline, time.monotonic() + file.set_up.plain_share * file.study.timeout_seconds)
-    allowed = allowed_by(study.user_attrs)
     while True:
         trials = study.get_trials(deepcopy=False)
         done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
         if done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end):
             return
-        given = next_plain(file, trials, allowed, study.user_attrs)
+        given = next_plain(study, file)
         if given is None:
             return
         try:

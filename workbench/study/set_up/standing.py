@@ -24,30 +24,11 @@ from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.quality import Features, QualityModel, Tried, noise_of
 
-__all__ = [
-    "BASELINE_RUNS",
-    "FURTHER",
-    "SEEDS",
-    "SURE",
-    "Run",
-    "Standing",
-    "Trying",
-    "allowed_by",
-    "baseline_metrics",
-    "further_of",
-    "read_record",
-    "standing_now",
-    "standing_of",
-]
+__all__ = ["SURE", "Run", "Standing", "Trying", "allowed_by", "read_record", "standing_now", "standing_of"]
 
-BASELINE_RUNS = "baseline_runs"
-"""User attribute of a study: the baseline's final metric by the seed's index."""
-
-FURTHER = "further_runs"
-"""User attribute of a study: deficits of leaders on further seeds."""
-
-SEEDS = "seeds"
-"""User attribute of a trial: the indices of its seeds, in the order of its deficits."""
+BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
+FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
+SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
 
 SURE = 0.9
 """A plan leads only if it keeps the quality with at least this probability."""
@@ -58,11 +39,8 @@ _MARGIN = 2.6
 A plan there is confirmed four times in five; with 2.0 it was three times in five, and one quickstart in three ended
 undecided."""
 
-_FEWEST_SEEDS = 2
-"""Nor by a single run."""
-
-_OWN_LUCK = 4
-"""Pairs of runs that count for a seed's luck being the baseline's own."""
+_FEWEST_SEEDS = 2  # nor does a plan lead by a single run
+_OWN_LUCK = 4  # pairs of runs that count for a seed's luck being the baseline's own
 
 Run = tuple[int, float]
 """Index of a seed, and the deficit on it."""
@@ -70,28 +48,19 @@ Run = tuple[int, float]
 Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]
 """A trial that still runs: its number, parameters by path, runs and total time."""
 
-
 _JUDGED: dict[Hashable, Standing] = {}
 """The last standing: drawing, training and watching ask for the same one."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The trials of a search, judged together.
+    """The trials of a search, judged together, by their numbers."""
 
-    Args:
-        tried: Plans that were trained, by the number of their trial.
-        times: Their total time relative to the baseline's.
-        sure: Their probability of keeping the quality.
-        model: The regression behind it.
-        noise: Standard deviation of one run's deficit.
-    """
-
-    tried: Mapping[int, Tried]
-    times: Mapping[int, float]
-    sure: Mapping[int, float]
-    model: QualityModel
-    noise: float
+    tried: Mapping[int, Tried]  # plans that were trained
+    times: Mapping[int, float]  # their total time relative to the baseline's
+    sure: Mapping[int, float]  # their probability of keeping the quality
+    model: QualityModel  # the regression behind it
+    noise: float  # standard deviation of one run's deficit
 
     @property
     def ranking(self) -> list[int]:
@@ -198,11 +167,13 @@ def _own_luck(rows: Sequence[Sequence[Run]], luck: Mapping[int, float], spread: 
     return min(max(product / square, 0.0), 1.0) if square > 0.0 else 0.0
 
 
-def standing_now(study: optuna.Study, file: StudyFile) -> Standing:
-    """Return how a study with a finished baseline stands."""
-    attributes = study.user_attrs
-    trials, allowed = study.get_trials(deepcopy=False), allowed_by(attributes)
-    return standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
+def standing_now(
+    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: Trying | None = None
+) -> Standing:
+    """Return how a study with a finished baseline stands, at the target's allowed drop or another one."""
+    attributes, n_confirming = study.user_attrs, file.confirm.usual_seeds
+    allowed = allowed_by(attributes) if allowed is None else allowed
+    return standing_of(study.get_trials(deepcopy=False), file.dimensions, allowed, n_confirming, attributes, also)
 
 
 # What is read from the attributes of a study, and of a trial
