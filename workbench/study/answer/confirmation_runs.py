@@ -38,15 +38,7 @@ class StoredTest:
 
 
 class ConfirmationRuns:
-    """Read and write them.
-
-    Args:
-        study: The study.
-        baseline_key: Key of O0's plan.
-        seed: The search's seed.
-        steps: Micro-batches of a run.
-        evaluate_every: Micro-batches between two evaluations of it.
-    """
+    """Reads and writes them; ``seed`` is the search's, the rest what a run is and the key of O0's plan."""
 
     def __init__(self, study: optuna.Study, baseline_key: str, seed: int, steps: int, evaluate_every: int) -> None:
         self._study = study

@@ -45,10 +45,10 @@ _SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest i
 
 
 class Confirmation:
-    """Run and judge the confirmation of a study.
+    """Runs and judges the confirmation of a study, which keeps every finished run and every planned test.
 
     Args:
-        study: The study; keeps every finished run and every planned test as user attributes.
+        study: The study.
         file: The study's file.
         experimenter: Who trains.
         warm_ups: Weight snapshots of every seed for plans that need them.
@@ -59,9 +59,6 @@ class Confirmation:
         on_run: Called with (runs done, runs as far as planned) after every run; further seeds add to both.
         on_step: Called while a run trains.
         on_note: Called with a sentence before each test: how many seeds it takes, how long, and what it can decide.
-
-    Attributes:
-        cut_short: Whether the time was over before all verdicts were in.
     """
 
     def __init__(
@@ -84,7 +81,7 @@ class Confirmation:
         self._command = command
         self._asked = confirm_seeds
         self._deadline = deadline
-        self.cut_short = False
+        self.cut_short = False  # whether the time was over before all verdicts were in
         self._on_run = on_run or (lambda *_: None)
         self._on_step = on_step
         self._on_note = on_note
@@ -114,12 +111,7 @@ class Confirmation:
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
         """Test the best contenders of each export in turn, until as many as the file says are not refuted.
 
-        Args:
-            pools: Export -> its contenders, best first.
-
-        Returns:
-            Judged candidates, in the order of the exports and of their ranking. Those for which there was no time are
-            not tested and stay undecided.
+        Those for which there was no time stay undecided. The order is that of the exports and of their pools.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
         # After all runs, so that a second call says the same.
@@ -157,8 +149,7 @@ class Confirmation:
     def _run_tests(self, target: str, contender: Contender) -> str:
         """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.
 
-        Returns:
-            Why it was not tested; empty when it was.
+        Return why it was not tested; nothing when it was.
         """
         if not self._tests(contender):
             why_untested = self._plan_first(target, contender)
@@ -179,8 +170,7 @@ class Confirmation:
     def _plan_first(self, target: str, contender: Contender) -> str:
         """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on.
 
-        Returns:
-            Why no test was planned; empty when one was.
+        Return why no test was planned; nothing when one was.
         """
         section, drop = self._file.confirm, contender.allowed_drop
         is_at_full_level = self._all_confirmed_at_once(target, drop)

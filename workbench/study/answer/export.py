@@ -40,16 +40,15 @@ def export_configs(
     plans: StudyPlans,
     snapshots: Path | None = None,
 ) -> dict[str, Path]:
-    """Write one configuration per export.
+    """Write one configuration per export: what it takes, or O0's with everything off.
 
     Args:
         directory: Folder of the files; it is made when missing.
         choices: Export -> what it takes and why.
-        baseline: O0's configuration, everything off.
+        baseline: O0's configuration.
         origin: Study, task, seed, objective, metric and the like, for the files' section ``provenance``.
         plans: How the study resolves configurations.
-        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them; None when there is
-            none here.
+        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them, if it is here.
 
     Returns:
         Export -> file. A DimReduce export has its matrix ``pca_mat.<export>.npy`` beside it.

@@ -43,15 +43,6 @@ def competing_trials(
 
     They are those with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
     ``steps_to_target`` is that of this export's target.
-
-    Args:
-        trials: All trials of the study.
-        baseline: The O0 trial.
-        target: ``"o1"`` or ``"o2"``.
-        allowed_drop: Drop this export allows, in the metric's unit.
-        objective: What the study minimises.
-        higher_is_better: Direction of the metric.
-        plans: How the study resolves configurations.
     """
     goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
 
@@ -98,8 +89,8 @@ def select(
     O0, with the sentence that says so.
 
     Args:
-        target: ``"o1"`` or ``"o2"``.
-        candidates: Judged candidates in the search's order; those for other exports are passed over.
+        target: ``"o1"`` or ``"o2"``; candidates for the other are passed over.
+        candidates: Judged candidates in the search's order.
         nothing: What the search came to, for the case that it is O0 (`nothing_found`).
         require_confirmed: Take confirmed candidates only.
     """
@@ -150,13 +141,8 @@ def nothing_found(
 ) -> str:
     """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
 
-    Args:
-        trials: All trials of the study, O0 among them.
-        allowed_drop: Drop the export allows, in the metric's unit.
-        metric_name: Name of the metric.
-        objective: What the study minimises.
-        why_not: Why parts of what is searched cannot act on this network, a sentence each.
-        plans: How the study resolves configurations, to count those that train alike as one plan; None counts trials.
+    ``why_not`` says why parts of what is searched cannot act on this network. With ``plans``, trials that train alike
+    count as one plan.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:

@@ -95,10 +95,8 @@ class Attributor:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
 
         A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
-        whole by itself, too, before it counts as idle.
-
-        Returns:
-            The parts as they are built up: the schedule first, the least useful last.
+        whole by itself, too, before it counts as idle. The parts are returned as they are built up: the schedule first,
+        the least useful last.
         """
         known = attribution_of(self._study.user_attrs)
         if str(number) in known:
@@ -145,19 +143,17 @@ class Attributor:
         return _bar(part, needed, now.needed), left
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
-        known = {**attribution_of(self._study.user_attrs), str(number): bars}
-        stored = {key: [plain(asdict(bar)) for bar in row] for key, row in known.items()}
-        self._study.set_user_attr(_ATTRIBUTION, stored)
+        stored = self._study.user_attrs.get(_ATTRIBUTION, {})
+        row = [plain(asdict(bar)) for bar in bars]
+        self._study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
 
     def without_idle_parts(self, number: int) -> int:
         """Take a set-up apart and train it without the parts that are no gain, where there are some.
 
         Each of them is no sure gain by itself, but together they may be one. So where the set-up without all of them
-        takes clearly longer, the most useful one goes back, and so on.
-
-        Returns:
-            The trial that remains. It is what the study exports, unless it turns out not to keep the quality: an
-            answer whose parts are known is worth more than one that seems a little faster.
+        takes clearly longer, the most useful one goes back, and so on. The trial that remains is what the study
+        exports, unless it turns out not to keep the quality: an answer whose parts are known is worth more than one
+        that seems a little faster.
         """
         config, values = self._set_up_of(self._study.get_trials(deepcopy=False)[number])
         bars = {bar.part: bar for bar in self.take_apart(number)}

@@ -193,9 +193,6 @@ class SetUpObjective(Objective):
 
         The best of many plans is too good by selection, and all of them were trained on the same few seeds.
 
-        Args:
-            n_seeds: Seeds that the leader is to have.
-
         Raises:
             OutOfTimeError: When the time is over; what has been trained stays.
         """

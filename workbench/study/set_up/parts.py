@@ -17,13 +17,10 @@ _SCHEDULE = "schedule"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a set-up.
+    """A part of a set-up: the config paths that make it up, and what it is in a few words.
 
-    Args:
-        name: What it is, in a few words.
-        paths: Config paths that make it up.
-        kind: ``"time"`` where it changes a step's time and not the question, ``"schedule"`` for length and course of
-            the rate, else ``"learning"``.
+    Its kind is ``"time"`` where it changes a step's time and not the question, ``"schedule"`` for length and course of
+    the rate, else ``"learning"``.
     """
 
     name: str
