@@ -210,11 +210,12 @@ class StudyFile(_Part):
     warm_start: WarmStartSection | None = None
     space: dict[str, Any] = Field(default_factory=dict)  # what is searched
     _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
+    _searched: SearchedSpace | None = PrivateAttr(None)  # found once: it is asked for several times a trial
 
     def on_network(self, network: NetworkFacts | None) -> StudyFile:
         """Return the same question about a network of which so much is known; None for one of which nothing is."""
         file = self.model_copy()
-        file._network = network
+        file._network, file._searched = network, None
         return file
 
     # What is searched
@@ -227,8 +228,12 @@ class StudyFile(_Part):
     @property
     def searched(self) -> SearchedSpace:
         """What is searched, without what could never act on the network."""
-        space = self._asked_space
-        return space if self._network is None else without_equal_levels(within_network(space)[0])[0]
+        if self._searched is None:
+            space = self._asked_space
+            if self._network is not None:
+                space = without_equal_levels(within_network(space)[0])[0]
+            self._searched = space
+        return self._searched
 
     @property
     def dimensions(self) -> tuple[Dimension, ...]:
