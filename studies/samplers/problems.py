@@ -18,8 +18,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.model_selection import cross_val_predict
 
+from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.run.objective import steps_to_target
-from workbench.study.sample.whole_space import SearchedSpace
 
 ALLOWED_DROP = 0.01
 TREES = 100

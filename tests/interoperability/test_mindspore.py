@@ -31,7 +31,7 @@ from workbench.config import (
 from workbench.core.records import CandidateRecord, Choice, Verdict
 from workbench.methods.dim_reduce.pca_files import save_pca_matrix
 from workbench.methods.grad_freeze.method import freeze_index_sequence
-from workbench.study.answer.export import ExportContext, export_configs
+from workbench.study.answer.export import export_configs
 from workbench.study.ask.plans import StudyPlans
 
 VARIABLE = "WORKBENCH_MINDSPORE_PYTHON"
@@ -271,8 +271,8 @@ def test_what_a_study_exports_means_the_same_to_mindspore(
         target: Choice(target, None if switches is None else candidate(target, plan_of(switches, **source).config), "")
         for target, switches in (("o1", o1), ("o2", o2))
     }
-    context = ExportContext("study", "digits-lenet", 0, "accuracy", "time", "abc", {"torch": "2", "rho": 0.9}, "chosen")
-    files = export_configs(tmp_path / "out", chosen, BoostConfig(), context, StudyPlans(N_RANKS))
+    origin = {"task": "digits-lenet", "seed": 0, "environment": {"torch": "2", "rho": 0.9}, "loss_scale": "chosen"}
+    files = export_configs(tmp_path / "out", chosen, BoostConfig(), origin, StudyPlans(N_RANKS))
     for target, level, switches in (("o1", "O1", o1), ("o2", "O2", o2)):
         config = BoostConfig.from_json(files[target])
         assert config.provenance

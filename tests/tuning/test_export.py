@@ -12,10 +12,10 @@ from workbench.config import BoostConfig
 from workbench.core.records import CandidateRecord, Choice, Verdict
 from workbench.methods.dim_reduce.pca_files import save_pca_matrix
 from workbench.study import StudyError
-from workbench.study.answer.export import ExportContext, export_configs
+from workbench.study.answer.export import export_configs
 from workbench.study.ask.plans import StudyPlans
 
-CONTEXT = ExportContext("study", "digits-lenet", 3, "accuracy", "time_to_target", "abc", {})
+ORIGIN = {"study": "study", "task": "digits-lenet", "seed": 3, "metric": "accuracy"}
 O0 = BoostConfig.from_dict({"boost": {"mode": "disable_all"}})
 
 
@@ -26,7 +26,7 @@ def exported(folder: Path, values: dict[str, Any], ranks: int = 1, snapshots: Pa
         Verdict.CONFIRMED, "",
     )  # fmt: skip
     choices = {"o1": Choice("o1", None, "none"), "o2": Choice("o2", candidate, "it is")}
-    files = export_configs(folder, choices, O0, CONTEXT, StudyPlans(ranks), snapshots)
+    files = export_configs(folder, choices, O0, ORIGIN, StudyPlans(ranks), snapshots)
     return BoostConfig.from_json(files["o2"])
 
 

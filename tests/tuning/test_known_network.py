@@ -15,7 +15,6 @@ from tests.kit.fake_runner import STUDY, FakeRunner, make_fake, write_study
 from workbench.api import tune as tune_task
 from workbench.config import BoostConfig, NetworkFacts
 from workbench.study import read_result, tune
-from workbench.study.ask.search_space import Dimension, within_layers
 from workbench.study.ask.study_file import StudyFile, parse_study, read_study
 from workbench.study.store.storage import default_storage, on_its_network, open_storage
 from workbench.tasks import Task
@@ -71,7 +70,9 @@ def test_single_values_beside_what_cannot_act_make_no_second_plan(tmp_path: Path
     result = tune(directory, make_experimenter=make_plain)
     assert [trial.number for trial in result.trials] == [0]
     (answer,) = [message for message in result.messages if "O0 is exported" in message]
-    assert answer.count("is not tried: this network can be cut into 3 groups at most, so nothing is frozen") == 1
+    assert (
+        answer.count("is not tried: this network can be cut into 3 groups at most, so gradient freezing stays off") == 1
+    )
     assert "grad_freeze is not in effect" not in answer
     assert result.is_over
 
@@ -131,8 +132,9 @@ def test_groups_count_all_layers_where_less_bn_is_never_on() -> None:
 
 
 def test_a_space_within_the_layers_stays_as_it_is() -> None:
-    dimension = Dimension("grad_freeze.param_groups", "choice", (2, 3))
-    assert within_layers([dimension], 3) == ((dimension,), "")
+    file = parse_study(SHORT.replace("[confirm]", f"{GROUPS}[2, 3]\n[confirm]"))
+    assert file.on_network(PLAIN).dimensions == file.dimensions
+    assert not any("param_groups" in sentence for sentence in file.on_network(PLAIN).not_drawn())
 
 
 class Perceptron(nn.Sequential):

@@ -15,11 +15,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError
 from workbench.study import StudyError, parse_study
-from workbench.study.ask.search_space import Suggestion
+from workbench.study.ask.search_space import SearchedSpace, Suggestion
 from workbench.study.sample import grid
 from workbench.study.sample.grid import grid_points
 from workbench.study.sample.sampling import make_sampler
-from workbench.study.sample.whole_space import SearchedSpace, sampler_state, value_at
+from workbench.study.sample.whole_space import sampler_state, value_at
 
 MIXED = """
 [study]

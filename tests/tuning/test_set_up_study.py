@@ -25,7 +25,7 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, Trained, TrainJob
 from workbench.study.run.progress import StudyWatch
 from workbench.study.run.searching import Search
 from workbench.study.run.warm_up import WarmUps
-from workbench.study.set_up.attribution import Attributor
+from workbench.study.set_up.attribution import Attributor, attribution_of
 from workbench.study.set_up.contending import SAFER_THAN
 from workbench.study.set_up.objective import SKIPPED
 from workbench.study.set_up.parts import Part
@@ -387,6 +387,46 @@ def test_a_part_that_helps_only_beside_another_one_is_kept(tmp_path: Path) -> No
         assert bars["batch x 2"].low < 1.0
         assert bars["batch x 2"].alone == pytest.approx(2.0**0.5, rel=0.15)
         assert attributor.without_idle_parts(number) == number
+
+
+class UsefulBatches(SmoothBatches):
+    """Merging two batches saves 30 % of the time and costs nothing; smoothing labels does nothing."""
+
+    @staticmethod
+    def quality(config: BoostConfig) -> float:
+        return 0.98 + 0.02 * math.log2(config.part(ScheduleSection).length)
+
+
+def test_what_is_no_gain_goes_although_without_all_that_is_no_sure_gain_a_run_takes_longer(tmp_path: Path) -> None:
+    """Few runs may not bound the factor of a part that helps: it goes back, the one that does nothing stays away."""
+    space = f'{LINEAR}\n"batch.factor" = [1.0, 2.0]\n"regularization.label_smoothing" = [0.0, 0.1]'
+    folder = write(tmp_path / "study", space=space)
+    runner = UsefulBatches(folder, noise=0.002)
+    run(folder, runner, trials=1)
+    with searching(folder, runner) as (file, study, search):
+        merged = {"batch.factor": 2.0, "schedule.shape": "linear", "regularization.label_smoothing": 0.0}
+        for length in (0.6, 0.75, 0.9):
+            search.run_given({"schedule.length": length, **merged}, {"n_seeds": 4})
+        whole = {"schedule.length": 0.75, **merged} | {"regularization.label_smoothing": 0.1}
+        number = search.run_given(whole, {"n_seeds": 4})
+        bars = [
+            {"part": "length 0.75, linear", "factor": 1.33},
+            {"part": "batch x 2", "factor": 1.07, "low": 0.79, "high": 1.45, "alone": 1.21},
+            {"part": "label smoothing 0.1", "factor": 1.02, "low": 0.95, "high": 1.09, "alone": 1.02},
+        ]
+        study.set_user_attr("attribution", {str(number): bars})
+        study.set_user_attr("idle_parts", {str(number): ["label smoothing 0.1", "batch x 2"]})
+        attributor = Attributor(study, file, StepTimes(study, file, runner), search.run_given, None)
+        remaining = attributor.without_idle_parts(number)
+        config = BoostConfig.from_dict(study.get_trials(deepcopy=False)[remaining].user_attrs["config"])
+        assert remaining != number
+        assert smoothing_of(config) == 0.0
+        assert config.part(BatchSection).factor == 2.0
+        (first, kept) = attribution_of(study.user_attrs)[str(remaining)]
+        assert first.part.startswith("length")
+        assert kept.part == "batch x 2"
+        assert "no sure gain by itself, but without it and label smoothing 0.1 a run takes 1." in kept.note
+        assert study.user_attrs["remaining_set_up"]["idle"] == {"regularization.label_smoothing": 0.0}
 
 
 class FailingCompiler(SurfaceRunner):

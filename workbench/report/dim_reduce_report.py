@@ -21,10 +21,7 @@ _HEAD = (
 
 
 def read_pairs(folder: str | Path) -> list[SubspacePair]:
-    """Read the run directories that ``train_in_subspace`` made, in the order of their seeds.
-
-    Args:
-        folder: Folder with ``warm-up-<seed>`` and ``dim-reduce-<seed>``.
+    """Read the runs ``warm-up-<seed>`` and ``dim-reduce-<seed>`` that ``train_in_subspace`` made, by their seeds.
 
     Raises:
         ValueError: When there is no complete pair.
@@ -56,29 +53,27 @@ def write_dim_reduce_report(
     shown = []
     for index, (title, folder) in enumerate(settings.items()):
         pairs = read_pairs(folder)
-        rows = []
-        for numbers in map(dim_reduce_numbers, pairs):
-            reached = f"{numbers.reached:.0f}" if np.isfinite(numbers.reached) else "never"
-            end = numbers.loss[-1] if numbers.loss.size else float("nan")
-            rows.append(
-                [
-                    numbers.label,
-                    f"{numbers.warm_up_steps:.0f}",
-                    f"{numbers.target:.3g}",
-                    reached,
-                    f"{end:.3g}",
-                    f"{end / numbers.target:.3g}",
-                    f"{numbers.n_failed} of {numbers.n_steps}",
-                    f"{numbers.explained_variance:.4f}",
-                ]
-            )
         figure = embed(dim_reduce_figure(pairs, loss_name=loss_name), f"dim-reduce-{index}")
-        shown.append({"title": title, "figure": figure, "rows": rows})
-    page = render(
-        "dim_reduce_report.html.j2", title="DimReduce from recorded snapshots", note=note, head=_HEAD, settings=shown
-    )
+        shown.append({"title": title, "figure": figure, "rows": [_row(pair) for pair in pairs]})
+    title = "DimReduce from recorded snapshots"
+    page = render("dim_reduce_report.html.j2", title=title, note=note, head=_HEAD, settings=shown)
     write_text_atomically(path, page)
     return Path(path)
+
+
+def _row(pair: SubspacePair) -> list[str]:
+    numbers = dim_reduce_numbers(pair)
+    end = numbers.loss[-1] if numbers.loss.size else float("nan")
+    return [
+        numbers.label,
+        f"{numbers.warm_up_steps:.0f}",
+        f"{numbers.target:.3g}",
+        f"{numbers.reached:.0f}" if np.isfinite(numbers.reached) else "never",
+        f"{end:.3g}",
+        f"{end / numbers.target:.3g}",
+        f"{numbers.n_failed} of {numbers.n_steps}",
+        f"{numbers.explained_variance:.4f}",
+    ]
 
 
 def _curve(run: Run) -> list[tuple[int, float]]:

@@ -1,7 +1,7 @@
 """How a report page is made: a template of this folder, filled with texts and figures.
 
-A page is one file: styles and plotly.js are inlined, nothing is fetched, and nothing but plotly.js runs. Templates
-escape every text; what is HTML already is ``Markup``.
+An HTML page is one file: styles and plotly.js are inlined, nothing is fetched, and nothing but plotly.js runs. Its
+templates escape every text; what is HTML already is ``Markup``. Markdown takes texts as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import html
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jinja2
@@ -19,32 +20,23 @@ from markupsafe import Markup
 from plotly import io as plotly_io
 from plotly.offline import get_plotlyjs
 
+from workbench.core.text import format_interval, format_number
 from workbench.figures.labels import compact, counted, percent, superscripted
 from workbench.figures.speed_accuracy import VERDICT_SYMBOLS
 from workbench.figures.theme import FIGURE_CONFIG
 
-__all__ = ["embed", "render"]
+__all__ = ["embed", "render", "within"]
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page.
-
-    Args:
-        template: File name of a template of this folder.
-        values: What it shows.
-
-    Raises:
-        jinja2.TemplateError: When the template asks for a value that is not there.
-    """
+    """Return a page: a template of this folder, filled with values."""
     return _templates().get_template(template).render(values)
 
 
 def embed(figure: go.Figure, identifier: str) -> Markup:
     """Return a figure as HTML for a page that has plotly.js already; an empty one as its sentence.
 
-    Args:
-        figure: The figure; its height is kept, its width follows the page.
-        identifier: The div's id, unique on the page.
+    Its height is kept, its width follows the page; the identifier, its div's, is unique on the page.
     """
     if not figure.data:  # an empty state needs no 5 MB of script to be read
         reasons = " ".join(str(note.text) for note in figure.layout.annotations)
@@ -68,7 +60,7 @@ def embed(figure: go.Figure, identifier: str) -> Markup:
 def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("workbench.report", "."),
-        autoescape=True,
+        autoescape=lambda name: str(name).endswith(".html.j2"),
         undefined=jinja2.StrictUndefined,
         finalize=_typeset,
         trim_blocks=True,
@@ -76,16 +68,34 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     templates.filters |= {"compact": compact, "counted": counted, "percent": percent, "pretty_json": _pretty_json}
-    templates.tests["finite"] = math.isfinite
-    templates.globals |= {"plotly_js": lambda: Markup(get_plotlyjs()), "verdict_symbols": VERDICT_SYMBOLS}
+    templates.filters |= {"number": format_number, "drawn": _drawn, "power": lambda value: f"2^{math.log2(value):g}"}
+    templates.tests |= {"finite": math.isfinite, "within": within}
+    templates.globals |= {
+        "ratio": format_interval,
+        "plotly_js": lambda: Markup(get_plotlyjs()),
+        "verdict_symbols": VERDICT_SYMBOLS,
+    }
     return templates
 
 
-def _typeset(value: object) -> object:
+@jinja2.pass_eval_context
+def _typeset(context: jinja2.nodes.EvalContext, value: object) -> object:
     """Write powers as powers and keep numbers with their signs; HTML and code, which is escaped already, stay."""
-    if isinstance(value, Markup):
+    if isinstance(value, Markup) or not context.autoescape:
         return value
     return re.sub(r"(?<=\d) (?=[%×])", "\u00a0", superscripted(str(value)))
+
+
+def within(policy: Mapping[str, Any]) -> bool:
+    """Return whether a loss-scale policy that was trained overflowed as often as its predicted range says."""
+    return bool(policy["overflows_low"] <= policy["observed"] <= policy["overflows_high"])
+
+
+def _drawn(value: Any) -> str:
+    """Return a searched value as a table's cell."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _pretty_json(value: object) -> str:

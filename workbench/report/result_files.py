@@ -15,8 +15,9 @@ import pandas as pd
 
 from workbench.core.files import write_text_atomically
 from workbench.core.records import StudyResult, TrialRecord
-from workbench.core.text import format_interval, format_number
+from workbench.core.text import format_interval
 from workbench.core.trial_counts import WITHIN, outcome_of
+from workbench.report.page import render, within
 from workbench.report.sources import hardware_of
 from workbench.report.svg_chart import Panel, Point, chart
 
@@ -30,10 +31,6 @@ _FREEZE_TYPES = {0: "continuous", 1: "interval"}
 
 def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
     """Write ``results.md``, ``trials.csv``, pictures, and a table of every check that the study made.
-
-    Args:
-        folder: Folder of the files; it must exist.
-        study: What the study found.
 
     Returns:
         The files. A check or picture of an earlier run that this study has no more is removed.
@@ -51,36 +48,35 @@ def write_result_files(folder: Path, study: StudyResult) -> list[Path]:
         "freezing_limit.csv": _csv(study.freezing_limits),
         "freezing_limit.svg": _freezing_limit(study),
     }
-    written = []
     for name, content in contents.items():
-        path = folder / name
         if content:
-            write_text_atomically(path, content)
-            written.append(path)
+            write_text_atomically(folder / name, content)
         else:
-            path.unlink(missing_ok=True)
-    return written
+            (folder / name).unlink(missing_ok=True)
+    return [folder / name for name, content in contents.items() if content]
 
 
 def results_page(study: StudyResult) -> str:
     """Return ``results.md``."""
-    parts = [
-        f"# {study.name}: result\n\nWritten by `workbench tune {study.directory}`, which replaces it; every table "
-        "comes from the study's records.\n",
-        f"* Task `{study.task}`, metric {study.metric_name}, objective {study.objective}.",
-        f"* {study.counts.n_finished} of {study.n_trials} trials finished: {study.counts.text()}.",
-        f"* {_hardware(study)}.",
-        "",
-        _exported(study),
-        _candidates(study),
-        _gains(study),
-        _left_out(study),
-        _trials(study),
-        _policies(study),
-        _freezing(study),
-        _importance(study),
-    ]
-    return "\n".join(part for part in parts if part is not None).rstrip() + "\n"
+    shown = study.ended
+    if len(shown) > _MOST_TRIALS:
+        best = sorted(shown[1:], key=lambda t: (not t.feasible, t.value if math.isfinite(t.value) else math.inf))
+        shown = [shown[0], *best[: _MOST_TRIALS - 1]]
+    page = render(
+        "results.md.j2",
+        study=study,
+        hardware=_hardware(study),
+        shown=shown,
+        searched=_searched(study),
+        checked=_checked(study),
+        speed_of=_speed,
+        steps_of=_steps,
+        outcome_of=outcome_of,
+        product=lambda parts: math.prod(one.factor for one in parts),
+        freeze_types=_FREEZE_TYPES,
+        fewest_for_importance=_FEWEST_FOR_IMPORTANCE,
+    )
+    return page.rstrip() + "\n"
 
 
 def _searched(study: StudyResult) -> list[str]:
@@ -103,113 +99,10 @@ def _hardware(study: StudyResult) -> str:
     return "; ".join(part for part in (", ".join(hardware), ", ".join(versions)) if part) or "Hardware unknown"
 
 
-def _exported(study: StudyResult) -> str | None:
-    if not study.choices:
-        return None
-    headlines = [f"**{target}: {told}**\n" for target, told in study.headlines.items()]
-    return "\n".join(["## Exported\n", *headlines, *(f"* {told}" for told in study.choice_sentences), ""])
-
-
-def _candidates(study: StudyResult) -> str | None:
-    if not study.candidates:
-        return None
-    rows = [
-        [
-            one.target,
-            one.label,
-            one.summary,
-            format_interval(one.speedup, one.speedup_low, one.speedup_high),
-            format_number(one.drop),
-            format_number(one.drop_bound),
-            format_number(one.allowed_drop),
-            str(one.n_seeds),
-            str(one.verdict),
-            "yes" if study.chosen.get(one.target) == one.label else "",
-        ]
-        for one in study.candidates
-    ]
-    for target, (tuned, speed) in study.fair_baselines.items():
-        told = [target, "tuned plain", tuned.summary, format_interval(speed, None, None), format_number(tuned.drop)]
-        rows.append([*told, "", "", "", "reference", ""])
-    head = [
-        "for",
-        "candidate",
-        "in effect",
-        f"speed {study.per}, x O0 (95 %)",
-        "drop",
-        "95 % bound",
-        "allowed",
-        "seeds",
-        "verdict",
-    ]
-    return f"## Candidates, trained again beside O0\n\n{_table([*head, 'exported'], rows)}"
-
-
-def _gains(study: StudyResult) -> str | None:
-    """Return what each part of each export contributes."""
-    sections = []
-    for target, parts in study.attribution.items():
-        if not parts:
-            continue
-        rows = [
-            [
-                one.part,
-                f"{one.factor:.2f}",
-                _ends(one.low, one.high) or "not measured by itself",
-                f"{one.alone:.2f}" if math.isfinite(one.alone) else "",
-                one.note,
-            ]
-            for one in parts
-        ]
-        rows.append(["all parts together", f"{math.prod(one.factor for one in parts):.2f}", "", "", ""])
-        taken = study.choices[target].candidate if target in study.choices else None
-        if taken is not None:
-            measured = [f"{taken.speedup:.2f}", _ends(taken.speedup_low, taken.speedup_high)]
-            rows.append([f"whole runs of {taken.label}, measured", *measured, "", ""])
-        head = ["part", "factor, x", "95 % interval", "alone, x", "note"]
-        sections.append(f"## Where the gain of {target} comes from\n\n{_table(head, rows)}")
-    if not sections:
-        return None
-    told = (
-        "Factor: time of a run to the same quality without the part / with it, each on top of the parts above it. "
-        "Alone: the same, the part left out of the whole set-up.\n"
-    )
-    return "\n".join([*sections, told])
-
-
-def _ends(low: float, high: float) -> str:
-    return f"{low:.2f} to {high:.2f}" if math.isfinite(low) and math.isfinite(high) else ""
-
-
-def _left_out(study: StudyResult) -> str | None:
-    if not study.left_out:
-        return None
-    return "\n".join(["## What was left out, and why\n", *(f"* {sentence}" for sentence in study.left_out), ""])
-
-
-def _trials(study: StudyResult) -> str:
-    shown = study.ended
-    told = ""
-    if len(shown) > _MOST_TRIALS:
-        best = sorted(shown[1:], key=lambda t: (not t.feasible, t.value if math.isfinite(t.value) else math.inf))
-        shown = [shown[0], *best[: _MOST_TRIALS - 1]]
-        told = f"The best {len(shown) - 1} of {len(study.ended) - 1} beside O0; all: `trials.csv`.\n\n"
-    names = _searched(study)
-    overflows = any(trial.overflows for trial in study.ended)
-    timed = study.objective == "time_to_target"
-    head = ["trial", "in effect", *names, f"speed {study.per_trial}, x O0 (95 %)", study.metric_name, "drop"]
-    head += ["steps to target"] if timed else []
-    head += ["wasted steps"] if overflows else []
-    rows = []
-    for trial in shown:
-        relative = (trial.relative_step_time, trial.relative_high, trial.relative_low)
-        middle, low, high = (1.0 / time if time > 0.0 else math.nan for time in relative)
-        row = [str(trial.number), trial.summary, *(_value(trial.parameters.get(name)) for name in names)]
-        row += [format_interval(middle, low, high), format_number(trial.metric), format_number(trial.metric_deficit)]
-        row += [_steps(trial)] if timed else []
-        row += [str(trial.overflows)] if overflows else []
-        rows.append([*row, outcome_of(trial, study.allowed_drops)])
-    return f"## Trials, one run each\n\n{told}{_table([*head, 'came to'], rows)}"
+def _speed(trial: TrialRecord) -> str:
+    relative = (trial.relative_step_time, trial.relative_high, trial.relative_low)
+    middle, low, high = (1.0 / time if time > 0.0 else math.nan for time in relative)
+    return format_interval(middle, low, high)
 
 
 def _steps(trial: TrialRecord) -> str:
@@ -221,77 +114,21 @@ def _steps(trial: TrialRecord) -> str:
     return f"{trial.steps_to_target:.0f}" + (f" + {trial.warm_up_steps}" if trial.warm_up_steps else "")
 
 
-def _policies(study: StudyResult) -> str | None:
-    policy, checked = study.loss_scale_policy or {}, _checked(study)
-    sentence = str(policy.get("sentence", policy.get("failed", "")))
-    if not sentence:
-        return None
-    if not checked:
-        return f"## Loss scale by replay\n\n{sentence}\n"
-    rows = [
-        [
-            str(one["kind"]),
-            f"2^{math.log2(one['init']):g}",
-            f"{one['factor']:g}" if one["kind"] == "dynamic" else "",
-            f"{one['window']:g}" if one["kind"] == "dynamic" else "",
-            f"{one['overflows']:g} ({one['overflows_low']:g} to {one['overflows_high']:g})",
-            f"{one['observed']:g}",
-            "yes" if _within(one) else "no",
-            format_number(one["underflow_share"]),
-            "diverged" if one["diverged"] else format_number(one["metric"]),
-        ]
-        for one in checked
-    ]
-    head = ["kind", "init", "factor", "window", "wasted steps, predicted", "observed", "within", "underflow"]
-    return (
-        f"## Loss scale by replay\n\n{sentence}\n\n{_table([*head, study.metric_name], rows)}"
-        "Underflow: share of gradient elements that float16 loses, predicted from the recording.\n"
-    )
-
-
-def _within(policy: Mapping[str, Any]) -> bool:
-    return bool(policy["overflows_low"] <= policy["observed"] <= policy["overflows_high"])
-
-
-def _freezing(study: StudyResult) -> str | None:
-    if not study.freezing_limits:
-        return None
-    rows = [
-        [
-            str(one["trial"]),
-            _FREEZE_TYPES.get(one["freeze_type"], str(one["freeze_type"])),
-            format_number(one["freeze_p"]),
-            str(one["param_groups"]),
-            f"{100.0 * one['frozen_share']:.3g} %",
-            format_interval(one["realised"], one["realised_low"], one["realised_high"]),
-            format_interval(one["limit"], one["limit_low"], one["limit_high"]),
-            format_interval(one["reached"], one["reached_low"], one["reached_high"]),
-        ]
-        for one in study.freezing_limits
-    ]
-    head = ["trial", "type", "freeze_p", "groups", "frozen steps", "speed, x O0 (95 %)", "limit (95 %)", "reached"]
-    return (
-        f"## Freezing beside its limit\n\n{_table(head, rows)}"
-        "Limit: the same schedule with layers that rest for good. Reached: share of the time it saves that is saved.\n"
-    )
-
-
-def _importance(study: StudyResult) -> str | None:
-    if not study.importance or len(study.ended) < _FEWEST_FOR_IMPORTANCE:
-        return None
-    ranked = sorted(study.importance.items(), key=lambda item: -item[1])
-    return f"## What matters\n\n{_table(['parameter', 'share'], [[name, f'{share:.2f}'] for name, share in ranked])}"
+# -- pictures and tables -----------------------------------------------------------------------------------------------
 
 
 def _speed_accuracy(study: StudyResult) -> str:
-    points = []
-    for trial in study.ended:
-        if not trial.relative_step_time > 0.0:
-            continue
-        color = _color(study, trial)
-        ends = (1.0 / trial.relative_high, 1.0 / trial.relative_low)
-        told = f"trial {trial.number}: {trial.summary}"
-        points.append(Point(1.0 / trial.relative_step_time, trial.metric, ends, None, color, told))
+    points = [
+        Point(
+            1.0 / trial.relative_step_time,
+            trial.metric,
+            (1.0 / trial.relative_high, 1.0 / trial.relative_low),
+            color=_color(study, trial),
+            text=f"trial {trial.number}: {trial.summary}",
+        )
+        for trial in study.ended
+        if trial.relative_step_time > 0.0
+    ]
     if not points:
         return ""
     base = [trial.metric for trial in study.ended if trial.number == 0 and math.isfinite(trial.metric)]
@@ -311,18 +148,15 @@ def _parameters(study: StudyResult) -> str:
     """Return the objective over every searched number."""
     panels = []
     for name in _searched(study):
-        found = [
-            (trial, trial.parameters[name])
-            for trial in study.ended[1:]
-            if isinstance(trial.parameters.get(name), (int, float)) and not isinstance(trial.parameters[name], bool)
-        ]
-        values = [float(value) for _, value in found]
-        if len(set(values)) < 3:
+        found = [(trial, trial.parameters.get(name)) for trial in study.ended[1:]]
+        numbers = [(trial, float(value)) for trial, value in found if type(value) is int or type(value) is float]
+        values = {value for _, value in numbers}
+        if len(values) < 3:
             continue
         log = min(values) > 0.0 and max(values) / min(values) > 30.0
         points = [
-            Point(float(value), trial.value, color=_color(study, trial), text=f"trial {trial.number}")
-            for trial, value in found
+            Point(value, trial.value, color=_color(study, trial), text=f"trial {trial.number}")
+            for trial, value in numbers
         ]
         panels.append(Panel(name, name, f"objective ({study.objective})", points, log_x=log))
     return chart(panels, note="blue: within the allowed drop of every export; smaller is better") if panels else ""
@@ -342,18 +176,21 @@ def _replay_check(study: StudyResult) -> str:
             float(one["overflows"]),
             None,
             (float(one["overflows_low"]), float(one["overflows_high"])),
-            "blue" if _within(one) else "orange",
+            "blue" if within(one) else "orange",
             f"{one['kind']}, 2^{math.log2(one['init']):g}, factor {one['factor']:g}, window {one['window']:g}",
         )
         for one in checked
     ]
+
+    def panel(title: str, shown: Sequence[Point]) -> Panel:
+        end = max(max(point.x, point.y) for point in shown)
+        return Panel(title, "observed, steps", "predicted, steps", shown, [((0.0, 0.0), (end, end))])
+
+    panels = [panel("Wasted steps", points)]
     most = max(max(point.x, point.y) for point in points)
-    labels = ("observed, steps", "predicted, steps")
-    panels = [Panel("Wasted steps", *labels, points, [((0.0, 0.0), (most, most))])]
     few = [point for point in points if max(point.x, point.y) <= 0.3 * most]
     if len(few) > 1:  # a scale that wastes nearly every step squeezes all others into a corner
-        largest = max(max(point.x, point.y) for point in few)
-        panels.append(Panel("The fewest of them", *labels, few, [((0.0, 0.0), (largest, largest))]))
+        panels.append(panel("The fewest of them", few))
     return chart(panels, note="blue: within the stated range; orange: outside")
 
 
@@ -388,15 +225,3 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     return str(pd.DataFrame(list(rows)).to_csv(index=False, lineterminator="\n", float_format="%.6g"))
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
-    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)

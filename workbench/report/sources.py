@@ -20,62 +20,37 @@ __all__ = ["FreezingSchedule", "Recording", "Sources", "hardware_of", "read_sour
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The float16 recording of a study and what other loss-scale policies would have done to it.
-
-    Args:
-        steps: Its step table.
-        events: Its event table.
-        replayed: One row per replayed policy; see ``figures.replay_policies_numbers``.
-        traces: A few of them, name -> scale at every recorded step.
-        chosen: Name of the policy that was chosen.
-        note: Assumption and error bar of the replay, one sentence.
-    """
+    """The float16 recording of a study and what other loss-scale policies would have done to it."""
 
     steps: pd.DataFrame
     events: pd.DataFrame
-    replayed: pd.DataFrame
-    traces: Mapping[str, npt.ArrayLike]
-    chosen: str
-    note: str = ""
+    replayed: pd.DataFrame  # one row per policy; see ``figures.replay_policies_numbers``
+    traces: Mapping[str, npt.ArrayLike]  # of a few of them: name -> scale at every recorded step
+    chosen: str  # name of the policy that was chosen
+    note: str = ""  # assumption and error bar of the replay
 
 
 @dataclass(frozen=True, eq=False)
 class FreezingSchedule:
-    """Which layers an exported configuration freezes.
-
-    Args:
-        file: Name of the file.
-        frozen: Number of leading frozen groups per step.
-        n_groups: Number of groups.
-        share: Share of steps that freeze, as the plan's summary says it; NaN counts them.
-    """
+    """Which layers an exported configuration freezes."""
 
     file: str
-    frozen: Sequence[int]
+    frozen: Sequence[int]  # leading frozen groups of each step
     n_groups: int
-    share: float = float("nan")
+    share: float = float("nan")  # of steps that freeze, as the plan's summary says it; NaN counts them
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """What was read; whatever is missing has no section on the page.
+    """What was read; whatever is missing has no section on the page."""
 
-    Args:
-        exported: Export (``"o1"``) -> its configuration.
-        recording: The float16 recording; None when the study chose no loss-scale policy.
-        freezing: Schedule of the first exported configuration that freezes; None when none does.
-    """
-
-    exported: Mapping[str, BoostConfig] = field(default_factory=dict)
-    recording: Recording | None = None
-    freezing: FreezingSchedule | None = None
+    exported: Mapping[str, BoostConfig] = field(default_factory=dict)  # by export: "o1"
+    recording: Recording | None = None  # of a study that chose a loss-scale policy
+    freezing: FreezingSchedule | None = None  # of the first export that freezes
 
 
 def read_sources(answer: StudyResult) -> Sources:
     """Read the files that a study's answer names; nothing is trained.
-
-    Args:
-        answer: The answer.
 
     Raises:
         ConfigError: When an exported file cannot be read.

@@ -19,7 +19,8 @@ from markupsafe import Markup
 
 from workbench.config import BoostConfig
 from workbench.core.files import write_text_atomically
-from workbench.core.records import CandidateRecord, StudyResult, TrialRecord, objective_title
+from workbench.core.records import CandidateRecord, StudyResult, objective_title
+from workbench.core.text import format_duration
 from workbench.core.trial_counts import outcome_of
 from workbench.figures import (
     MetricScale,
@@ -49,9 +50,6 @@ _MOST_CURVES = 4  # besides that of O0
 def write_report(answer: StudyResult) -> StudyResult:
     """Write report.html, and the tables and pictures that a repository keeps, beside the exported files.
 
-    Args:
-        answer: What the study found.
-
     Returns:
         The answer with the report's path.
 
@@ -66,15 +64,7 @@ def write_report(answer: StudyResult) -> StudyResult:
 
 
 def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Path:
-    """Write the report as one self-contained HTML file, whole or not at all.
-
-    Args:
-        path: File to write; its folder must exist.
-        answer: What the study found.
-        sources: What was read from its files.
-
-    Returns:
-        The path.
+    """Write the report as one self-contained HTML file, whole or not at all, and return its path.
 
     Raises:
         OSError: When the folder is missing, not writable, or the disk is full; an old report is then unchanged.
@@ -84,13 +74,7 @@ def write_study_report(path: Path, answer: StudyResult, sources: Sources) -> Pat
 
 
 def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "") -> str:
-    """Return the report as HTML text.
-
-    Args:
-        answer: What the study found.
-        sources: What was read from its files.
-        created: When the report is written, as text; empty leaves it out.
-    """
+    """Return the report as HTML text; ``created`` says when it is written."""
     metric = MetricScale.of(answer)
     drawn = _figures(answer, sources, metric)
     names = (*_FIGURES, *(f"attribution-{target}" for target in answer.attribution))
@@ -113,13 +97,7 @@ def study_report_html(answer: StudyResult, sources: Sources, *, created: str = "
 
 
 def parameter_text(path: str, value: Any, config: Mapping[str, Any] | None = None) -> str:
-    """Write one searched parameter as a person would say it.
-
-    Args:
-        path: Config path, for example ``"grad_freeze.freeze_p"``.
-        value: Its value.
-        config: The whole configuration as a dictionary: what a value comes to may depend on others.
-    """
+    """Write one searched parameter as a person would say it; what it comes to may depend on the whole configuration."""
     if path == "grad_freeze.freeze_p" and isinstance(value, int | float):
         others = (config or {}).get("grad_freeze", {})
         freezing = BoostConfig.from_dict({"grad_freeze": {**others, "freeze_p": value}}).grad_freeze
@@ -171,31 +149,20 @@ def _key_figures(answer: StudyResult, sources: Sources, metric: MetricScale) -> 
     counts = answer.counts
     seconds = sum(t.seconds for t in answer.trials if math.isfinite(t.seconds))
     name, drops = answer.metric_name, answer.allowed_drops
+    drop_texts = [metric.difference_text(drop) for drop in drops.values()]
+    # The unit that they share stands once: "0.5 / 3 points".
+    short = [text.removesuffix(" points").removesuffix(" point") for text in drop_texts[:-1]] + drop_texts[-1:]
     figures = [
         (f"{name[:1].upper()}{name[1:]} of O0", metric.value_text(answer.baseline_metric), "the baseline"),
-        ("Allowed drop", _drops(answer, metric) or "none set", "for " + ", ".join(drops) if drops else ""),
+        ("Allowed drop", " / ".join(short) or "none set", "for " + ", ".join(drops) if drops else ""),
         ("Trials", f"{counts.n_finished}", counts.text()),
-        ("Search time", _duration(seconds) if seconds else "unknown", "all trials together"),
+        ("Search time", format_duration(seconds) if seconds else "unknown", "all trials together"),
     ]
     recording = sources.recording
     if recording is not None and len(recording.steps):
         wasted = percent(loss_scale_numbers(recording.steps).wasted_share)
         figures.append(("Wasted steps", wasted, "of the float16 recording"))
     return figures
-
-
-def _drops(answer: StudyResult, metric: MetricScale) -> str:
-    """Write all allowed drops, with the unit they share once: ``0.5 / 3 points``."""
-    texts = [metric.difference_text(drop) for drop in answer.allowed_drops.values()]
-    return " / ".join([t.removesuffix(" points").removesuffix(" point") for t in texts[:-1]] + texts[-1:])
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:
@@ -207,23 +174,20 @@ def _speed_reach(candidates: Sequence[CandidateRecord]) -> tuple[float, float]:
 
 
 def _learning_curves(answer: StudyResult) -> list[RunCurve]:
-    """Return O0's curve, those of the exported trials, then the best others."""
+    """Return O0's curve, those of the exported trials, then the best others.
+
+    A curve goes from the beginning of its trial's warm-up on, in micro-batches of its own length.
+    """
     # Where only the end of a run counts, a trial has no more than that.
     done = [t for t in answer.trials if len(t.curve) > 1 and t.state == "complete"]
     best = sorted((t for t in done if t.number and t.feasible and math.isfinite(t.value)), key=lambda t: t.value)
     taken = {choice.candidate.trial_number for choice in answer.choices.values() if choice.candidate is not None}
     exported = [t for t in done if t.number in taken]
     others = [t for t in best if t.number not in taken]
-    shown = [t for t in done if t.number == 0] + (exported + others)[:_MOST_CURVES]
-    return [_learning_curve(trial) for trial in shown]
-
-
-def _learning_curve(trial: TrialRecord) -> RunCurve:
-    """Return a trial's evaluations from the beginning of its warm-up on, in micro-batches of its own length."""
-    ratio = trial.relative_step_time if trial.relative_step_time > 0 else 1.0
-    return RunCurve(
-        label="O0" if trial.number == 0 else f"trial {trial.number}",
-        steps=[],
-        evaluations=[(step + round(trial.warm_up_steps / ratio), metric) for step, metric in trial.curve],
-        relative_step_time=ratio,
-    )
+    curves = []
+    for trial in [t for t in done if t.number == 0] + (exported + others)[:_MOST_CURVES]:
+        ratio = trial.relative_step_time if trial.relative_step_time > 0 else 1.0
+        evaluations = [(step + round(trial.warm_up_steps / ratio), metric) for step, metric in trial.curve]
+        label = "O0" if trial.number == 0 else f"trial {trial.number}"
+        curves.append(RunCurve(label=label, steps=[], evaluations=evaluations, relative_step_time=ratio))
+    return curves

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 __all__ = ["Panel", "Point", "chart"]
@@ -18,58 +18,38 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 34, 46
 _COLORS = {"blue": "#0072b2", "orange": "#d55e00", "green": "#009e73", "grey": "#8a8a8a"}
 
 
+Ends = tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One dot.
-
-    Args:
-        x: Position; on a logarithmic axis > 0.
-        y: Position.
-        x_range: Ends of the interval of x; None for none.
-        y_range: Ends of the interval of y; None for none.
-        color: ``"blue"``, ``"orange"``, ``"green"`` or ``"grey"``.
-        text: What it is; shown where the pointer rests.
-    """
+    """One dot, with the ends of its intervals; its text is shown where the pointer rests."""
 
     x: float
     y: float
-    x_range: tuple[float, float] | None = None
-    y_range: tuple[float, float] | None = None
+    x_range: Ends | None = None
+    y_range: Ends | None = None
     color: str = "blue"
     text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes.
+    """One pair of axes, labelled with units; points that do not fit on them are left out.
 
-    Args:
-        title: What the picture asks or shows.
-        x_label: Axis title with unit.
-        y_label: Axis title with unit.
-        points: Dots; those without finite coordinates are left out.
-        lines: Straight lines, each from (x, y) to (x, y).
-        log_x: Whether the x axis is logarithmic.
-        log_y: Whether the y axis is logarithmic.
+    ``lines`` are straight, each from (x, y) to (x, y).
     """
 
     title: str
     x_label: str
     y_label: str
     points: Sequence[Point]
-    lines: Sequence[tuple[tuple[float, float], tuple[float, float]]] = field(default=())
+    lines: Sequence[tuple[Ends, Ends]] = ()
     log_x: bool = False
-    log_y: bool = False
 
 
 def chart(panels: Sequence[Panel], columns: int = 2, note: str = "") -> str:
-    """Return panels side by side as one SVG document.
-
-    Args:
-        panels: The panels, row by row; at least one.
-        columns: Panels in a row.
-        note: A line below, for what the colours mean.
-    """
+    """Return panels side by side as one SVG document; the note below says what the colours mean."""
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     width, height = columns * _WIDTH, rows * _HEIGHT + (24 if note else 6)
@@ -89,7 +69,7 @@ def chart(panels: Sequence[Panel], columns: int = 2, note: str = "") -> str:
 class _Axis:
     """Places values of one axis on the page."""
 
-    def __init__(self, values: Sequence[float], begin: float, end: float, *, log: bool) -> None:
+    def __init__(self, values: Sequence[float], begin: float, end: float, *, log: bool = False) -> None:
         self.log = log
         placed = [math.log10(value) if log else value for value in values]
         low, high = min(placed), max(placed)
@@ -119,14 +99,10 @@ def _drawn(panel: Panel) -> str:
     if not points:
         return head + f'<text x="{_LEFT}" y="60">nothing to show</text>'
     ends = [end for line in panel.lines for end in line]
-    x = _Axis(
-        [value for p in points for value in (p.x, *(p.x_range or ()))] + [end[0] for end in ends],
-        _LEFT, _WIDTH - _RIGHT, log=panel.log_x,
-    )  # fmt: skip
-    y = _Axis(
-        [value for p in points for value in (p.y, *(p.y_range or ()))] + [end[1] for end in ends],
-        _HEIGHT - _BOTTOM, _TOP, log=panel.log_y,
-    )  # fmt: skip
+    across = [value for p in points for value in (p.x, *(p.x_range or ()))] + [end[0] for end in ends]
+    upward = [value for p in points for value in (p.y, *(p.y_range or ()))] + [end[1] for end in ends]
+    x = _Axis(across, _LEFT, _WIDTH - _RIGHT, log=panel.log_x)
+    y = _Axis(upward, _HEIGHT - _BOTTOM, _TOP)
     parts = [head]
     for tick in x.ticks():
         at = f"{x(tick):.1f}"
@@ -162,8 +138,5 @@ def _drawn(panel: Panel) -> str:
 
 def _can_stand(point: Point, panel: Panel) -> bool:
     across = [point.x, *(point.x_range or ())]
-    upward = [point.y, *(point.y_range or ())]
-    for values, log in ((across, panel.log_x), (upward, panel.log_y)):
-        if not all(math.isfinite(value) and (value > 0.0 or not log) for value in values):
-            return False
-    return True
+    is_finite = all(map(math.isfinite, [*across, point.y, *(point.y_range or ())]))
+    return is_finite and (not panel.log_x or min(across) > 0.0)

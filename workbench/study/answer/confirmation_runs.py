@@ -17,7 +17,7 @@ import optuna
 from workbench.study.answer.planned_tests import FIRST_ERROR, PlannedTest
 from workbench.study.run.job import SpeedMeasured, Trained
 
-__all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds"]
+__all__ = ["ConfirmationRuns", "StoredTest", "confirmation_seeds", "metric_of"]
 
 _FIRST_SEED = 1000
 """Distance between the search's seed and the first seed of the confirmation."""
@@ -30,13 +30,7 @@ def confirmation_seeds(search_seed: int, n_seeds: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StoredTest:
-    """A planned test of one plan.
-
-    Args:
-        key: Key of the plan.
-        test: Its pairs and looks.
-        question: Allowed drop and length of the runs it was planned for.
-    """
+    """A planned test of the plan with that key, and the question it was planned for."""
 
     key: str
     test: PlannedTest
@@ -44,15 +38,7 @@ class StoredTest:
 
 
 class ConfirmationRuns:
-    """Read and write them.
-
-    Args:
-        study: The study.
-        baseline_key: Key of O0's plan.
-        seed: The search's seed.
-        steps: Micro-batches of a run.
-        evaluate_every: Micro-batches between two evaluations of it.
-    """
+    """Reads and writes them; ``seed`` is the search's, the rest what a run is and the key of O0's plan."""
 
     def __init__(self, study: optuna.Study, baseline_key: str, seed: int, steps: int, evaluate_every: int) -> None:
         self._study = study
@@ -94,6 +80,10 @@ class ConfirmationRuns:
             found.append((baseline, candidate))
         return found
 
+    def metrics(self, key: str, test: PlannedTest) -> list[tuple[float, float]]:
+        """Return the final metrics of a test's pairs, up to the first that is missing."""
+        return [(metric_of(a), metric_of(b)) for a, b in self.pairs(key, test.first, test.n_pairs)]
+
     def diverged(self, key: str, first: int, n_pairs: int) -> bool:
         """Return whether a plan diverged on a seed on which O0 did not."""
         runs = [(self.run(self._baseline_key, seed), self.run(key, seed)) for seed in self.seeds(first, n_pairs)]
@@ -111,12 +101,9 @@ class ConfirmationRuns:
 
     def tests(self, target: str) -> list[StoredTest]:
         """Return the planned tests of an export in the order in which they were planned."""
-        return [
-            StoredTest(
-                one["key"], PlannedTest(one["first"], tuple((n, e) for n, e in one["looks"])), one.get("question", "")
-            )
-            for one in self._known.get(f"confirm_tests:{target}", [])
-        ]
+        rows = self._known.get(f"confirm_tests:{target}", [])
+        tests = [PlannedTest(row["first"], tuple((n, error) for n, error in row["looks"])) for row in rows]
+        return [StoredTest(row["key"], test, row.get("question", "")) for row, test in zip(rows, tests, strict=True)]
 
     def tests_of(self, target: str, key: str, allowed_drop: float) -> list[PlannedTest]:
         """Return the tests of a plan that ask today's question."""
@@ -129,17 +116,9 @@ class ConfirmationRuns:
 
     def keep_test(self, target: str, key: str, test: PlannedTest, allowed_drop: float) -> None:
         """Store a test."""
-        tests = [*self.tests(target), StoredTest(key, test, self.question(allowed_drop))]
-        stored = [
-            {
-                "key": one.key,
-                "first": one.test.first,
-                "looks": [list(look) for look in one.test.looks],
-                "question": one.question,
-            }
-            for one in tests
-        ]
-        self._keep(f"confirm_tests:{target}", stored)
+        looks = [list(look) for look in test.looks]
+        row = {"key": key, "first": test.first, "looks": looks, "question": self.question(allowed_drop)}
+        self._keep(f"confirm_tests:{target}", [*self._known.get(f"confirm_tests:{target}", []), row])
 
     def _run_name(self, key: str, seed: int) -> str:
         steps, *every = self._length.split(":")

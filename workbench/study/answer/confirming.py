@@ -12,36 +12,20 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
 from workbench.config import BoostConfig, Plan
-from workbench.core.paired_bounds import (
-    TimeRatio,
-    decidable_drop,
-    decide,
-    fewest_pairs_for_a_ratio,
-    format_duration,
-    planned_pairs,
-    run_time_ratio,
-    smallest_gap,
-    time_ratio,
-)
+from workbench.core import paired_bounds
+from workbench.core.paired_bounds import TimeRatio, decide
 from workbench.core.records import CandidateRecord, Verdict, timed_per
+from workbench.core.text import format_duration
+from workbench.study.answer import planned_tests
 from workbench.study.answer.confirmation_runs import ConfirmationRuns, metric_of
 from workbench.study.answer.contenders import Contender
-from workbench.study.answer.planned_tests import (
-    FIRST_ERROR,
-    LARGEST_TIME_ERROR,
-    Judgement,
-    PlannedTest,
-    first_test,
-    further_error,
-    further_test,
-    judge,
-    sentence,
-)
+from workbench.study.answer.planned_tests import Judgement, PlannedTest, judge
 from workbench.study.answer.selection import TARGETS, select
 from workbench.study.ask.plans import explicit_config, needs_warm_up
 from workbench.study.ask.search_space import all_off
@@ -56,18 +40,15 @@ from workbench.study.store.stored_records import trials_of
 
 __all__ = ["Confirmation"]
 
-_N_PILOTS = 5
-"""Pairs of a test whose standard deviation says how many it takes in all."""
-
-_SHARE_OF_TIME = 0.9
-"""Part of the time left that a test is planned for; the rest is for what takes longer than before."""
+_N_PILOTS = 5  # pairs of a test whose standard deviation says how many it takes in all
+_SHARE_OF_TIME = 0.9  # of what is left, for which a test is planned; the rest is for what takes longer than before
 
 
 class Confirmation:
-    """Run and judge the confirmation of a study.
+    """Runs and judges the confirmation of a study, which keeps every finished run and every planned test.
 
     Args:
-        study: The study; keeps every finished run and every planned test as user attributes.
+        study: The study.
         file: The study's file.
         experimenter: Who trains.
         warm_ups: Weight snapshots of every seed for plans that need them.
@@ -78,9 +59,6 @@ class Confirmation:
         on_run: Called with (runs done, runs as far as planned) after every run; further seeds add to both.
         on_step: Called while a run trains.
         on_note: Called with a sentence before each test: how many seeds it takes, how long, and what it can decide.
-
-    Attributes:
-        cut_short: Whether the time was over before all verdicts were in.
     """
 
     def __init__(
@@ -103,8 +81,8 @@ class Confirmation:
         self._command = command
         self._asked = confirm_seeds
         self._deadline = deadline
-        self.cut_short = False
-        self._on_run = on_run
+        self.cut_short = False  # whether the time was over before all verdicts were in
+        self._on_run = on_run or (lambda *_: None)
         self._on_step = on_step
         self._on_note = on_note
         self._peers: list[Contender] = []
@@ -118,7 +96,10 @@ class Confirmation:
         self._runs = ConfirmationRuns(study, self._baseline_key, file.study.seed, self._steps, self._evaluate_every)
         # Equal metrics over all pairs would give a bound without width; the search has seen how finely they can differ.
         seen = (metric for trial in trials_of(study) for _, metric in trial.curve)
-        self._resolution = smallest_gap(seen) or None
+        self._scale: dict[str, Any] = {
+            "higher_is_better": experimenter.higher_is_better,
+            "resolution": paired_bounds.smallest_gap(seen) or None,
+        }
         self._searched_seconds = {
             str(trial.user_attrs["plan_key"]): Trained.from_json(trial.user_attrs["trained"]).seconds
             * self._steps
@@ -130,12 +111,7 @@ class Confirmation:
     def judge(self, pools: Mapping[str, Sequence[Contender]]) -> list[CandidateRecord]:
         """Test the best contenders of each export in turn, until as many as the file says are not refuted.
 
-        Args:
-            pools: Export -> its contenders, best first.
-
-        Returns:
-            Judged candidates, in the order of the exports and of their ranking. Those for which there was no time are
-            not tested and stay undecided.
+        Those for which there was no time stay undecided. The order is that of the exports and of their pools.
         """
         tested = [one for target, pool in pools.items() for one in self._tested(target, pool)]
         # After all runs, so that a second call says the same.
@@ -147,8 +123,8 @@ class Confirmation:
         for target in dict.fromkeys(one.target for one in candidates):
             taken = select(target, candidates).candidate
             if taken is not None:
-                level = TARGETS[target]
-                chosen[target] = self._file.plans.resolve(BoostConfig.from_dict(dict(taken.config)), level).key()
+                config = BoostConfig.from_dict(dict(taken.config))
+                chosen[target] = self._file.plans.resolve(config, TARGETS[target]).key()
         return chosen
 
     def _tested(self, target: str, pool: Sequence[Contender]) -> list[tuple[Contender, str]]:
@@ -173,8 +149,7 @@ class Confirmation:
     def _run_tests(self, target: str, contender: Contender) -> str:
         """Train and judge a contender's test, and a further one where its verdict is open and more seeds are asked.
 
-        Returns:
-            Why it was not tested; empty when it was.
+        Return why it was not tested; nothing when it was.
         """
         if not self._tests(contender):
             why_untested = self._plan_first(target, contender)
@@ -187,7 +162,7 @@ class Confirmation:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self.cut_short = True
                 return ""
-            test = further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
+            test = planned_tests.further_test(judged.end, self._asked - judged.end, self._runs.n_further(target))
             self._runs.keep_test(target, contender.key, test, contender.allowed_drop)
             self._train_test(contender)
         return ""
@@ -195,29 +170,26 @@ class Confirmation:
     def _plan_first(self, target: str, contender: Contender) -> str:
         """Decide from pilot pairs how many pairs the contender's first test takes, and keep that before it goes on.
 
-        Returns:
-            Why no test was planned; empty when one was.
+        Return why no test was planned; nothing when one was.
         """
         section, drop = self._file.confirm, contender.allowed_drop
         is_at_full_level = self._all_confirmed_at_once(target, drop)
         n_further = self._runs.n_further(target)
-        error = FIRST_ERROR if is_at_full_level else further_error(n_further)
+        error = planned_tests.FIRST_ERROR if is_at_full_level else planned_tests.further_error(n_further)
         n_pilots = min(_N_PILOTS, self._asked or section.seeds_min)
-        self._train_pairs(contender, 0, n_pilots)
-        pairs = self._metrics(contender, 0, n_pilots)
+        pilots = PlannedTest(0, ((n_pilots, error),))
+        self._train_pairs(contender, pilots, n_pilots)
+        pairs = self._runs.metrics(contender.key, pilots)
         has_diverged = self._runs.diverged(contender.key, 0, n_pilots)
         if len(pairs) < n_pilots and not has_diverged:
             # Nothing is spent on a test too short.
-            begun = (
-                f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made" if pairs else ""
-            )
-            return f"it was not tested over seeds, since the time was over{begun}"
-        bounds = decide(
-            pairs, 0.0, higher_is_better=self._experimenter.higher_is_better, resolution=self._resolution
-        ).bounds
+            begun = f" when {len(pairs)} of the {n_pilots} pairs of runs that plan its test had been made"
+            return f"it was not tested over seeds, since the time was over{begun if pairs else ''}"
+        bounds = decide(pairs, 0.0, **self._scale).bounds
         n_pairs = self._asked or section.seeds_max
-        if self._asked is None and bounds.n_pairs >= 2 and not has_diverged:
-            n_pairs = planned_pairs(
+        is_bounded = bounds.n_pairs >= 2 and not has_diverged
+        if self._asked is None and is_bounded:
+            n_pairs = paired_bounds.planned_pairs(
                 bounds.spread, drop, error=error, at_least=section.seeds_min, at_most=section.seeds_max
             )
             if self._counts_runs:  # the search has aimed below the allowed drop for so many
@@ -225,14 +197,16 @@ class Confirmation:
             if self._deadline is not None:
                 n_pairs = self._affordable(contender, n_pilots, n_pairs)
             elif self._counts_steps:
-                n_pairs = max(n_pairs, fewest_pairs_for_a_ratio(min(error, LARGEST_TIME_ERROR)))
-        if bounds.n_pairs >= 2 and not has_diverged:
-            smallest = decidable_drop(bounds.spread, n_pairs, error=error)
+                time_error = min(error, planned_tests.LARGEST_TIME_ERROR)
+                n_pairs = max(n_pairs, paired_bounds.fewest_pairs_for_a_ratio(time_error))
+        if is_bounded:
+            smallest = paired_bounds.decidable_drop(bounds.spread, n_pairs, error=error)
             if not is_at_full_level and smallest > 2.0 * drop:
                 return "it was not tested over seeds: after the tests of those before it, too few seeds would fit"
             self._tell_plan(target, contender, n_pairs, n_pilots, smallest)
-        at_least = section.seeds_min if self._counts_runs else 2  # its runs give the time, too
-        test = first_test(n_pairs, at_least) if is_at_full_level else further_test(0, n_pairs, n_further)
+        test = planned_tests.further_test(0, n_pairs, n_further)
+        if is_at_full_level:  # whose runs may give the time, too
+            test = planned_tests.first_test(n_pairs, section.seeds_min if self._counts_runs else 2)
         self._runs.keep_test(target, contender.key, test, drop)
         return ""
 
@@ -255,19 +229,10 @@ class Confirmation:
         question = self._runs.question(allowed_drop)
         if any(one.question != question or one.test.first > 0 for one in tests):
             return False
+        untimed = TimeRatio(1.0, 0.0, math.inf)
         for one in tests:
-            pairs = [
-                (metric_of(a), metric_of(b)) for a, b in self._runs.pairs(one.key, one.test.first, one.test.n_pairs)
-            ]
-            nothing = TimeRatio(1.0, 0.0, math.inf)
-            judged = judge(
-                [(one.test, pairs)],
-                allowed_drop,
-                lambda *_: nothing,  # noqa: B023  # called at once
-                nothing,
-                higher_is_better=self._experimenter.higher_is_better,
-                resolution=self._resolution,
-            )
+            pairs = self._runs.metrics(one.key, one.test)
+            judged = judge([(one.test, pairs)], allowed_drop, lambda *_: untimed, untimed, **self._scale)
             if judged.quality.verdict is not Verdict.CONFIRMED:
                 return False
         return True
@@ -275,7 +240,7 @@ class Confirmation:
     def _tell_plan(self, target: str, contender: Contender, n_pairs: int, n_done: int, smallest: float) -> None:
         if self._on_note is None:
             return
-        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
+        seconds = self._seconds_per_pair(contender)
         takes = f", about {format_duration(max(n_pairs - n_done, 0) * seconds)}" if math.isfinite(seconds) else ""
         self._on_note(
             f"{target}: trial {contender.trial.number} is trained on {n_pairs} paired seeds{takes}; that is enough for "
@@ -286,28 +251,31 @@ class Confirmation:
         """Train the pairs of a contender's last test up to each look, and stop at the first that decides."""
         test = self._tests(contender)[-1]
         for n_pairs, _ in test.looks:
-            self._train_pairs(contender, test.first, n_pairs)
+            self._train_pairs(contender, test, n_pairs)
             if self._judged(contender).verdict is not Verdict.UNDECIDED:
                 return
 
-    def _train_pairs(self, contender: Contender, first: int, n_pairs: int) -> None:
-        """Train what is missing of some pairs: O0 and the contender, seed by seed, as far as the time goes."""
+    def _train_pairs(self, contender: Contender, test: PlannedTest, n_pairs: int) -> None:
+        """Train what is missing of a test's first pairs, O0 and the contender seed by seed, as far as the time goes."""
         plans = self._trained_together(contender)
-        seeds = self._runs.seeds(first, n_pairs)
+        seeds = self._runs.seeds(test.first, n_pairs)
         in_turn = {seed: list(plans)[:: -1 if self._counts_runs and seed % 2 else 1] for seed in seeds}
         missing = [(seed, key) for seed in seeds for key in in_turn[seed] if self._runs.run(key, seed) is None]
         planned = self._runs_ended + len(missing)
         try:
             for seed, key in missing:
-                if self._runs.diverged(contender.key, first, n_pairs):
+                if self._runs.diverged(contender.key, test.first, n_pairs):
                     return
-                self._tell(planned)
-                self._end_before(key)
+                self._on_run(self._runs_ended, planned)
+                # One that would not end in time is not begun, by its runs here or else in the search.
+                seconds = self._runs.seconds(key)
+                seconds = self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds
+                end_if_over(self._deadline, seconds)
                 self._train(plans[key], seed)
                 self._runs_ended += 1
         except OutOfTimeError:
             self.cut_short = True
-        self._tell(planned)
+        self._on_run(self._runs_ended, planned)
 
     def _trained_together(self, contender: Contender) -> dict[str, Plan]:
         """Return the plans that take turns on a seed; where runs are timed, with those that are tested after it.
@@ -316,6 +284,9 @@ class Confirmation:
         """
         contenders = [contender, *(one for one in self._peers if one.target == contender.target)]
         return {self._baseline_key: self._baseline} | {one.key: one.plan for one in contenders}
+
+    def _seconds_per_pair(self, contender: Contender) -> float:
+        return self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
 
     def _times_faster(self, contender: Contender) -> bool:
         """Return whether training can confirm the contender: where only a step's time counts, that is known before."""
@@ -326,57 +297,47 @@ class Confirmation:
         judged = self._judged(contender)
         if judged.quality.reason == "not tested":
             judged = replace(judged, quality=replace(judged.quality, reason=why_untested or judged.quality.reason))
-        trial, ratio = contender.trial, judged.time
-        seconds = self._runs.seconds(self._baseline_key) + self._runs.seconds(contender.key)
-        told = sentence(
+        told = planned_tests.sentence(
             judged,
             self._experimenter.metric_name,
             per="to the target" if self._counts_steps else timed_per(self._file.study.objective),
-            next_error=further_error(self._runs.n_further(contender.target)),
-            seconds_per_pair=seconds,
+            next_error=planned_tests.further_error(self._runs.n_further(contender.target)),
+            seconds_per_pair=self._seconds_per_pair(contender),
             command=self._command,
         )
-        pairs = [pair for test in self._tests(contender) for pair in self._metrics(contender, test.first, test.n_pairs)]
+        if needs_warm_up(contender.plan):
+            told = f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. {told}"
+        bounds, ratio = judged.quality.bounds, judged.time
+        pairs = [pair for test in self._tests(contender) for pair in self._runs.metrics(contender.key, test)]
         return CandidateRecord(
-            label=f"trial {trial.number}",
-            trial_number=trial.number,
+            label=f"trial {contender.trial.number}",
+            trial_number=contender.trial.number,
             target=contender.target,
             summary=contender.plan.summary(),
             config=contender.config.to_dict(),
             speedup=ratio.ratio,
             speedup_low=ratio.low,
             speedup_high=ratio.high,
-            drop=judged.quality.bounds.mean,
-            drop_bound=judged.quality.bounds.upper,
+            drop=bounds.mean,
+            drop_bound=bounds.upper,
             allowed_drop=contender.allowed_drop,
-            n_seeds=judged.quality.bounds.n_pairs or judged.n_pairs,
+            n_seeds=bounds.n_pairs or judged.n_pairs,
             verdict=judged.verdict,
-            sentence=f"{self._before(contender)}{told}",
+            sentence=told,
             metrics=tuple(pairs),
         )
-
-    def _before(self, contender: Contender) -> str:
-        """Say what a run of this contender begins with, where that is more than initial weights."""
-        if not needs_warm_up(contender.plan):
-            return ""
-        return f"After a warm-up of {self._file.warm_up_steps} micro-batches of O0. "
 
     def _tests(self, contender: Contender) -> list[PlannedTest]:
         return self._runs.tests_of(contender.target, contender.key, contender.allowed_drop)
 
     def _judged(self, contender: Contender) -> Judgement:
-        tests = [(test, self._metrics(contender, test.first, test.n_pairs)) for test in self._tests(contender)]
         return judge(
-            tests,
+            [(test, self._runs.metrics(contender.key, test)) for test in self._tests(contender)],
             contender.allowed_drop,
             lambda test, n_pairs, error: self._time_ratio(contender, test, n_pairs, error),
             self._untested_ratio(contender),
-            higher_is_better=self._experimenter.higher_is_better,
-            resolution=self._resolution,
+            **self._scale,
         )
-
-    def _metrics(self, contender: Contender, first: int, n_pairs: int) -> list[tuple[float, float]]:
-        return [(metric_of(a), metric_of(b)) for a, b in self._runs.pairs(contender.key, first, n_pairs)]
 
     def _step_time(self, contender: Contender) -> tuple[float, float, float] | None:
         """Return the relative time of a step with its interval; None when it was not measured."""
@@ -391,7 +352,9 @@ class Confirmation:
         """Return how much faster the contender is at a look, of the study's objective."""
         if self._counts_runs:
             pairs = self._runs.pairs(contender.key, test.first, n_pairs)
-            return run_time_ratio([(baseline.seconds, candidate.seconds) for baseline, candidate in pairs], error=error)
+            return paired_bounds.run_time_ratio(
+                [(baseline.seconds, candidate.seconds) for baseline, candidate in pairs], error=error
+            )
         measured = self._step_time(contender)
         if measured is None or not self._counts_steps:
             return self._untested_ratio(contender)
@@ -404,7 +367,7 @@ class Confirmation:
             goal = metric_of(baseline) - sign * contender.allowed_drop
             steps = [steps_to_target(run.curve, goal, higher_is_better=higher) for run in (baseline, candidate)]
             times.append((min(steps[0], float(self._steps)), math.inf if candidate.diverged else steps[1]))
-        return time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
+        return paired_bounds.time_ratio(times, measured, warm_up=contender.trial.warm_up_steps, error=error)
 
     def _untested_ratio(self, contender: Contender) -> TimeRatio:
         """Return what is known without pairs: the time of a step, or the search's one run to the target.
@@ -415,7 +378,7 @@ class Confirmation:
         if measured is None:
             return TimeRatio(1.0 / trial.relative_step_time, 0.0, math.inf, None)
         if not self._counts_steps:
-            return time_ratio((), measured)
+            return paired_bounds.time_ratio((), measured)
         ratio, high, low = (
             contender.baseline_steps / (trial.warm_up_steps + one * trial.steps_to_target) for one in measured
         )
@@ -462,12 +425,3 @@ class Confirmation:
             self.cut_short = True
             return
         self._runs.keep_speed(contender.key, measured)
-
-    def _end_before(self, key: str) -> None:
-        """End the confirmation if a run of this plan would not end in time, by its runs here or else in the search."""
-        seconds = self._runs.seconds(key)
-        end_if_over(self._deadline, self._searched_seconds.get(key, math.nan) if math.isnan(seconds) else seconds)
-
-    def _tell(self, planned: int) -> None:
-        if self._on_run is not None:
-            self._on_run(self._runs_ended, planned)

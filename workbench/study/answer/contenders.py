@@ -11,12 +11,7 @@ import optuna
 
 from workbench.config import BoostConfig, Plan
 from workbench.core.records import TrialRecord
-from workbench.study.answer.selection import (
-    TARGETS,
-    aimed_at,
-    competing_trials,
-    with_policy,
-)
+from workbench.study.answer.selection import TARGETS, aimed_at, competing_trials, with_policy
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.contending import ranked
 from workbench.study.store.stored_records import baseline_record, trials_of
@@ -26,23 +21,14 @@ __all__ = ["Contender", "contenders"]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A trial that competes for an export.
-
-    Args:
-        trial: The trial.
-        target: ``"o1"`` or ``"o2"``.
-        config: Its configuration with the chosen loss-scale policy.
-        plan: What that means at its boost level.
-        allowed_drop: Drop the export allows.
-        baseline_steps: Steps in which O0 reached this export's target in the search; NaN when unknown.
-    """
+    """A trial that competes for an export, ``"o1"`` or ``"o2"``."""
 
     trial: TrialRecord
     target: str
-    config: BoostConfig
-    plan: Plan
+    config: BoostConfig  # with the chosen loss-scale policy
+    plan: Plan  # what that means at its boost level
     allowed_drop: float
-    baseline_steps: float = math.nan
+    baseline_steps: float = math.nan  # in which O0 reached this export's target in the search; NaN when unknown
 
     @property
     def key(self) -> str:
@@ -51,16 +37,7 @@ class Contender:
 
 
 def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] | None) -> dict[str, list[Contender]]:
-    """Return who competes for each export.
-
-    Args:
-        study: The study, searched.
-        file: The study's file.
-        policy: The loss-scale policy that every contender gets; None, or one whose choice failed, changes nothing.
-
-    Returns:
-        Export -> contenders, best first.
-    """
+    """Return who competes for each export, best first, with the loss-scale policy that was chosen, if one was."""
     trials = trials_of(study)
     baseline = baseline_record(study, trials)
     higher = bool(study.user_attrs["higher_is_better"])
@@ -69,18 +46,10 @@ def contenders(study: optuna.Study, file: StudyFile, policy: Mapping[str, Any] |
     for target, drop in study.user_attrs["allowed_drops"].items():
         allowed_drop = float(drop)
         if file.study.objective == "time_to_quality":
-            stored = study.get_trials(deepcopy=False)
-            ordered = iter(ranked(stored, trials, file, allowed_drop, study.user_attrs))
+            ordered = iter(ranked(study, trials, file, allowed_drop))
         else:
-            ordered = competing_trials(
-                trials,
-                baseline,
-                target,
-                allowed_drop,
-                objective=file.study.objective,
-                higher_is_better=higher,
-                plans=file.plans,
-            )
+            options: Any = {"objective": file.study.objective, "higher_is_better": higher, "plans": file.plans}
+            ordered = competing_trials(trials, baseline, target, allowed_drop, **options)
         baseline_steps = aimed_at(baseline, baseline, allowed_drop, higher_is_better=higher).steps_to_target
         pools[target] = []
         for trial in ordered:

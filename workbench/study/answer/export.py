@@ -11,7 +11,6 @@ import datetime
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,59 +21,34 @@ from workbench.config import BoostConfig, Plan
 from workbench.core.files import write_text_atomically
 from workbench.core.records import CandidateRecord, Choice
 from workbench.methods.dim_reduce.pca_files import load_explained_variance, load_pca_matrix, save_pca_matrix
+from workbench.methods.registry import METHODS
 from workbench.study.answer.selection import TARGETS
 from workbench.study.ask.plans import StudyPlans, explicit_config, needs_warm_up
 from workbench.study.errors import StudyError
 from workbench.study.run.job import plain
 
-__all__ = ["EXPORT_SCHEMA_VERSION", "ExportContext", "candidates_table", "export_configs", "write_tables"]
+__all__ = ["EXPORT_SCHEMA_VERSION", "export_configs", "write_tables"]
 
 EXPORT_SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ExportContext:
-    """What every exported file says about its origin.
-
-    Args:
-        study: Name of the study.
-        task: Task as named on the command line.
-        seed: Seed of the search.
-        metric: Name of the metric.
-        objective: What the study minimised.
-        data_hash: Hash of the training data.
-        environment: Versions and hardware.
-        loss_scale: Sentence about the loss-scale policy; empty when none was chosen.
-    """
-
-    study: str
-    task: str
-    seed: int
-    metric: str
-    objective: str
-    data_hash: str
-    environment: Mapping[str, Any]
-    loss_scale: str = ""
 
 
 def export_configs(
     directory: Path,
     choices: Mapping[str, Choice],
     baseline: BoostConfig,
-    context: ExportContext,
+    origin: Mapping[str, Any],
     plans: StudyPlans,
     snapshots: Path | None = None,
 ) -> dict[str, Path]:
-    """Write one configuration per export.
+    """Write one configuration per export: what it takes, or O0's with everything off.
 
     Args:
         directory: Folder of the files; it is made when missing.
         choices: Export -> what it takes and why.
-        baseline: O0's configuration, everything off.
-        context: Origin.
+        baseline: O0's configuration.
+        origin: Study, task, seed, objective, metric and the like, for the files' section ``provenance``.
         plans: How the study resolves configurations.
-        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them; None when there is
-            none here.
+        snapshots: Folder of the search's own weight snapshots and the subspaces computed from them, if it is here.
 
     Returns:
         Export -> file. A DimReduce export has its matrix ``pca_mat.<export>.npy`` beside it.
@@ -93,9 +67,8 @@ def export_configs(
         matrix = directory / f"pca_mat.{target}.npy"
         if plan.dim_reduce:  # before the file that names it
             plan = _with_matrix(plan, plans, snapshots, matrix)
-        provenance = _provenance(choice, plan, context)
         path = directory / f"boost_config.{target}.json"
-        explicit_config(plan).with_values({"provenance": provenance}).save(path)
+        explicit_config(plan).with_values({"provenance": _provenance(choice, plan, origin)}).save(path)
         if not plan.dim_reduce:  # what an earlier choice left
             for left in (matrix, matrix.with_suffix(".json")):
                 left.unlink(missing_ok=True)
@@ -107,62 +80,26 @@ def export_configs(
     return files
 
 
-def candidates_table(candidates: Sequence[CandidateRecord], choices: Mapping[str, Choice]) -> pd.DataFrame:
-    """Return one row per candidate; column ``exported`` marks the one each export takes."""
-    taken = {(choice.target, choice.label) for choice in choices.values()}
-    rows = [
-        {
-            "export": one.target,
-            "candidate": one.label,
-            "trial": one.trial_number,
-            "in_effect": one.summary,
-            "speedup": one.speedup,
-            "speedup_low": one.speedup_low,
-            "speedup_high": one.speedup_high,
-            "drop": one.drop,
-            "drop_bound": one.drop_bound,
-            "allowed_drop": one.allowed_drop,
-            "seeds": one.n_seeds,
-            "verdict": str(one.verdict),
-            "exported": (one.target, one.label) in taken,
-            "sentence": one.sentence,
-        }
-        for one in candidates
-    ]
-    columns = [
-        *("export", "candidate", "trial", "in_effect", "speedup", "speedup_low", "speedup_high", "drop", "drop_bound"),
-        *("allowed_drop", "seeds", "verdict", "exported", "sentence"),
-    ]
-    return pd.DataFrame(rows, columns=columns)
-
-
 def write_tables(
     directory: Path,
     candidates: Sequence[CandidateRecord],
     choices: Mapping[str, Choice],
     environment: Mapping[str, Any],
-) -> list[Path]:
-    """Write ``candidates.csv`` and ``environment.json``.
-
-    Args:
-        directory: Folder of the files; it is made when missing.
-        candidates: Judged candidates.
-        choices: Export -> what it takes.
-        environment: Versions and hardware.
-
-    Returns:
-        The files.
-    """
+) -> None:
+    """Write ``candidates.csv``, whose column ``exported`` marks what each export takes, and ``environment.json``."""
     directory.mkdir(parents=True, exist_ok=True)
-    table, hardware = directory / "candidates.csv", directory / "environment.json"
-    write_text_atomically(table, _known(candidates_table(candidates, choices)).to_csv(index=False, lineterminator="\n"))
-    write_text_atomically(hardware, json.dumps(plain(dict(environment)), indent=2, ensure_ascii=False) + "\n")
-    return [table, hardware]
-
-
-def _known(table: pd.DataFrame) -> pd.DataFrame:
-    """Leave the cells of what is not known empty, also those of a bound or interval without an end."""
-    return table.replace([math.inf, -math.inf], math.nan)
+    taken = {(choice.target, choice.label) for choice in choices.values()}
+    numbers = ("speedup", "speedup_low", "speedup_high", "drop", "drop_bound", "allowed_drop")
+    head = {"target": "export", "label": "candidate", "trial_number": "trial", "summary": "in_effect"}
+    head |= {name: name for name in numbers} | {"n_seeds": "seeds", "verdict": "verdict"}
+    rows = [
+        [*(getattr(one, name) for name in head), (one.target, one.label) in taken, one.sentence] for one in candidates
+    ]
+    table = pd.DataFrame(rows, columns=[*head.values(), "exported", "sentence"])
+    known = table.replace([math.inf, -math.inf], math.nan)  # of what has no end, too, the cell is empty
+    write_text_atomically(directory / "candidates.csv", known.to_csv(index=False, lineterminator="\n"))
+    hardware = json.dumps(plain(dict(environment)), indent=2, ensure_ascii=False) + "\n"
+    write_text_atomically(directory / "environment.json", hardware)
 
 
 def _with_matrix(plan: Plan, plans: StudyPlans, snapshots: Path | None, matrix: Path) -> Plan:
@@ -199,55 +136,44 @@ def _subspace(plan: Plan, snapshots: Path | None) -> Path:
     return max(fitting, key=lambda path: path.stat().st_mtime_ns)
 
 
-def _provenance(choice: Choice, plan: Plan, context: ExportContext) -> dict[str, Any]:
+def _provenance(choice: Choice, plan: Plan, origin: Mapping[str, Any]) -> dict[str, Any]:
     target, candidate = choice.target, choice.candidate
-    level = TARGETS[target]
     told: dict[str, Any] = {
         "schema_version": EXPORT_SCHEMA_VERSION,
         "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "study": context.study,
-        "task": context.task,
-        "seed": context.seed,
-        "objective": context.objective,
-        "metric": context.metric,
-        "data_hash": context.data_hash,
         "ranks": plan.world_size,
         "in_effect": plan.summary(),
         "candidate": choice.label,
         "verdict": choice.verdict,
         "sentence": choice.sentence,
         "mindspore": (
-            f'Pass boost_level="{level}" so that mindspore.train.Model reads this file as boost_config_dict; sections '
-            "MindSpore does not know are ignored there."
+            f'Pass boost_level="{TARGETS[target]}" so that mindspore.train.Model reads this file as '
+            "boost_config_dict; sections MindSpore does not know are ignored there."
         ),
     }
     if candidate is not None:
-        told["speedup"] = _numbers(candidate.speedup, candidate.speedup_low, candidate.speedup_high)
+        ends = (candidate.speedup, candidate.speedup_low, candidate.speedup_high)
+        told["speedup"] = [float(f"{value:.4g}") for value in ends if math.isfinite(value)]
         told["allowed_drop"] = candidate.allowed_drop
         told["n_seeds"] = candidate.n_seeds
         if math.isfinite(candidate.drop) and math.isfinite(candidate.drop_bound):
             told["drop"], told["drop_bound"] = candidate.drop, candidate.drop_bound
-    if plan.adasum:
-        told["adasum"] = (
-            f"AdaSum was in effect on {plan.world_size} ranks; `workbench validate --world-size N` says "
-            "whether it is on N."
-        )
+    for method in METHODS:
+        if method.n_ranks > 1 and plan.is_in_effect(method.name):
+            told[method.name] = (
+                f"{method.title} was in effect on {plan.world_size} ranks; `workbench validate --world-size N` says "
+                "whether it is on N."
+            )
     if plan.dim_reduce:
         told["dim_reduce"] = (
             f"The subspace lies in pca_mat.{target}.npy beside this file. When you move the two, set "
             "dim_reduce.pca_mat_path to its new absolute path. Its columns follow the order of the optimizer's "
             "parameters, each flattened row by row. It belongs to the initial weights of this task with seed "
-            f"{context.seed}; other initial weights need snapshots of their own (snapshots.count, then "
+            f"{origin['seed']}; other initial weights need snapshots of their own (snapshots.count, then "
             "dim_reduce.weight_load_dir in place of pca_mat_path)."
         )
-    if context.loss_scale:
-        told["loss_scale"] = context.loss_scale
-    told["environment"] = _without_none(plain(dict(context.environment)))
-    return told
-
-
-def _numbers(*values: float) -> list[float]:
-    return [float(f"{value:.4g}") for value in values if math.isfinite(value)]
+    without_none: dict[str, Any] = _without_none(plain({**told, **origin}))
+    return without_none
 
 
 def _without_none(value: Any) -> Any:

@@ -22,16 +22,7 @@ _PREFIX = "freezing_limit:"
 
 
 def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: JobRunner) -> list[dict[str, Any]]:
-    """Measure what is not measured yet.
-
-    Args:
-        study: The study; keeps each measurement as a user attribute.
-        file: The study's file.
-        experimenter: Who trains.
-
-    Returns:
-        What `freezing_limits_of` returns; nothing when the study does not ask for it.
-    """
+    """Measure what is not measured yet, and return `freezing_limits_of`; nothing when the study does not ask for it."""
     section = file.freezing_limit
     if section is None or not section.enabled:
         return []
@@ -41,12 +32,8 @@ def measure_freezing_limits(study: optuna.Study, file: StudyFile, experimenter: 
         plan = file.plans.resolve(BoostConfig.from_dict(trial.config), trial.level)
         if not plan.grad_freeze:
             continue
-        job = FreezingLimitJob(
-            (explicit_config(plan), plan.level),
-            seed=file.study.seed,
-            rounds=section.rounds,
-            steps_per_block=section.steps_per_block,
-        )
+        side, seed = (explicit_config(plan), plan.level), file.study.seed
+        job = FreezingLimitJob(side, seed=seed, rounds=section.rounds, steps_per_block=section.steps_per_block)
         measured = experimenter.run(job)
         freezing = plan.config.grad_freeze
         row = {

@@ -15,10 +15,9 @@ from typing import Any
 
 import optuna
 
-from workbench.config import BoostConfig
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import LossScaleReplaySection, StudyFile
-from workbench.study.run.job import Monitor, PolicyOutcome, ReplayJob, RunStep, TrainJob, plain
+from workbench.study.run.job import Monitor, PolicyOutcome, ReplayJob, RunStep, Trained, TrainJob, plain
 from workbench.study.run.runner import JobRunner
 
 __all__ = ["choose_policy", "policies_of", "policy_sentence", "tune_loss_scale"]
@@ -35,15 +34,10 @@ def policies_of(section: LossScaleReplaySection) -> list[dict[str, Any]]:
 def choose_policy(outcomes: Sequence[PolicyOutcome], max_underflow_share: float) -> PolicyOutcome:
     """Return the policy that skips fewest updates among those that let little underflow.
 
-    Args:
-        outcomes: What replay predicts, at least one.
-        max_underflow_share: Share of gradient elements that may underflow on average, in [0, 1].
-
-    Returns:
-        The policy with the smallest wasted share; among equals the one whose error bar promises fewest overflows, then
-        the longest window (it probes, and so overflows, least often beyond the recording), then the largest initial
-        scale (gradients shrink while training goes on, so room below is worth more than room above). When every
-        policy lets more underflow than allowed, those with the least are compared. Fixed scales do not compete.
+    Among equals it is the one whose error bar promises fewest overflows, then the longest window (it probes, and so
+    overflows, least often beyond the recording), then the largest initial scale (gradients shrink while training goes
+    on, so room below is worth more than room above). When every policy lets more underflow than allowed, those with the
+    least are compared. Fixed scales do not compete.
     """
     outcomes = [outcome for outcome in outcomes if outcome.kind == "dynamic"]
     limit = max(max_underflow_share, min(_or_zero(outcome.underflow_share) for outcome in outcomes))
@@ -60,13 +54,7 @@ def tune_loss_scale(
     experimenter: JobRunner,
     on_step: Callable[[RunStep], None] | None = None,
 ) -> dict[str, Any] | None:
-    """Record, replay, choose and verify; each stage is stored when done and not done again.
-
-    Args:
-        study: The study; keeps the stages as user attributes.
-        file: The study's file.
-        experimenter: Who trains.
-        on_step: Told while a run trains.
+    """Record, replay, choose and verify; each stage is stored with the study when done and not done again.
 
     Returns:
         The chosen policy (``init``, ``factor``, ``window``) with what was predicted, what the rerun showed, all judged
@@ -79,9 +67,35 @@ def tune_loss_scale(
     stored = study.user_attrs.get("loss_scale_policy")
     if stored is not None:
         return dict(stored)
+
+    def train(name: str, policy: Mapping[str, Any], steps: int, *, counts_exponents: bool = True) -> Trained:
+        config = all_off(file.base_config()).with_values(
+            {
+                "amp.level": section.amp_level,
+                "amp.dtype": section.dtype,
+                "loss_scale.kind": policy.get("kind", "dynamic"),
+                "loss_scale.init": float(policy["init"]),
+                "loss_scale.factor": float(policy["factor"]),
+                "loss_scale.window": int(policy["window"]),
+            }
+        )
+        every = section.exponents_every if counts_exponents else 0
+        job = TrainJob(
+            config,
+            "O0",
+            seed=file.study.seed,
+            steps=steps,
+            evaluate_every=steps,
+            run_id=f"loss_scale_{name}",
+            exponents_every=every,
+        )
+        return experimenter.run(job, Monitor(on_step=on_step))
+
     recording = study.user_attrs.get("loss_scale_recording")
     if recording is None:
-        recording = _record(file, section, experimenter, on_step)
+        recording = _recorded(
+            train("recording", {"init": section.init, "factor": 2.0, "window": section.window}, section.steps)
+        )
         study.set_user_attr("loss_scale_recording", recording)
     if "failed" in recording:
         return dict(recording)
@@ -92,17 +106,16 @@ def tune_loss_scale(
         study.set_user_attr("loss_scale_policy", failed)
         return failed
     chosen = choose_policy(outcomes, section.max_underflow_share)
-    checked = _check(study, file, section, experimenter, outcomes, on_step)
-    job = TrainJob(
-        _config(file, section, chosen.init, chosen.factor, chosen.window),
-        "O0",
-        seed=file.study.seed,
-        steps=section.verify_steps or section.steps,
-        evaluate_every=section.verify_steps or section.steps,
-        run_id="loss_scale_rerun",
-        exponents_every=section.exponents_every,
-    )
-    rerun = experimenter.run(job, Monitor(on_step=on_step))
+    checked: list[dict[str, Any]] = []
+    for outcome in _evenly(outcomes, section.check_policies):
+        name = f"{outcome.kind}_2p{math.log2(outcome.init):g}_{outcome.factor:g}_{outcome.window}"
+        seen = study.user_attrs.get(f"loss_scale_check:{name}")
+        if seen is None:
+            trained = train(f"check_{name}", asdict(outcome), section.steps, counts_exponents=False)
+            seen = plain({"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged})
+            study.set_user_attr(f"loss_scale_check:{name}", seen)
+        checked.append({**asdict(outcome), **seen})
+    rerun = train("rerun", asdict(chosen) | {"kind": "dynamic"}, section.verify_steps or section.steps)
     result: dict[str, Any] = {
         **asdict(chosen),
         "recording": recording["path"],
@@ -121,94 +134,34 @@ def tune_loss_scale(
     return result
 
 
-def policy_sentence(policy: dict[str, Any]) -> str:
-    """Say what was chosen, what was predicted and what the rerun showed."""
-    predicted = f"{policy['overflows']:g}"
-    if math.isfinite(policy["overflows_low"]) and policy["overflows_low"] != policy["overflows_high"]:
-        predicted += f" ({policy['overflows_low']:g} to {policy['overflows_high']:g})"
-    recorded = f"{policy['recorded_steps']} recorded float16 steps ({policy['recorded_overflows']} overflows)"
-    return (
-        f"Loss scale: begin at 2^{math.log2(policy['init']):g}, factor {policy['factor']:g}, window "
-        f"{policy['window']}; best of {len(policy['policies'])} policies replayed on {recorded}. Predicted "
-        f"overflows: {predicted}; a rerun of {policy['rerun_steps']} steps had {policy['rerun_overflows']}."
-        f"{_checked_sentence(policy.get('checked', []))}"
-    )
-
-
-def _checked_sentence(checked: Sequence[Mapping[str, Any]]) -> str:
-    if not checked:
-        return ""
-    within = sum(one["overflows_low"] <= one["observed"] <= one["overflows_high"] for one in checked)
-    return f" Of {len(checked)} policies that were trained, {within} overflowed as often as their range says."
-
-
-def _check(
-    study: optuna.Study,
-    file: StudyFile,
-    section: LossScaleReplaySection,
-    experimenter: JobRunner,
-    outcomes: Sequence[PolicyOutcome],
-    on_step: Callable[[RunStep], None] | None,
-) -> list[dict[str, Any]]:
-    """Train an even choice of the judged policies, each stored when done; return prediction and observation of each."""
-    by_overflows = sorted(outcomes, key=lambda one: (one.kind, one.overflows, one.init, one.window))
-    n = min(section.check_policies, len(by_overflows))
-    rows: list[dict[str, Any]] = []
-    for index in [round(i * (len(by_overflows) - 1) / max(n - 1, 1)) for i in range(n)]:
-        outcome = by_overflows[index]
-        name = f"{outcome.kind}_2p{math.log2(outcome.init):g}_{outcome.factor:g}_{outcome.window}"
-        stored = study.user_attrs.get(f"loss_scale_check:{name}")
-        if stored is None:
-            job = TrainJob(
-                _config(file, section, outcome.init, outcome.factor, outcome.window, outcome.kind),
-                "O0",
-                seed=file.study.seed,
-                steps=section.steps,
-                evaluate_every=section.steps,
-                run_id=f"loss_scale_check_{name}",
-            )
-            trained = experimenter.run(job, Monitor(on_step=on_step))
-            stored = plain({"observed": trained.overflows, "metric": trained.metric, "diverged": trained.diverged})
-            study.set_user_attr(f"loss_scale_check:{name}", stored)
-        seen = {key: stored[key] for key in ("observed", "metric", "diverged")}
-        rows.append({**asdict(outcome), **seen})
-    return rows
-
-
-def _record(
-    file: StudyFile,
-    section: LossScaleReplaySection,
-    experimenter: JobRunner,
-    on_step: Callable[[RunStep], None] | None,
-) -> dict[str, Any]:
-    job = TrainJob(
-        _config(file, section, section.init, 2.0, section.window),
-        "O0",
-        seed=file.study.seed,
-        steps=section.steps,
-        evaluate_every=section.steps,
-        run_id="loss_scale_recording",
-        exponents_every=section.exponents_every,
-    )
-    trained = experimenter.run(job, Monitor(on_step=on_step))
+def _recorded(trained: Trained) -> dict[str, Any]:
     if trained.diverged or not trained.path:
         why = trained.message or "nothing was recorded"
         return {"failed": f"the loss-scale policy was not chosen, the float16 recording cannot be used: {why}"}
     return {"path": trained.path, "overflows": trained.overflows, "steps": trained.steps}
 
 
-def _config(
-    file: StudyFile, section: LossScaleReplaySection, init: float, factor: float, window: int, kind: str = "dynamic"
-) -> BoostConfig:
-    return all_off(file.base_config()).with_values(
-        {
-            "amp.level": section.amp_level,
-            "amp.dtype": section.dtype,
-            "loss_scale.kind": kind,
-            "loss_scale.init": float(init),
-            "loss_scale.factor": float(factor),
-            "loss_scale.window": int(window),
-        }
+def _evenly(outcomes: Sequence[PolicyOutcome], n: int) -> list[PolicyOutcome]:
+    """Return an even choice of so many policies, from the fewest overflows predicted to the most."""
+    by_overflows = sorted(outcomes, key=lambda one: (one.kind, one.overflows, one.init, one.window))
+    n = min(n, len(by_overflows))
+    return [by_overflows[round(i * (len(by_overflows) - 1) / max(n - 1, 1))] for i in range(n)]
+
+
+def policy_sentence(policy: dict[str, Any]) -> str:
+    """Say what was chosen, what was predicted and what the rerun showed."""
+    predicted = f"{policy['overflows']:g}"
+    if math.isfinite(policy["overflows_low"]) and policy["overflows_low"] != policy["overflows_high"]:
+        predicted += f" ({policy['overflows_low']:g} to {policy['overflows_high']:g})"
+    checked = policy.get("checked", [])
+    within = sum(one["overflows_low"] <= one["observed"] <= one["overflows_high"] for one in checked)
+    agrees = f" Of {len(checked)} policies that were trained, {within} overflowed as often as their range says."
+    recorded = f"{policy['recorded_steps']} recorded float16 steps ({policy['recorded_overflows']} overflows)"
+    return (
+        f"Loss scale: begin at 2^{math.log2(policy['init']):g}, factor {policy['factor']:g}, window "
+        f"{policy['window']}; best of {len(policy['policies'])} policies replayed on {recorded}. Predicted "
+        f"overflows: {predicted}; a rerun of {policy['rerun_steps']} steps had {policy['rerun_overflows']}."
+        f"{agrees if checked else ''}"
     )
 
 

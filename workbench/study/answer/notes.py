@@ -20,9 +20,8 @@ from typing import Any
 import optuna
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models  # the tables; their version is checked when a database is opened
-from sqlalchemy import select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
 
 from workbench.core.credentials import hide_passwords
 from workbench.core.records import TrialRecord
@@ -36,15 +35,18 @@ _OWN = "workbench:note"
 _ENDED = frozenset({"complete", "pruned", "failed"})
 _EVERY_SECONDS = 20.0
 _ANSWER = "### Answer"
+_TABLE: Any = models.StudySystemAttributeModel.__table__
+
+_STEP_TIME = "step time (O0 = 1)"
+_METRIC_NAMES = {
+    "time_to_target": "time to target (steps of O0)",
+    "speed": _STEP_TIME,
+    "time_to_quality": "time of a run (O0 = 1)",
+}
 
 
 class Notes:
-    """Keep the notes of one study up to date.
-
-    Args:
-        study: The Optuna study.
-        file: Its file.
-    """
+    """Keeps the notes of one study up to date."""
 
     def __init__(self, study: optuna.Study, file: StudyFile) -> None:
         self._study = study
@@ -59,21 +61,30 @@ class Notes:
     def write(self, trials: Sequence[TrialRecord], answer: Sequence[str] = ()) -> None:
         """Write the notes that are missing; a database that is away is no error, they are written next time.
 
-        Args:
-            trials: Records of the study's trials.
-            answer: Sentences of the answer, once there is one; without them an answer that is there stays.
+        Without sentences of the answer, one that is there stays.
         """
-        engine = _engine_of(self._study)
-        if engine is None:
+        storage = self._study._storage
+        storage = getattr(storage, "_backend", storage)  # Optuna's cache stands in front of it
+        if not isinstance(storage, RDBStorage):
             return
         self._written = time.monotonic()
         ids = {trial.number: trial._trial_id for trial in self._study.get_trials(deepcopy=False)}
+        mine = _TABLE.c.study_id == self._study._study_id
+        own = (_TABLE.c.key == _OWN) | _TABLE.c.key.startswith("dashboard:note")
         try:
             self._name_objectives()
-            with Session(engine) as session, session.begin():
-                stored = _stored(session, self._study._study_id)
+            with storage.engine.begin() as connection:
+                stored = dict.fromkeys(connection.scalars(select(_TABLE.c.key).where(mine)))
+                values = connection.execute(select(_TABLE.c.key, _TABLE.c.value_json).where(mine, own))
+                stored |= {key: json.loads(value) for key, value in values}
                 for key, value in self._missing(stored, trials, ids, answer).items():
-                    _put(session, self._study._study_id, key, value, is_new=key not in stored)
+                    row = {"study_id": self._study._study_id, "key": key, "value_json": json.dumps(value)}
+                    is_known = key in stored
+                    connection.execute(
+                        update(_TABLE).where(mine, _TABLE.c.key == key).values(row)
+                        if is_known
+                        else insert(_TABLE).values(row)
+                    )
         except SQLAlchemyError:  # away, or another process wrote the same notes at the same moment
             return
 
@@ -88,34 +99,39 @@ class Notes:
         attributes = self._study.user_attrs
         metric = str(attributes.get("metric_name", "metric"))
         body = study_note(self._file, metric, attributes.get("allowed_drops", {}), trials, answer)
-        before = _own_body(stored)
+        before = "".join(str(stored.get(f"dashboard:note_str:{number}", "")) for number in range(len(stored)))
         is_ours = not before or stored.get(_OWN) == _digest(before)
         is_answered = _ANSWER in before and not answer
         if is_ours and not is_answered and body != before:
-            rows |= _rows(None, int(stored.get(_version_key(None), 0)) + 1, body, stored)
+            rows |= _rows("dashboard:", int(stored.get("dashboard:note_ver", 0)) + 1, body, stored)
             rows[_OWN] = _digest(body)
         for trial in trials:
-            if trial.state in _ENDED and _version_key(ids[trial.number]) not in stored:
-                note = trial_note(trial, metric, attributes.get("allowed_drops"))
-                rows |= _rows(ids[trial.number], 1, note, stored)
+            prefix = f"dashboard:{ids[trial.number]}:"
+            if trial.state in _ENDED and f"{prefix}note_ver" not in stored:
+                rows |= _rows(prefix, 1, trial_note(trial, metric, attributes.get("allowed_drops")), stored)
         return rows
 
     def _name_objectives(self) -> None:
         if self._study.metric_names is not None:
             return
-        names = {
-            "time_to_target": "time to target (steps of O0)",
-            "speed": _STEP_TIME,
-            "time_to_quality": "time of a run (O0 = 1)",
-        }
-        metric = str(self._study.user_attrs.get("metric_name", "metric"))
         objective = self._file.study.objective
+        metric = str(self._study.user_attrs.get("metric_name", "metric"))
+        names = [metric, _STEP_TIME] if objective == "pareto" else [_METRIC_NAMES[objective]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study.set_metric_names([metric, _STEP_TIME] if objective == "pareto" else [names[objective]])
+            self._study.set_metric_names(names)
 
 
-_STEP_TIME = "step time (O0 = 1)"
+def _rows(prefix: str, version: int, body: str, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a note; parts of a longer one that stood there before are emptied."""
+    parts = [body[at : at + _LONGEST_PART] for at in range(0, len(body), _LONGEST_PART)]
+    rows = {f"{prefix}note_str:{number}": part for number, part in enumerate(parts)}
+    left_over = {key: "" for key in stored if key.startswith(f"{prefix}note_str:") and key not in rows}
+    return {f"{prefix}note_ver": version, **rows, **left_over}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
 def study_note(
@@ -125,17 +141,9 @@ def study_note(
     trials: Sequence[TrialRecord] = (),
     answer: Sequence[str] = (),
 ) -> str:
-    """Return what a study asks, in Markdown: question, baseline, allowed drop, command, and the answer if there is one.
-
-    Args:
-        file: The study's file.
-        metric: Name of the metric.
-        allowed_drops: Allowed drop per export.
-        trials: Its trials; the baseline's metric is read from trial 0.
-        answer: Sentences of the answer.
-    """
+    """Return what a study asks, in Markdown: question, baseline, allowed drop, command, and the answer if known."""
     baseline = next((trial for trial in trials if trial.number == 0 and math.isfinite(trial.metric)), None)
-    settings = ", ".join(f"`{path}` = {json.dumps(value)}" for path, value in _leaves(file.baseline).items())
+    settings = ", ".join(f"`{path}` = {json.dumps(value)}" for path, value in file.baseline_values.items())
     reached = f"; it reached {metric} {baseline.metric:.5g}" if baseline is not None else ""
     allowed = ", ".join(f"{drop:g} for {target}" for target, drop in allowed_drops.items())
     searched = ", ".join(f"`{dimension.path}`" for dimension in file.dimensions)
@@ -162,13 +170,7 @@ def study_note(
 
 
 def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, float] | None = None) -> str:
-    """Return what a trial came to, in Markdown: what was in effect, speed, metric, verdict, message.
-
-    Args:
-        trial: The trial.
-        metric: Name of the metric.
-        allowed_drops: Allowed drop per export; None knows that of the study's target only.
-    """
+    """Return what a trial came to, in Markdown: what was in effect, speed, metric, verdict, message."""
     lines = [f"**In effect** ({trial.level}): {trial.summary or 'nothing'}", ""]
     if math.isfinite(trial.relative_step_time):
         low, high = 1.0 / trial.relative_high, 1.0 / trial.relative_low
@@ -176,67 +178,8 @@ def trial_note(trial: TrialRecord, metric: str, allowed_drops: Mapping[str, floa
     if math.isfinite(trial.metric):
         worse = f"{trial.metric_deficit:+.4g}" if math.isfinite(trial.metric_deficit) else "unknown"
         lines.append(f"* {metric} {trial.metric:.5g}, drop {worse} of {trial.allowed_drop:g} allowed")
-    lines.append(
-        f"* **{outcome_of(trial, allowed_drops)}**{f': {hide_passwords(trial.message)}' if trial.message else ''}"
-    )
+    told = f": {hide_passwords(trial.message)}" if trial.message else ""
+    lines.append(f"* **{outcome_of(trial, allowed_drops)}**{told}")
     if trial.run_path:
         lines.append(f"* recorded in `{trial.run_path}`")
     return "\n".join(lines)
-
-
-def _engine_of(study: optuna.Study) -> Any:
-    """Return the database engine of a study; None where it is kept elsewhere, as in a test's memory."""
-    storage = study._storage
-    storage = getattr(storage, "_backend", storage)  # Optuna's cache stands in front of it
-    return storage.engine if isinstance(storage, RDBStorage) else None
-
-
-def _stored(session: Session, study_id: int) -> dict[str, Any]:
-    """Return the keys that are there, with the values of those that the study's own note consists of."""
-    table = models.StudySystemAttributeModel
-    mine = select(table.key).where(table.study_id == study_id)
-    found: dict[str, Any] = dict.fromkeys(session.scalars(mine))
-    own = [key for key in found if key in (_OWN, _version_key(None)) or key.startswith(_part_prefix(None))]
-    values = select(table.key, table.value_json).where(table.study_id == study_id, table.key.in_(own))
-    return found | {key: json.loads(value) for key, value in session.execute(values)}
-
-
-def _put(session: Session, study_id: int, key: str, value: Any, *, is_new: bool) -> None:
-    table = models.StudySystemAttributeModel
-    if is_new:
-        session.add(table(study_id=study_id, key=key, value_json=json.dumps(value)))
-    else:
-        mine = update(table).where(table.study_id == study_id, table.key == key)
-        session.execute(mine.values(value_json=json.dumps(value)))
-
-
-def _rows(trial_id: int | None, version: int, body: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-    prefix = _part_prefix(trial_id)
-    parts = [body[at : at + _LONGEST_PART] for at in range(0, len(body), _LONGEST_PART)]
-    rows = {f"{prefix}{number}": part for number, part in enumerate(parts)}
-    left_over = {key: "" for key in stored if key.startswith(prefix) and key not in rows}
-    return {_version_key(trial_id): version, **rows, **left_over}
-
-
-def _own_body(stored: Mapping[str, Any]) -> str:
-    prefix = _part_prefix(None)
-    return "".join(str(stored.get(f"{prefix}{number}", "")) for number in range(len(stored)))
-
-
-def _version_key(trial_id: int | None) -> str:
-    return "dashboard:note_ver" if trial_id is None else f"dashboard:{trial_id}:note_ver"
-
-
-def _part_prefix(trial_id: int | None) -> str:
-    return "dashboard:note_str:" if trial_id is None else f"dashboard:{trial_id}:note_str:"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in values.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return leaves

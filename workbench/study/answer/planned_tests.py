@@ -22,26 +22,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.core.paired_bounds import (
-    Decision,
-    TimeRatio,
-    decide,
-    format_duration,
-    pairs_to_decide,
-)
+from workbench.core.paired_bounds import Decision, TimeRatio, decide, pairs_to_decide
 from workbench.core.records import Verdict
+from workbench.core.text import format_duration
 
-__all__ = [
-    "FIRST_ERROR",
-    "LARGEST_TIME_ERROR",
-    "Judgement",
-    "PlannedTest",
-    "first_test",
-    "further_error",
-    "further_test",
-    "judge",
-    "sentence",
-]
+__all__ = ["Judgement", "PlannedTest", "first_test", "further_error", "further_test", "judge", "sentence"]
 
 FIRST_ERROR = 0.035
 """Error of the drop's bound at the last look of a candidate's first test."""
@@ -55,15 +40,10 @@ _RESERVED_ERROR = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PlannedTest:
-    """Which pairs a test takes and at what points it is read; fixed before it is.
+    """Which pairs a test takes and at what points it is read; fixed before it is."""
 
-    Args:
-        first: Number of its first pair, counted from 0 over all pairs of the study.
-        looks: Pairs so far and the error of each bound there, in the order of the looks.
-    """
-
-    first: int
-    looks: tuple[tuple[int, float], ...]
+    first: int  # number of its first pair, counted from 0 over all pairs of the study
+    looks: tuple[tuple[int, float], ...]  # pairs so far, and the error of each bound there
 
     @property
     def n_pairs(self) -> int:
@@ -77,12 +57,7 @@ class PlannedTest:
 
 
 def first_test(n_pairs: int, at_least: int = 2) -> PlannedTest:
-    """Return a candidate's first test: a look at half of the pairs, where that is enough of them, and one at all.
-
-    Args:
-        n_pairs: All of its pairs.
-        at_least: The fewest pairs that a look may have.
-    """
+    """Return a candidate's first test: a look at half of the pairs, where that is at least so many, and one at all."""
     _check_pairs(n_pairs)
     half = n_pairs // 2
     halfway = ((half, _HALFWAY_ERROR),) if half >= at_least else ()
@@ -95,12 +70,9 @@ def further_error(n_before: int) -> float:
 
 
 def further_test(first: int, n_pairs: int, n_before: int) -> PlannedTest:
-    """Return a test that was not planned: one look, at half of the error that is left for such tests.
+    """Return a test that was not planned: one look, at half of the error that is left after so many such tests.
 
-    Args:
-        first: Number of its first pair. A candidate that was tested before gets pairs it has not been judged by.
-        n_pairs: Pairs.
-        n_before: Such tests before it in the same study, at least 0.
+    Its first pair is one that the candidate has not been judged by.
     """
     _check_pairs(n_pairs)
     return PlannedTest(first, ((n_pairs, further_error(n_before)),))
@@ -113,21 +85,13 @@ def _check_pairs(n_pairs: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is known of a candidate.
-
-    Args:
-        quality: Whether it keeps the metric.
-        time: How much faster it is.
-        n_pairs: Pairs it was trained on.
-        missing: Pairs that its last test still lacks.
-        end: Number of the first pair behind all its tests; 0 when none was planned.
-    """
+    """What is known of a candidate: whether it keeps the metric, and how much faster it is."""
 
     quality: Decision
     time: TimeRatio
-    n_pairs: int
-    missing: int
-    end: int
+    n_pairs: int  # it was trained on
+    missing: int  # that its last test still lacks
+    end: int  # number of the first pair behind all its tests; 0 when none was planned
 
     @property
     def verdict(self) -> Verdict:
@@ -149,16 +113,15 @@ def judge(
 ) -> Judgement:
     """Judge a candidate by its tests, at their planned looks only.
 
+    Of each half the first look that closes it counts, else the last. A diverged run refutes at once.
+
     Args:
         tests: Its tests with the (O0 metric, candidate metric) of the pairs that are trained, seed by seed.
-        allowed_drop: See `decide`.
+        allowed_drop: As for `decide`, like what stands behind ``untested``.
         time_at: Returns the ratio of times at a look: of so many pairs of a test, at an error.
         untested: The ratio before any look.
-        higher_is_better: See `decide`.
-        resolution: See `decide`.
-
-    Returns:
-        The judgement. Of each half the first look that closes it counts, else the last. A diverged run refutes at once.
+        higher_is_better: Direction of the metric.
+        resolution: How finely metrics can differ.
     """
     quality: Decision | None = None
     time: TimeRatio | None = None
@@ -200,9 +163,6 @@ def sentence(
         next_error: Error of a further test, which says how many seeds that would take.
         seconds_per_pair: What one more pair takes; NaN leaves the time out.
         command: Command that adds pairs, with ``{seeds}`` where their total number goes; empty leaves it out.
-
-    Returns:
-        Sentences, the first of which begins with the verdict.
     """
     quality, time = judged.quality, judged.time
     speed = f"{_faster(time)} {per} ({_interval(time)})"
@@ -246,19 +206,19 @@ def _interval(time: TimeRatio) -> str:
 
 
 def _kept(quality: Decision, metric: str, n_trained: int) -> str:
-    bounds = quality.bounds
+    if quality.reason:
+        return quality.reason
+    bounds, allowed = quality.bounds, f"the allowed {quality.allowed_drop:g}"
     seeds = f"{bounds.n_pairs} paired seed{'s' if bounds.n_pairs != 1 else ''}"
     if bounds.n_pairs < n_trained:
         seeds = f"{bounds.n_pairs} of {n_trained} paired seeds"
-    allowed = f"the allowed {quality.allowed_drop:g}"
-    if quality.reason:
-        return quality.reason
-    if quality.verdict is Verdict.CONFIRMED:
-        reach = f"at most {bounds.upper:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds}), within"
-        return f"the {metric} drop is {reach} {allowed}"
-    if quality.verdict is Verdict.REFUTED:
-        reach = f"at least {bounds.lower:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds}), more than"
-        return f"the {metric} drop is {reach} {allowed}"
+    for verdict, reach, end, against in (
+        (Verdict.CONFIRMED, "at most", bounds.upper, "within"),
+        (Verdict.REFUTED, "at least", bounds.lower, "more than"),
+    ):
+        if quality.verdict is verdict:
+            bound = f"{end:.4g} (95 % bound, mean {bounds.mean:.4g}, {seeds})"
+            return f"the {metric} drop is {reach} {bound}, {against} {allowed}"
     return (
         f"the mean {metric} drop is {bounds.mean:.4g}, but its 95 % bounds {bounds.lower:.4g} to {bounds.upper:.4g} "
         f"({seeds}) leave open whether it is within {allowed}"

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.trial import TrialState
 
-from workbench.core.records import CandidateRecord, Choice, StudyResult
-from workbench.study.answer.export import ExportContext, export_configs, write_tables
+from workbench.core.records import CandidateRecord, Choice, StudyResult, TrialRecord
+from workbench.study.answer.export import export_configs, write_tables
 from workbench.study.answer.freezing_limits import freezing_limits_of
-from workbench.study.answer.importance import parameter_importance
 from workbench.study.answer.notes import Notes
-from workbench.study.answer.selection import (
-    TARGETS,
-    nothing_found,
-    select,
-    with_policy,
-)
+from workbench.study.answer.selection import TARGETS, nothing_found, select, with_policy
 from workbench.study.ask.search_space import all_off
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
@@ -33,7 +30,23 @@ from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import candidates_of, trials_of
 
-__all__ = ["StudyResult", "export_study", "read_result", "write_answer"]
+__all__ = ["StudyResult", "export_study", "open_begun", "read_result", "write_answer"]
+
+_FEWEST_PLANS = 5
+"""Below, what matters for the objective cannot be told."""
+
+
+def open_begun(study_dir: str | Path, storage: str | None) -> tuple[optuna.Study, StudyFile, Path]:
+    """Open a study that has been started, with its file and folder.
+
+    Raises:
+        StudyError: When the study is wrong or has not been started.
+    """
+    file, directory = read_study(study_dir), study_folder(study_dir)
+    if storage is None and not (directory / "study.db").exists():
+        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
+    study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
+    return study, kept.on_its_network(file, study), directory
 
 
 def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyResult:
@@ -46,26 +59,26 @@ def read_result(study_dir: str | Path, *, storage: str | None = None) -> StudyRe
     Raises:
         StudyError: When the study is wrong or has not been started.
     """
-    file, directory = read_study(study_dir), study_folder(study_dir)
-    if storage is None and not (directory / "study.db").exists():
-        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna():
-        study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
-        file = kept.on_its_network(file, study)
-        candidates = [_called_from_here(one, directory) for one in candidates_of(study)]
-        result = _with_importance(_result(study, file, directory, candidates), study, file)
-        confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
-        judged = "candidates" in study.user_attrs
-        choices = _choices(result, file, require_confirmed=confirmed_only) if judged else {}
-        written = study.user_attrs.get("chosen", {})
-    files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
+        study, file, directory = open_begun(study_dir, storage)
+        # Sentences were stored with a command; the study's folder may be called otherwise by now.
+        here = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
+        candidates = [replace(one, sentence=_COMMAND.sub(lambda _: here, one.sentence)) for one in candidates_of(study)]
+        trials, choices = trials_of(study), dict[str, Choice]()
+        if "candidates" in study.user_attrs:
+            confirmed_only = bool(study.user_attrs.get("require_confirmed", False))  # as when the files were written
+            choices = _choices(study, file, trials, candidates, require_confirmed=confirmed_only)
+        files = {target: directory / "result" / f"boost_config.{target}.json" for target in TARGETS}
+        exported = {target: path for target, path in files.items() if path.exists()}
+        chosen = {target: choice.label for target, choice in choices.items()}
+        earlier = f"The files hold an earlier choice; `workbench export {study_dir}` writes this one."
+        more = [earlier] if exported and study.user_attrs.get("chosen", {}) != chosen else []
+        result = _result(study, file, directory, trials, candidates, choices, exported, more)
     report = directory / "result" / "report.html"
-    exported = {target: path for target, path in files.items() if path.exists()}
-    result = replace(result, exported=exported, choices=choices, report=report if report.exists() else None)
-    more = []
-    if exported and written != result.chosen:
-        more.append(f"The files hold an earlier choice; `workbench export {study_dir}` writes this one.")
-    return _with_parts(_with_choices_told(result, more), study)
+    return replace(result, report=report if report.exists() else None)
+
+
+_COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
 
 
 def export_study(
@@ -83,11 +96,8 @@ def export_study(
         StudyError: When the study is wrong, has not been started or has no finished O0 trial.
     """
     result = read_result(study_dir, storage=storage)
-    file = read_study(study_dir)
     with quiet_optuna():
-        database = kept.open_storage(storage or kept.default_storage(result.directory))
-        study = kept.find_study(database, file.study.name)
-        file = kept.on_its_network(file, study)
+        study, file, directory = open_begun(study_dir, storage)
         if baseline_trial(study) is None:
             raise StudyError(
                 f"{study_dir}: the study has no finished trial to export; run `workbench tune {study_dir}`"
@@ -95,10 +105,10 @@ def export_study(
         return write_answer(
             study,
             file,
-            result.directory,
+            directory,
             result.candidates,
             result.loss_scale_policy,
-            folder=result.directory / "result" if out is None else Path(out),
+            folder=directory / "result" if out is None else Path(out),
             require_confirmed=require_confirmed,
         )
 
@@ -113,124 +123,132 @@ def write_answer(
     folder: Path,
     require_confirmed: bool = False,
 ) -> StudyResult:
-    """Choose what each export takes, write the files and say why.
+    """Choose what each export takes, write the files into ``folder`` and say why.
 
-    Args:
-        study: The study; keeps the choice when the files go to its own ``result``.
-        file: The study's file.
-        directory: Folder of the study.
-        candidates: Judged candidates.
-        policy: The loss-scale policy that O0 gets, too; None, or one whose choice failed, changes nothing.
-        folder: Folder of the files.
-        require_confirmed: Export confirmed candidates only.
+    The loss-scale policy is O0's, too. The study keeps the choice when the files go to its own ``result``.
 
     Raises:
         StudyFailedError: When O0 has not finished.
         StudyError: When the components of a DimReduce candidate are not on this machine.
         OSError: When a file cannot be written; the old one is untouched then.
     """
-    result = _result(study, file, directory, candidates)
-    choices = _choices(result, file, require_confirmed=require_confirmed)
+    attributes, trials = study.user_attrs, trials_of(study)
+    choices = _choices(study, file, trials, candidates, require_confirmed=require_confirmed)
     policy_told = "" if policy is None else str(policy.get("sentence", policy.get("failed", "")))
-    context = ExportContext(
-        study=result.name,
-        task=result.task,
-        seed=file.study.seed,
-        metric=result.metric_name,
-        objective=result.objective,
-        data_hash=str(study.user_attrs.get("data_hash", "")),
-        environment=result.environment,
-        loss_scale=policy_told,
-    )
+    environment = attributes.get("environment", {})
+    origin = {
+        "study": file.study.name,
+        "task": file.study.task,
+        "seed": file.study.seed,
+        "objective": file.study.objective,
+        "metric": _metric_of(attributes),
+        "data_hash": str(attributes.get("data_hash", "")),
+        "loss_scale": policy_told or None,
+        "environment": environment,
+    }
     off = with_policy(all_off(file.base_config()), policy, [dimension.path for dimension in file.dimensions])
-    exported = export_configs(folder, choices, off, context, file.plans, _snapshots(file, directory))
-    write_tables(folder, candidates, choices, result.environment)
-    if folder == directory / "result":
-        study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
-        study.set_user_attr("require_confirmed", require_confirmed)
-    result = _with_importance(result, study, file)  # which takes a while: the files come first
-    result = replace(result, exported=exported, choices=choices)
-    more = [policy_told] if policy_told else []
-    if folder == directory / "result":
-        Notes(study, file).write(result.trials, [*result.choice_sentences, *more])
-    return _with_parts(_with_choices_told(result, more), study)
-
-
-def _snapshots(file: StudyFile, directory: Path) -> Path | None:
-    """Return where the weight snapshots of the search lie; None when it recorded none, or not here."""
     try:
         warm_up = find_warm_up(file, directory, file.study.seed)
-    except WarmUpError:
-        return None
-    return None if warm_up is None else warm_up.snapshots
+    except WarmUpError:  # of which nothing is left here
+        warm_up = None
+    snapshots = None if warm_up is None else warm_up.snapshots
+    exported = export_configs(folder, choices, off, origin, file.plans, snapshots)
+    write_tables(folder, candidates, choices, environment)
+    more = [policy_told] if policy_told else []
+    is_own_folder = folder == directory / "result"
+    if is_own_folder:
+        study.set_user_attr("chosen", {target: choice.label for target, choice in choices.items()})
+        study.set_user_attr("require_confirmed", require_confirmed)
+    # Importance takes a while: the files come first.
+    result = _result(study, file, directory, trials, candidates, choices, exported, more)
+    if is_own_folder:
+        Notes(study, file).write(result.trials, [*result.choice_sentences, *more])
+    return result
 
 
-def _called_from_here(candidate: CandidateRecord, directory: Path) -> CandidateRecord:
-    """Name the study's folder as it is called now in the command that a sentence was stored with."""
-    command = f"`workbench tune {shlex.quote(str(directory))} --confirm-seeds "
-    return replace(candidate, sentence=_COMMAND.sub(lambda _: command, candidate.sentence))
+def _metric_of(attributes: Mapping[str, Any]) -> str:
+    return str(attributes.get("metric_name", "metric"))
 
 
-_COMMAND = re.compile(r"`workbench tune [^`]+ --confirm-seeds ")
-
-
-def _with_choices_told(result: StudyResult, more: Sequence[str]) -> StudyResult:
-    """Put the choices' sentences before the other messages; what they say already is not said again."""
-    said = " ".join(choice.sentence for choice in result.choices.values())
-    left = [one for one in result.messages if one.rstrip(".") not in said]
-    return replace(result, messages=[*result.choice_sentences, *more, *left])
-
-
-def _choices(result: StudyResult, file: StudyFile, *, require_confirmed: bool) -> dict[str, Choice]:
+def _choices(
+    study: optuna.Study,
+    file: StudyFile,
+    trials: Sequence[TrialRecord],
+    candidates: Sequence[CandidateRecord],
+    *,
+    require_confirmed: bool,
+) -> dict[str, Choice]:
     """Return what each export takes."""
-    metric, objective = result.metric_name, result.objective
-    nothing = {
-        target: nothing_found(
-            result.trials, float(drop), metric, objective=objective, why_not=file.not_drawn(), plans=file.plans
-        )
-        for target, drop in result.allowed_drops.items()
-    }
-    return {
-        target: select(target, result.candidates, nothing=nothing[target], require_confirmed=require_confirmed)
-        for target in nothing
-    }
+    attributes = study.user_attrs
+    options: dict[str, Any] = {"objective": file.study.objective, "why_not": file.not_drawn(), "plans": file.plans}
+    choices = {}
+    for target, drop in attributes.get("allowed_drops", {}).items():
+        nothing = nothing_found(trials, float(drop), _metric_of(attributes), **options)
+        choices[target] = select(target, candidates, nothing=nothing, require_confirmed=require_confirmed)
+    return choices
 
 
 def _result(
-    study: optuna.Study, file: StudyFile, directory: Path, candidates: Sequence[CandidateRecord]
+    study: optuna.Study,
+    file: StudyFile,
+    directory: Path,
+    trials: Sequence[TrialRecord],
+    candidates: Sequence[CandidateRecord],
+    choices: Mapping[str, Choice],
+    exported: Mapping[str, Path],
+    more: Sequence[str],
 ) -> StudyResult:
-    """Read a study's state; choices, files and importance are added by who asks for them."""
+    """Return the answer: the records, what each export takes and where its gain comes from, and what to know of it.
+
+    The choices' sentences come before the other messages; what they say already is not said again.
+    """
     attributes = study.user_attrs
-    ended, notes = attributes.get("search_ended", ""), attributes.get("warm_start_notes", [])
-    cut_short = attributes.get("cut_short", "")
-    return StudyResult(
+    importance, why_unknown = _importance(study, file)
+    known = attribution_of(attributes)
+    taken = {target: choice.candidate for target, choice in choices.items() if choice.candidate is not None}
+    parts = {target: known.get(str(one.trial_number), ()) for target, one in taken.items()}
+    result = StudyResult(
         name=file.study.name,
         directory=directory,
         task=file.study.task,
-        metric_name=str(attributes.get("metric_name", "metric")),
+        metric_name=_metric_of(attributes),
         higher_is_better=bool(attributes.get("higher_is_better", True)),
         objective=file.study.objective,
         n_trials=file.study.n_trials,
-        trials=trials_of(study),
+        trials=list(trials),
         candidates=list(candidates),
+        exported=dict(exported),
+        choices=dict(choices),
         loss_scale_policy=attributes.get("loss_scale_policy"),
         freezing_limits=freezing_limits_of(study),
+        importance=importance,
         environment=attributes.get("environment", {}),
-        messages=[one for one in (ended, cut_short, *notes, *file.not_drawn()) if one],
         allowed_drops=attributes.get("allowed_drops", {}),
+        attribution={target: one for target, one in parts.items() if one},
         tuned_plain=tuned_plain_of(attributes),
         left_out=tuple(file.set_up.left_out),
     )
+    told = [attributes.get("search_ended", ""), attributes.get("cut_short", "")]
+    told += [*attributes.get("warm_start_notes", []), *file.not_drawn(), why_unknown]
+    said = " ".join(choice.sentence for choice in choices.values())
+    left = [one for one in told if one and one.rstrip(".") not in said]
+    return replace(result, messages=[*result.choice_sentences, *more, *left])
 
 
-def _with_parts(result: StudyResult, study: optuna.Study) -> StudyResult:
-    """Add where the gain of what is exported comes from."""
-    known = attribution_of(study.user_attrs)
-    taken = {target: choice.candidate for target, choice in result.choices.items() if choice.candidate is not None}
-    parts = {target: known.get(str(one.trial_number), ()) for target, one in taken.items()}
-    return replace(result, attribution={target: one for target, one in parts.items() if one})
-
-
-def _with_importance(result: StudyResult, study: optuna.Study, file: StudyFile) -> StudyResult:
-    importance, note = parameter_importance(study, file)
-    return replace(result, importance=importance, messages=[*result.messages, *([note] if note else [])])
+def _importance(study: optuna.Study, file: StudyFile) -> tuple[dict[str, float], str]:
+    """Return how much each parameter matters for the objective, or nothing and a sentence why."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    n_plans = sum("repeats" not in trial.user_attrs for trial in complete)
+    if n_plans < _FEWEST_PLANS:  # of O0 alone there is nothing to say
+        few = f"The importance of the parameters needs {_FEWEST_PLANS} plans that ran to their end."
+        return {}, few if n_plans > 1 else ""
+    target = (lambda trial: float(trial.values[-1])) if len(study.directions) > 1 else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = optuna.importance.get_param_importances(study, target=target)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        return {}, f"The importance of the parameters cannot be told from so few trials ({reason})."
+    settings = {dimension.path for dimension in file.dimensions if len(dimension.extremes) == 1}
+    return {name: float(one) for name, one in found.items() if math.isfinite(one) and name not in settings}, ""

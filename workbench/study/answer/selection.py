@@ -12,17 +12,11 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from workbench.config import BoostConfig, ConfigError
-from workbench.core.records import (
-    CandidateRecord,
-    Choice,
-    TrialRecord,
-    Verdict,
-    timed_per,
-)
+from workbench.config import LEVELS, BoostConfig, ConfigError
+from workbench.core.records import CandidateRecord, Choice, TrialRecord, Verdict, timed_per
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.run.objective import steps_to_target
 
@@ -30,6 +24,9 @@ __all__ = ["TARGETS", "aimed_at", "competing_trials", "nothing_found", "select",
 
 TARGETS = {"o1": "O1", "o2": "O2"}
 """Export -> boost level at which it is loaded."""
+
+_BY_LEVEL = frozenset(name for names in LEVELS.values() for name in names)
+"""Methods that a boost level stands for: at a level without them an export does not have them."""
 
 
 def competing_trials(
@@ -44,52 +41,34 @@ def competing_trials(
 ) -> Iterator[TrialRecord]:
     """Yield the trials that compete for an export, best first; the first costs little, since no other is resolved.
 
-    Args:
-        trials: All trials of the study.
-        baseline: The O0 trial.
-        target: ``"o1"`` or ``"o2"``.
-        allowed_drop: Drop this export allows, in the metric's unit.
-        objective: What the study minimises.
-        higher_is_better: Direction of the metric.
-        plans: How the study resolves configurations.
-
-    Yields:
-        Trials with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
-        ``steps_to_target`` is that of this export's target.
+    They are those with a deficit within the allowed drop and a cost below O0's, one per plan, by increasing cost; their
+    ``steps_to_target`` is that of this export's target.
     """
     goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
 
     def price_of(trial: TrialRecord) -> float:
-        steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
-        return _price(trial, objective, trial.relative_step_time, steps)
+        value = trial.relative_step_time
+        if objective == "time_to_target":
+            steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
+            value = trial.warm_up_steps + value * steps
+        return math.inf if math.isnan(value) else value
 
     limit = price_of(baseline)
-    cheaper = []
-    for trial in trials:
-        if trial.state != "complete" or trial.number == baseline.number or not trial.config:
-            continue
-        if not trial.metric_deficit <= allowed_drop:  # so for NaN: a diverged trial never fits
-            continue
-        price = price_of(trial)
-        if price < limit:
-            cheaper.append((price, trial.number, trial))
-    seen = {_plan(baseline, plans).key}
+    others = (one for one in trials if one.state == "complete" and one.number != baseline.number and one.config)
+    # A diverged trial, whose deficit is NaN, never fits.
+    fitting = ((price_of(one), one.number, one) for one in others if one.metric_deficit <= allowed_drop)
+    cheaper = [one for one in fitting if one[0] < limit]
+    seen = {_plan(baseline, plans)[0]}
+    beyond = _BY_LEVEL.difference(LEVELS[TARGETS[target]])
     for _, _, trial in sorted(cheaper, key=lambda one: one[:2]):
-        plan = _plan(trial, plans)
-        if plan.key not in seen and (TARGETS[target] == "O2" or not plan.adasum):
-            seen.add(plan.key)
+        key, methods = _plan(trial, plans)
+        if key not in seen and beyond.isdisjoint(methods):
+            seen.add(key)
             yield aimed_at(trial, baseline, allowed_drop, higher_is_better=higher_is_better)
 
 
 def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> TrialRecord:
-    """Return a trial with ``steps_to_target`` and ``allowed_drop`` of an export.
-
-    Args:
-        trial: The trial; the baseline itself, too.
-        baseline: The O0 trial, whose final metric less the allowed drop is the target.
-        allowed_drop: Drop the export allows, in the metric's unit.
-        higher_is_better: Direction of the metric.
-    """
+    """Return a trial, which may be O0 itself, with ``steps_to_target`` and ``allowed_drop`` of an export."""
     goal = _goal(baseline, allowed_drop, higher_is_better=higher_is_better)
     steps = steps_to_target(trial.curve, goal, higher_is_better=higher_is_better)
     return replace(trial, steps_to_target=steps, allowed_drop=allowed_drop)
@@ -97,11 +76,6 @@ def aimed_at(trial: TrialRecord, baseline: TrialRecord, allowed_drop: float, *, 
 
 def _goal(baseline: TrialRecord, allowed_drop: float, *, higher_is_better: bool) -> float:
     return baseline.metric - (1.0 if higher_is_better else -1.0) * allowed_drop
-
-
-def _price(trial: TrialRecord, objective: str, ratio: float, steps: float) -> float:
-    value = trial.warm_up_steps + ratio * steps if objective == "time_to_target" else ratio
-    return math.inf if math.isnan(value) else value
 
 
 def select(
@@ -112,16 +86,13 @@ def select(
     A confirmed candidate comes before all others; of several, the one with the largest speed-up over the seeds. Where
     none is confirmed, the first in the search's order is taken whose verdict is open, whose interval of the speed-up
     lies above 1 and whose mean drop over the seeds is allowed; one that was not tested only where none was. Else it is
-    O0.
+    O0, with the sentence that says so.
 
     Args:
-        target: ``"o1"`` or ``"o2"``.
-        candidates: Judged candidates in the search's order; those for other exports are passed over.
+        target: ``"o1"`` or ``"o2"``; candidates for the other are passed over.
+        candidates: Judged candidates in the search's order.
         nothing: What the search came to, for the case that it is O0 (`nothing_found`).
         require_confirmed: Take confirmed candidates only.
-
-    Returns:
-        The candidate, or None for O0, with the sentence that says so and why not the others.
     """
     mine = [one for one in candidates if one.target == target]
     confirmed = [one for one in mine if one.verdict is Verdict.CONFIRMED]
@@ -159,9 +130,6 @@ def _why_not(candidate: CandidateRecord, taken: CandidateRecord | None) -> str:
     return f"{name}. {candidate.sentence}"
 
 
-_NOTHING_TRIED = "no plan beside O0 has been tried"
-
-
 def nothing_found(
     trials: Sequence[TrialRecord],
     allowed_drop: float,
@@ -171,25 +139,19 @@ def nothing_found(
     why_not: Sequence[str] = (),
     plans: StudyPlans | None = None,
 ) -> str:
-    """Say what a search without any candidate tried, what came nearest and what would help.
+    """Say what a search without any candidate tried, what came nearest and what would help, without a full stop.
 
-    Args:
-        trials: All trials of the study, O0 among them.
-        allowed_drop: Drop the export allows, in the metric's unit.
-        metric_name: Name of the metric.
-        objective: What the study minimises.
-        why_not: Why parts of what is searched cannot act on this network, a sentence each.
-        plans: How the study resolves configurations, to count those that train alike as one plan; None counts trials.
-
-    Returns:
-        A sentence without its full stop.
+    ``why_not`` says why parts of what is searched cannot act on this network. With ``plans``, trials that train alike
+    count as one plan.
     """
     tried = [one for one in trials if one.number and one.state in {"complete", "pruned"} and one.relative_step_time > 0]
     if not tried:
         reasons = [sentence.rstrip(".") for sentence in why_not]
-        return f"nothing that is searched acts on this network: {'; '.join(reasons)}" if reasons else _NOTHING_TRIED
+        if not reasons:
+            return "no plan beside O0 has been tried"
+        return f"nothing that is searched acts on this network: {'; '.join(reasons)}"
     per = timed_per(objective)
-    n_tried = len(tried) if plans is None else len({_plan(one, plans).key for one in tried})
+    n_tried = len(tried) if plans is None else len({_plan(one, plans)[0] for one in tried})
     count = f"{n_tried} plans were tried" if n_tried > 1 else "one plan was tried"
     told = [f"no plan was faster than O0 within the allowed {metric_name} drop of {allowed_drop:g}; {count}"]
     known = [one for one in tried if one.state == "complete" and math.isfinite(one.metric_deficit)]
@@ -216,15 +178,10 @@ def nothing_found(
 
 
 def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched: Sequence[str]) -> BoostConfig:
-    """Return a configuration with a loss-scale policy, except for what the study searched itself.
+    """Return a configuration with what `tune_loss_scale` returned, except for the parameters that the study searched.
 
-    The kind of loss scale is left to its rule, so a policy found in float16 changes nothing in a float32 plan and is
-    ready when mixed precision is switched on.
-
-    Args:
-        config: The configuration.
-        policy: What `tune_loss_scale` returned; None, or a policy whose choice ``failed``, changes nothing.
-        searched: Paths of the parameters that the study searched.
+    None, or a policy whose choice ``failed``, changes nothing. The kind of loss scale is left to its rule, so a policy
+    found in float16 changes nothing in a float32 plan and is ready when mixed precision is switched on.
     """
     if policy is None or "failed" in policy:
         return config
@@ -232,20 +189,15 @@ def with_policy(config: BoostConfig, policy: Mapping[str, Any] | None, searched:
     return config.with_values({path: value for path, value in values.items() if path not in searched})
 
 
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    key: str
-    adasum: bool = False
-
-
-def _plan(trial: TrialRecord, plans: StudyPlans) -> _Resolved:
+def _plan(trial: TrialRecord, plans: StudyPlans) -> tuple[str, tuple[str, ...]]:
+    """Return the key of what a trial trains, and the methods in effect."""
     return _resolved(json.dumps(trial.config), trial.level, plans)
 
 
 @functools.lru_cache(maxsize=4096)  # a search ranks its trials after each of them
-def _resolved(config: str, level: str, plans: StudyPlans) -> _Resolved:
+def _resolved(config: str, level: str, plans: StudyPlans) -> tuple[str, tuple[str, ...]]:
     try:
         plan = plans.resolve(BoostConfig.from_dict(json.loads(config)), level)
     except ConfigError as error:
-        return _Resolved(f"refused: {error}")
-    return _Resolved(plan.training_key(), plan.adasum)
+        return f"refused: {error}", ()
+    return plan.training_key(), plan.in_effect()

@@ -11,7 +11,7 @@ import datetime
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ import pandas as pd
 from workbench.core.credentials import hide_passwords
 from workbench.core.files import replacing
 from workbench.core.records import TrialRecord
+from workbench.study.answer.result import open_begun
 from workbench.study.ask.search_space import Dimension
-from workbench.study.ask.study_file import read_study, study_folder
 from workbench.study.errors import StudyError
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
@@ -75,12 +75,9 @@ def trial_table(study_dir: str | Path, *, storage: str | None = None) -> pd.Data
     Raises:
         StudyError: When the study is wrong or has not been started.
     """
-    file, directory = read_study(study_dir), study_folder(study_dir)
-    if storage is None and not (directory / "study.db").exists():
-        raise StudyError(f"{directory}: the study has not been started; run `workbench tune {study_dir}` first")
     with quiet_optuna(), kept.plain_storage_errors():
-        study = kept.find_study(kept.open_storage(storage or kept.default_storage(directory)), file.study.name)
-        return _table(study, trials_of(study), kept.on_its_network(file, study).dimensions)
+        study, file, _ = open_begun(study_dir, storage)
+        return _table(study, trials_of(study), file.dimensions)
 
 
 def write_trial_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -112,54 +109,41 @@ def check_table_path(path: Path) -> None:
 def _table(study: optuna.Study, records: Sequence[TrialRecord], dimensions: Sequence[Dimension]) -> pd.DataFrame:
     stored = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     metric_name = str(study.user_attrs.get("metric_name", ""))
-    rows = [_row(record, stored[record.number], metric_name) for record in records]
+    rows = [
+        {
+            **{name: getattr(record, name) for name in TRIAL_COLUMNS if hasattr(record, name)},
+            "trial": record.number,
+            "in_effect": record.summary,
+            "speed": _inverse(record.relative_step_time),
+            "speed_low": _inverse(record.relative_high),
+            "speed_high": _inverse(record.relative_low),
+            "metric_name": metric_name,
+            "drop": record.metric_deficit,
+            "started": _in_utc(stored[record.number].datetime_start),
+            "ended": _in_utc(stored[record.number].datetime_complete),
+            "message": hide_passwords(record.message),
+            "run": record.run_path,
+        }
+        for record in records
+    ]
     types = {name: kind for name, (kind, _, _) in TRIAL_COLUMNS.items()}
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     by_path = {dimension.path: dimension for dimension in dimensions if dimension.path not in types}
     drawn = [path for record in records for path in record.parameters if path not in types]
     for path in dict.fromkeys([*by_path, *drawn]):
-        values = [record.parameters.get(path) for record in records]
-        frame[path] = _column(values, by_path.get(path))
+        frame[path] = _column([record.parameters.get(path) for record in records], by_path.get(path))
     return frame
-
-
-def _row(record: TrialRecord, stored: optuna.trial.FrozenTrial, metric_name: str) -> dict[str, Any]:
-    return {
-        "trial": record.number,
-        "state": record.state,
-        "level": record.level,
-        "in_effect": record.summary,
-        "feasible": record.feasible,
-        "speed": _inverse(record.relative_step_time),
-        "speed_low": _inverse(record.relative_high),
-        "speed_high": _inverse(record.relative_low),
-        "metric_name": metric_name,
-        "metric": record.metric,
-        "drop": record.metric_deficit,
-        "allowed_drop": record.allowed_drop,
-        "value": record.value,
-        "steps_to_target": record.steps_to_target,
-        "warm_up_steps": record.warm_up_steps,
-        "seconds": record.seconds,
-        "started": _in_utc(stored.datetime_start),
-        "ended": _in_utc(stored.datetime_complete),
-        "message": hide_passwords(record.message),
-        "run": record.run_path,
-    }
 
 
 def _column(values: Sequence[Any], dimension: Dimension | None) -> pd.Series:
     """Return drawn values as a column whose type depends on what could be drawn, not on what was."""
-    possible = [*values] if dimension is None else [*dimension.extremes, *values]
-    present = [value for value in possible if value is not None]
     if dimension is not None and dimension.kind == "float":
         return pd.Series(values, dtype="float64")
-    if present and all(isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="boolean")
-    if present and all(isinstance(value, int) and not isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="Int64")
-    if present and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in present):
-        return pd.Series(values, dtype="float64")
+    possible = [*values, *(() if dimension is None else dimension.extremes)]
+    kinds = {type(value) for value in possible if value is not None}
+    for among, dtype in (({bool}, "boolean"), ({int}, "Int64"), ({int, float}, "float64")):
+        if kinds and kinds <= among:
+            return pd.Series(values, dtype=dtype)
     # Words stay as they are; a list (betas) or a mixture is told as JSON.
     texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
     return pd.Series(texts, dtype="str")
@@ -170,14 +154,13 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
     import pyarrow.parquet as pq
 
     plain = pa.Table.from_pandas(table, preserve_index=False)
-    described = [field.with_metadata(_about(field.name)) for field in plain.schema]
+    described = []
+    for field in plain.schema:
+        drawn = ("", "", f"Value drawn for `{field.name}`; empty where it was not in effect.")
+        _, unit, meaning = TRIAL_COLUMNS.get(field.name, drawn)
+        described.append(field.with_metadata({"unit": unit, "description": meaning}))
     # The table's own metadata let pandas read its types back.
     pq.write_table(plain.cast(pa.schema(described, metadata=plain.schema.metadata)), path)
-
-
-def _about(name: str) -> Mapping[str, str]:
-    _, unit, meaning = TRIAL_COLUMNS.get(name, ("", "", f"Value drawn for `{name}`; empty where it was not in effect."))
-    return {"unit": unit, "description": meaning}
 
 
 def _inverse(value: float) -> float:

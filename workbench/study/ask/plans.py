@@ -2,7 +2,7 @@
 
 DimReduce needs weights that were recorded earlier. A candidate that names none is trained from those the study records
 itself (``warm_up.py``), so here it is resolved as if it named a folder, always the same one: plans that are equal stay
-equal over seeds and machines. The real folder is put in when somebody trains.
+equal over seeds and machines. The real folder is put in when the plan is trained.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.config import (
-    BoostConfig,
-    Facts,
-    NetworkFacts,
-    Plan,
-    requested_switches,
-)
+from workbench.config import BoostConfig, Facts, NetworkFacts, Plan, requested_switches
 
 __all__ = ["RECORDED_BY_STUDY", "StudyPlans", "explicit_config", "needs_warm_up"]
 
@@ -26,11 +20,7 @@ RECORDED_BY_STUDY = "(recorded by the study)"
 
 @dataclass(frozen=True, slots=True)
 class StudyPlans:
-    """Resolves configurations as a study trains them.
-
-    Args:
-        ranks: How many ranks train together.
-        network: What the task's network offers; None in a study that does not know, and in those begun before 0.7.
+    """Resolves configurations as a study trains them: over so many ranks, on a network of which so much is known.
 
     Example:
         >>> config = BoostConfig.from_dict({"boost": {"mode": "manual", "grad_freeze": False}})
@@ -40,14 +30,10 @@ class StudyPlans:
     """
 
     ranks: int = 1
-    network: NetworkFacts | None = None
+    network: NetworkFacts | None = None  # None also in studies begun before 0.7
 
     def resolve(self, config: BoostConfig, level: str) -> Plan:
         """Return what is in effect.
-
-        Args:
-            config: Configuration.
-            level: Boost level.
 
         Raises:
             ConfigError: When the level is unknown.

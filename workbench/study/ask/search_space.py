@@ -15,71 +15,72 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from workbench.config import (
     LEVELS,
     SWITCHES,
     BoostConfig,
     ConfigError,
+    ParameterInfo,
     acts,
     describe_parameters,
     parameter_at,
     parents_of,
+    requested_switches,
 )
 from workbench.config.errors import did_you_mean, shown
-from workbench.config.facts import cut_into
 from workbench.study.ask.plans import StudyPlans
 from workbench.study.errors import StudyError
 
-__all__ = ["Dimension", "Draws", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest", "within_layers"]
+__all__ = ["Dimension", "Drawing", "SearchedSpace", "Suggestion", "all_off", "plans_by_level", "read_space", "suggest"]
 
 _USUAL_LEVEL = "O1"
 _SWITCHES = tuple(f"boost.{name}" for name in SWITCHES)
-_GROUPS = "grad_freeze.param_groups"
 _RANGE_KEYS = frozenset({"low", "high", "log", "step"})
 
 
-class Draws(Protocol):
-    """The part of an Optuna trial that a suggestion needs."""
+class Drawing:
+    """Answers what is asked of an Optuna trial by a function of name and distribution."""
+
+    def __init__(self, value: Callable[[str, Any], Any]) -> None:
+        self._value = value
 
     def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
         """Draw one of the choices."""
+        return self._value(name, CategoricalDistribution(choices))
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
         """Draw a number."""
+        return float(self._value(name, FloatDistribution(low, high, step=step, log=log)))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """Draw a whole number."""
+        return int(self._value(name, IntDistribution(low, high, step=step, log=log)))
+
+
+Draws = optuna.Trial | Drawing
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """One thing that is searched.
+    """One thing that is searched: listed choices, or a range of numbers."""
 
-    Args:
-        path: Config path, ``"level"``, or the path of an optimizer's own range, ``"optimizer.lr[Muon]"``.
-        kind: ``"choice"`` for listed values, else the kind of number.
-        choices: Listed values; empty for numbers.
-        low: Smallest number; NaN for choices.
-        high: Largest number; NaN for choices.
-        log: Whether it is walked in logarithmic steps.
-        step: Grid of the numbers; None for none.
-        but_for: Of a bare path: optimizers for which the study has a range of their own.
-    """
-
-    path: str
+    path: str  # config path, ``"level"``, or the path of an optimizer's own range, ``"optimizer.lr[Muon]"``
     kind: Literal["choice", "float", "int"]
     choices: tuple[Any, ...] = ()
     low: float = math.nan
     high: float = math.nan
-    log: bool = False
-    step: float | None = None
-    but_for: tuple[str, ...] = ()
+    log: bool = False  # whether it is walked in logarithmic steps
+    step: float | None = None  # grid of the numbers
+    but_for: tuple[str, ...] = ()  # of a bare path: optimizers for which the study has a range of their own
 
     @property
     def parameter(self) -> str:
@@ -98,21 +99,15 @@ class Dimension:
             return self.choices
         return (int(self.low), int(self.high)) if self.kind == "int" else (self.low, self.high)
 
+    @property
+    def is_setting(self) -> bool:
+        """Whether every trial has the same value; one of a single optimizer comes and goes."""
+        return len(self.extremes) == 1 and not self.of_optimizer and not self.but_for
+
     def belongs_to(self, config: BoostConfig) -> bool:
         """Return whether the dimension is for the optimizer that a configuration names."""
         name = "" if config.optimizer is None else config.optimizer.name or ""
         return name == self.of_optimizer if self.of_optimizer else name not in self.but_for
-
-    def up_to(self, most: int) -> Dimension | None:
-        """Return a dimension of whole numbers without those above a limit; None when nothing is left."""
-        if self.kind == "choice":
-            choices = tuple(choice for choice in self.choices if choice <= most)
-            return replace(self, choices=choices) if choices else None
-        low, step = int(self.low), int(self.step or 1)
-        high = low + (min(int(self.high), most) - low) // step * step
-        if high <= low:  # one value is a setting, and one is always taken
-            return Dimension(self.path, "choice", (low,)) if high == low else None
-        return replace(self, high=float(high))
 
     def describe(self) -> Any:
         """Return the dimension as plain TOML values, every rule spelled out."""
@@ -140,88 +135,55 @@ class Dimension:
             StudyError: Naming the path, the rule and the value.
         """
         for value in self.extremes:
-            if self.path == "level":
-                if not isinstance(value, str) or value not in LEVELS:
-                    known = ", ".join(f'"{level}"' for level in LEVELS)
-                    hint = did_you_mean(str(value), LEVELS)
-                    raise StudyError(f"[space] `level` must be one of {known}, got {shown(value)}{hint}")
-                continue
             try:
-                base.with_values({self.parameter: value})
+                if self.path == "level":
+                    requested_switches(base, value)
+                else:
+                    base.with_values({self.parameter: value})
             except ConfigError as error:
                 raise StudyError(f"[space] {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One trial's configuration.
-
-    Args:
-        level: Boost level.
-        config: Configuration.
-        parameters: What was drawn: path (``level`` included) -> value.
-    """
+    """One trial's configuration at its boost level, and what was drawn: path (``level`` included) -> value."""
 
     level: str
     config: BoostConfig
     parameters: Mapping[str, Any]
 
 
-def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
-    """Read the table ``[space]``.
+@dataclass(frozen=True)
+class SearchedSpace:
+    """What a study searches: dimensions, O0's configuration, and how the study resolves configurations."""
 
-    Args:
-        content: Path -> list of values, ``{low, high, log, step}``, or true / "default" for the declared range.
-            Quoted dotted keys and TOML sub-tables mean the same.
+    dimensions: tuple[Dimension, ...]
+    base: BoostConfig
+    plans: StudyPlans
 
-    Returns:
-        The dimensions, in the order of the file.
+    @functools.cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Path -> distribution as a trial draws it; what has one value only is left out."""
+        found: dict[str, BaseDistribution] = {}
 
-    Raises:
-        StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
-    """
-    dimensions = []
-    for path, value in _flattened(content, set(describe_parameters())):
-        try:
-            about = None if path == "level" else parameter_at(path)
-        except ConfigError as error:
-            hint = did_you_mean(path, ["level"])
-            raise StudyError(f"[space] {error}{hint if hint not in str(error) else ''}") from None
-        dimensions.append(_dimension(path, value, about))
-    return tuple(_but_for_others(one, dimensions) for one in dimensions)
+        def keep(path: str, distribution: Any) -> Any:
+            found[path] = distribution
+            is_choice = isinstance(distribution, CategoricalDistribution)
+            return distribution.choices[0] if is_choice else distribution.low
 
+        for one in self.dimensions:
+            one.draw(Drawing(keep))
+        return {path: one for path, one in found.items() if not one.single()}
 
-def _but_for_others(dimension: Dimension, dimensions: Sequence[Dimension]) -> Dimension:
-    """Return a dimension that leaves to ranges of named optimizers what is theirs."""
-    if dimension.of_optimizer:
-        return dimension
-    named = (one.of_optimizer for one in dimensions if one.parameter == dimension.path and one.of_optimizer)
-    return replace(dimension, but_for=tuple(named))
+    @functools.cached_property
+    def numbers(self) -> dict[str, FloatDistribution | IntDistribution]:
+        """The ranges among them."""
+        numbers = (FloatDistribution, IntDistribution)
+        return {path: one for path, one in self.distributions.items() if isinstance(one, numbers)}
 
-
-def within_layers(dimensions: Sequence[Dimension], layers: int) -> tuple[tuple[Dimension, ...], str]:
-    """Leave out what asks for more freezing groups than the network has layers, which would freeze nothing.
-
-    Args:
-        dimensions: What is searched, from `read_space`.
-        layers: Layers of the network that can form groups.
-
-    Returns:
-        The dimensions with ``grad_freeze.param_groups`` within the layers, and a sentence about the values that are not
-        drawn; empty when all are.
-    """
-    asked = next((one for one in dimensions if one.path == _GROUPS), None)
-    if asked is None or max(asked.extremes) <= layers:
-        return tuple(dimensions), ""
-    kept = asked.up_to(layers)
-    replaced = (kept if one is asked else one for one in dimensions)
-    left = tuple(one for one in replaced if one is not None)
-    if asked.kind == "choice":
-        named = ", ".join(str(value) for value in asked.choices if value > layers)
-    else:
-        first, last = max(layers + 1, asked.extremes[0]), asked.extremes[1]
-        named = f"{first}" if first == last else f"{first} to {last}"
-    return left, (f"`{_GROUPS}` = {named} is not tried: {cut_into(layers)}")
+    def suggest(self, draws: Draws) -> Suggestion:
+        """Draw a trial's configuration, as `suggest` does."""
+        return suggest(draws, self.dimensions, self.base, self.plans)
 
 
 def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> Suggestion:
@@ -229,15 +191,6 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
 
     Switches set in the study count in mode manual only, so that mode is taken when the study searches a switch and
     does not search the mode itself. At level O0 everything is off, whatever the switches would say.
-
-    Args:
-        trial: Optuna trial, or anything that draws.
-        dimensions: What is searched, from `read_space`.
-        base: O0's configuration, from which every trial starts.
-        plans: How the study resolves configurations.
-
-    Returns:
-        The suggestion.
 
     Raises:
         ConfigError: When drawn values contradict each other (for example ``init`` below ``minimum``).
@@ -259,31 +212,28 @@ def suggest(trial: Draws, dimensions: Sequence[Dimension], base: BoostConfig, pl
     return Suggestion(level, config.with_values(unset), values)
 
 
-def plans_by_level(dimensions: Sequence[Dimension], base: BoostConfig, plans: StudyPlans) -> dict[str, str | None]:
-    """Return for each level the one plan that a trial can have there, by its key; None where several are drawn.
-
-    Args:
-        dimensions: What is searched, from `read_space`.
-        base: O0's configuration.
-        plans: How the study resolves configurations.
-    """
+def plans_by_level(space: SearchedSpace) -> dict[str, str | None]:
+    """Return for each level the one plan that a trial can have there, by its key; None where several are drawn."""
     found: dict[str, str | None] = {}
-    for level in next((one.choices for one in dimensions if one.path == "level"), (_USUAL_LEVEL,)):
-        config, waiting = _beginning(level, dimensions, base)
+    for level in next((one.choices for one in space.dimensions if one.path == "level"), (_USUAL_LEVEL,)):
+        config, waiting = _beginning(level, space.dimensions, space.base)
         found[level] = None
         try:  # what has a single value is always as that says, and makes no second plan
-            config = config.with_values({one.path: one.extremes[0] for one in waiting if _is_setting(one)})
+            config = config.with_values({one.path: one.extremes[0] for one in waiting if one.is_setting})
         except ConfigError:  # each trial will say so
             continue
-        waiting = [one for one in waiting if not _is_setting(one)]
-        if not any(_may_be_in_effect(one, config, level, plans, waiting) for one in waiting):
-            found[level] = plans.resolve(config, level).key()
+        waiting = [one for one in waiting if not one.is_setting]
+        if not any(_may_be_in_effect(one, config, level, space.plans, waiting) for one in waiting):
+            found[level] = space.plans.resolve(config, level).key()
     return found
 
 
-def _is_setting(one: Dimension) -> bool:
-    """Return whether a dimension has the same value in every trial; one of a single optimizer comes and goes."""
-    return len(one.extremes) == 1 and not one.of_optimizer and not one.but_for
+def all_off(base: BoostConfig) -> BoostConfig:
+    """Return O0: everything switched off, precision, loss scale and optimizer as in the study's baseline."""
+    return base.with_values({"boost.mode": "disable_all"})
+
+
+# What is drawn, and in which order
 
 
 def _beginning(
@@ -308,16 +258,9 @@ def _may_be_in_effect(
     """Return whether a dimension is in effect at some values of what is still to be drawn; a single choice always is.
 
     A switch is where turning it changes which methods act: its own, or one that it shuts out.
-
-    Args:
-        one: The dimension.
-        config: What is decided so far.
-        level: Boost level.
-        plans: How the study resolves configurations.
-        waiting: Dimensions still to be drawn, this one among them.
     """
     facts, when = plans.facts(level), describe_parameters()[one.parameter].when
-    if _is_setting(one):
+    if one.is_setting:
         return True
     is_switch = one.path in _SWITCHES
     if is_switch and when.why_not(config, facts):
@@ -342,11 +285,6 @@ def _deciding(path: str) -> frozenset[str]:
     infos = describe_parameters()
     shut_out = [other for other in _SWITCHES if path in _SWITCHES and path in infos[other].needs.reads]
     return parents_of(path).union(shut_out, *(parents_of(other) for other in shut_out))
-
-
-def all_off(base: BoostConfig) -> BoostConfig:
-    """Return O0: everything switched off, precision, loss scale and optimizer as in the study's baseline."""
-    return base.with_values({"boost.mode": "disable_all"})
 
 
 @functools.cache
@@ -378,26 +316,54 @@ def _comes_before(one: str, other: str) -> bool:
     return other not in parents_of(one) or named.index(one) < named.index(other)
 
 
-def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> list[tuple[str, Any]]:
+# The table [space]
+
+
+def read_space(content: Mapping[str, Any]) -> tuple[Dimension, ...]:
+    """Read the table ``[space]``.
+
+    Args:
+        content: Path -> list of values, ``{low, high, log, step}``, or true / "default" for the declared range.
+            Quoted dotted keys and TOML sub-tables mean the same.
+
+    Returns:
+        The dimensions, in the order of the file.
+
+    Raises:
+        StudyError: When a path is unknown or a range breaks its own rules (low above high, log from 0, ...).
+    """
+    dimensions = []
+    for path, value in _flattened(content, set(describe_parameters())):
+        try:
+            about = None if path == "level" else parameter_at(path)
+        except ConfigError as error:
+            hint = did_you_mean(path, ["level"])
+            raise StudyError(f"[space] {error}{hint if hint not in str(error) else ''}") from None
+        dimensions.append(_dimension(path, value, about))
+    owners: dict[str, list[str]] = {}  # bare paths leave to ranges of named optimizers what is theirs
+    for one in dimensions:
+        if one.of_optimizer:
+            owners.setdefault(one.parameter, []).append(one.of_optimizer)
+    return tuple(replace(one, but_for=tuple(owners.get(one.path, ()))) for one in dimensions)
+
+
+def _flattened(content: Mapping[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Open sub-tables; a table that is a parameter's own (its path is known, or it only has range keys) is a range."""
-    flat: list[tuple[str, Any]] = []
     for key, value in content.items():
         path = f"{prefix}{key}"
-        is_range = isinstance(value, Mapping) and (path in known or path == "level" or not value.keys() - _RANGE_KEYS)
-        if isinstance(value, Mapping) and not is_range:
-            flat.extend(_flattened(value, known, f"{path}."))
+        if isinstance(value, Mapping) and path not in known and path != "level" and value.keys() - _RANGE_KEYS:
+            yield from _flattened(value, known, f"{path}.")
         else:
-            flat.append((path, value))
-    return flat
+            yield path, value
 
 
-def _dimension(path: str, value: Any, info: Any) -> Dimension:
+def _dimension(path: str, value: Any, info: ParameterInfo | None) -> Dimension:
     if isinstance(value, list):
         if not value:
             raise StudyError(f"[space] `{path}` has an empty list: name at least one value or leave it out")
-        duplicates = [item for position, item in enumerate(value) if _among(item, value[:position])]
-        if duplicates:
-            raise StudyError(f"[space] `{path}` lists {shown(duplicates[0])} twice")
+        for place, item in enumerate(value):
+            if any(type(item) is type(other) and item == other for other in value[:place]):
+                raise StudyError(f"[space] `{path}` lists {shown(item)} twice")
         return Dimension(path, "choice", tuple(value))
     if value is True or value == "default":
         return _declared(path, info)
@@ -413,20 +379,17 @@ def _dimension(path: str, value: Any, info: Any) -> Dimension:
     return _range(path, value, info)
 
 
-def _range(path: str, value: Mapping[str, Any], info: Any) -> Dimension:
-    low, high = value.get("low", info.low), value.get("high", info.high)
+def _range(path: str, value: Mapping[str, Any], info: ParameterInfo) -> Dimension:
+    low, high, step = value.get("low", info.low), value.get("high", info.high), value.get("step")
     log = value.get("log", info.log if "low" not in value and "high" not in value else False)
-    step = value.get("step")
     if low is None or high is None:
         raise StudyError(f"[space] `{path}` has no declared search range: give both low and high")
-    wanted: tuple[type, ...] = (int,) if info.kind == "int" else (int, float)
-    numbers: dict[str, Any] = {"low": low, "high": high, **({"step": step} if step is not None else {})}
-    for name, number in numbers.items():
-        whole = info.kind == "int" and isinstance(number, float) and number.is_integer() and name not in value
-        if whole:
-            continue  # declared ranges are floats in config, whatever the parameter's kind
-        if type(number) not in wanted or not math.isfinite(number):  # a bool is no number here
-            noun = "a whole number" if info.kind == "int" else "a finite number"
+    for name in ("low", "high", "step"):
+        number, is_whole = value.get(name), info.kind == "int"
+        # A bool is no number here.
+        is_right = type(number) is int or (type(number) is float and math.isfinite(number) and not is_whole)
+        if name in value and not is_right:
+            noun = "a whole number" if is_whole else "a finite number"
             raise StudyError(f"[space] `{path}`: `{name}` must be {noun}, got {shown(number)}")
     if not isinstance(log, bool):
         raise StudyError(f"[space] `{path}`: `log` must be true or false, got {shown(log)}")
@@ -438,21 +401,19 @@ def _range(path: str, value: Mapping[str, Any], info: Any) -> Dimension:
         raise StudyError(f"[space] `{path}`: a logarithmic range must begin above 0, got low {low:g}")
     if log and step is not None:
         raise StudyError(f"[space] `{path}`: `log` and `step` exclude each other")
-    return Dimension(path, info.kind, (), float(low), float(high), log, None if step is None else float(step))
+    return _numbers(path, info, low, high, log=log, step=step)
 
 
-def _declared(path: str, info: Any) -> Dimension:
+def _declared(path: str, info: ParameterInfo | None) -> Dimension:
     if info is None:
         return Dimension(path, "choice", tuple(LEVELS))
-    if info.kind == "bool":
-        return Dimension(path, "choice", (False, True))
-    if info.kind == "choice":
+    if info.kind in {"bool", "choice"}:
         return Dimension(path, "choice", tuple(choice for choice in info.choices if choice is not None))
     if info.kind not in {"float", "int"} or info.low is None or info.high is None:
         raise StudyError(f"[space] `{path}` has no declared search range: list its values or give low and high")
-    step = None if info.step is None else float(info.step)
-    return Dimension(path, info.kind, (), float(info.low), float(info.high), bool(info.log), step)
+    return _numbers(path, info, info.low, info.high, log=bool(info.log), step=info.step)
 
 
-def _among(item: Any, others: Sequence[Any]) -> bool:
-    return any(type(item) is type(other) and item == other for other in others)
+def _numbers(path: str, info: ParameterInfo, low: float, high: float, *, log: bool, step: float | None) -> Dimension:
+    kind: Literal["float", "int"] = "int" if info.kind == "int" else "float"
+    return Dimension(path, kind, (), float(low), float(high), log, None if step is None else float(step))

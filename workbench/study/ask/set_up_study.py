@@ -23,32 +23,21 @@ __all__ = ["SetUpQuestion", "ask", "shorter_than"]
 
 _OWN_FAMILIES = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
 _RATE_MULTIPLES = (1.0, 2.0, 4.0)
-_RUNS_WANTED = 50
-"""Runs as long as today's that a search should have time for; else it asks at a shorter length."""
-
+_RUNS_WANTED = 50  # as long as today's that a search should have time for; else it asks at a shorter length
 _SHORTEST_HORIZON = 16
-_CONFIRM_SHARE, _EXPECTED_TIME = 0.35, 0.4
-"""Share of the time for the confirmation, and what a candidate's run may take relative to today's."""
-
-_LEAST_SAVED_SECONDS = 20.0
-"""Compiling takes about as long: it is tried only where 30 % of a run is more."""
+_CONFIRM_SHARE = 0.35  # of the time
+_EXPECTED_TIME = 0.4  # of a candidate's run relative to today's
+_LEAST_SAVED_SECONDS = 20.0  # compiling takes about as long: it is tried only where 30 % of a run is more
 
 
 @dataclass
 class SetUpQuestion:
-    """A study in the making.
-
-    Args:
-        text: The text of ``study.toml``.
-        left_out: Why what might have been searched is not, a sentence each.
-        steps: Loader batches of a run in the study.
-        run_seconds: Time of such a run as given, seconds.
-    """
+    """The text of a ``study.toml``, and what a person should hear of it."""
 
     text: str = ""
-    left_out: list[str] = field(default_factory=list)
-    steps: int = 0
-    run_seconds: float = math.nan
+    left_out: list[str] = field(default_factory=list)  # why what might have been searched is not, a sentence each
+    steps: int = 0  # loader batches of a run in the study
+    run_seconds: float = math.nan  # of such a run as given
 
     def forecast(self, minutes: float) -> str:
         """Return what a time allows, in a sentence."""
@@ -76,33 +65,33 @@ def ask(
     question = SetUpQuestion(steps=_horizon(look, steps, minutes))
     question.run_seconds = question.steps * look.step_seconds
     if question.steps < steps:
+        needed = math.ceil(_RUNS_WANTED * steps * look.step_seconds / 60)
         question.left_out.append(
-            f"{shorter_than(steps, question.steps)}, annealed to their own end, since {_RUNS_WANTED} "
-            f"runs of {steps} would take longer than {minutes:g} minutes; what it finds is confirmed at "
-            f"{question.steps}. "
-            f"Asked at {steps}, it needs about --minutes {math.ceil(_RUNS_WANTED * steps * look.step_seconds / 60)} "
-            "--fresh."
+            f"{shorter_than(steps, question.steps)}, annealed to their own end, since {_RUNS_WANTED} runs of {steps} "
+            f"would take longer than {minutes:g} minutes; what it finds is confirmed at {question.steps}. "
+            f"Asked at {steps}, it needs about --minutes {needed} --fresh."
         )
     space = _space(look, question.left_out)
     runtime = _runtime(look, question)
-    rates = _plain_rates(look)
-    shape = "task" if look.has_scheduler else "linear"
-    study = {
-        "task": spec,
-        "seed": seed,
-        "budget_steps": question.steps,
-        "n_trials": 1000,
-        "timeout_seconds": round(60.0 * minutes, 1),
-        "objective": "time_to_quality",
-    }
     sections: dict[str, Mapping[str, Any]] = {
-        "study": study,
+        "study": {
+            "task": spec,
+            "seed": seed,
+            "budget_steps": question.steps,
+            "n_trials": 1000,
+            "timeout_seconds": round(60.0 * minutes, 1),
+            "objective": "time_to_quality",
+        },
         "allowed_drop": {} if allowed_drop is None else {"o1": allowed_drop},
         "baseline": {"amp.dtype": "bfloat16"} if "amp.level" in runtime else {},
         "sampler": {"name": "promise"},
         "pruner": {"name": "none"},
         "speed": {"rounds": 4, "steps_per_block": 3},
-        "set_up": {"plain_rates": rates, "plain_shape": shape, "left_out": question.left_out},
+        "set_up": {
+            "plain_rates": _plain_rates(look),
+            "plain_shape": "task" if look.has_scheduler else "linear",
+            "left_out": question.left_out,
+        },
         "set_up.runtime": runtime,
         "space": space,
         "confirm": {**_seeds(question.run_seconds, minutes), "candidates": 2, "time_share": _CONFIRM_SHARE},
@@ -113,12 +102,7 @@ def ask(
 
 
 def shorter_than(steps: int, horizon: int) -> str:
-    """Return how a study says that it asks about shorter runs than today's.
-
-    Args:
-        steps: Loader batches of today's run.
-        horizon: Those of a run in the study.
-    """
+    """Return how a study says that it asks about shorter runs than today's, in loader batches of a run."""
     return f"The study trains {horizon} of {steps} batches"
 
 
@@ -144,53 +128,42 @@ def _horizon(look: TaskLook, steps: int, minutes: float) -> int:
 
 
 def _space(look: TaskLook, left_out: list[str]) -> dict[str, Any]:
-    space: dict[str, Any] = {}
     names = _optimizers(look, left_out)
-    if names:
-        space["optimizer.name"] = names
+    space: dict[str, Any] = {"optimizer.name": names} if names else {}
+
+    def add(what: str, why_not: str, values: Mapping[str, Any]) -> None:
+        if why_not:
+            left_out.append(f"{what} left out, because {why_not}.")
+        else:
+            space.update(values)
+
     for name in names:
         space |= _ranges(look, name)
     space["schedule.length"] = {"low": 0.08, "high": 0.9, "log": True}
     space["schedule.shape"] = ["linear"]
     space["schedule.warmup"] = {"low": 0.03, "high": 0.3, "log": True}
-    if look.no_merging:
-        left_out.append(f"Larger batches are left out, because {look.no_merging}.")
-    else:
-        space["batch.factor"] = [1.0, 2.0, 4.0]
-        space["batch.lr_rule"] = ["sqrt"]
-    network = look.network
-    if network.no_smoothing:
-        left_out.append(f"Label smoothing is left out, because {network.no_smoothing}.")
-    else:
-        space["regularization.label_smoothing"] = {"low": 0.0, "high": 0.2}
+    add("Larger batches are", look.no_merging, {"batch.factor": [1.0, 2.0, 4.0], "batch.lr_rule": ["sqrt"]})
+    network, config = look.network, BoostConfig()
+    smoothing = {"regularization.label_smoothing": {"low": 0.0, "high": 0.2}}
+    add("Label smoothing is", network.no_smoothing, smoothing)
     space["regularization.weight_average"] = ["none", "ema"]
     space["regularization.decay"] = {"low": 0.8, "high": 0.99}
-    sizes = [
-        kind for kind, why in (("resolution", network.no_resolution), ("sequence", network.no_sequence)) if not why
-    ]
-    if sizes:
-        space["curriculum.kind"] = ["none", *sizes]
-        space["curriculum.start"] = [0.5]
-        space["curriculum.until"] = {"low": 0.2, "high": 0.7}
-        space["curriculum.stages"] = [1]
-    else:
-        neither = "hold no" in network.no_resolution and "hold no" in network.no_sequence
-        why = network.no_resolution if look.convolutions else network.no_sequence
-        why = "the batches hold neither images nor token sequences" if neither else why
-        left_out.append(f"Smaller inputs at first are left out, because {why}.")
-    config = BoostConfig()
-    for name, why in (
-        ("less_bn", network.why_no_less_bn(config)),
-        ("grad_freeze", network.why_no_freezing(config.with_values({"grad_freeze.param_groups": 2}), less_bn=False)),
-    ):
-        if why:
-            left_out.append(f"{name} is left out, because {why}.")
-        else:
-            space[f"boost.{name}"] = [False, True]
-    if "boost.grad_freeze" in space:
-        groups = max(min(network.layers_left, 8), 2)
-        space |= {"grad_freeze.freeze_p": {"low": 0.4, "high": 0.9}, "grad_freeze.param_groups": [groups]}
-        space["grad_freeze.total_steps"] = [65536]  # fitted to each run's updates where its length differs
+    kinds = {"resolution": network.no_resolution, "sequence": network.no_sequence}
+    sizes = [kind for kind, why in kinds.items() if not why]
+    neither = "" if sizes else kinds["resolution" if look.convolutions else "sequence"]
+    if all("hold no" in why for why in kinds.values()):
+        neither = "the batches hold neither images nor token sequences"
+    curriculum = {"kind": ["none", *sizes], "start": [0.5], "until": {"low": 0.2, "high": 0.7}, "stages": [1]}
+    add("Smaller inputs at first are", neither, {f"curriculum.{key}": value for key, value in curriculum.items()})
+    add("less_bn is", network.why_no_less_bn(config), {"boost.less_bn": [False, True]})
+    freezing = {
+        "boost.grad_freeze": [False, True],
+        "grad_freeze.freeze_p": {"low": 0.4, "high": 0.9},
+        "grad_freeze.param_groups": [max(min(network.layers_left, 8), 2)],
+        "grad_freeze.total_steps": [65536],  # fitted to each run's updates where its length differs
+    }
+    two_groups = config.with_values({"grad_freeze.param_groups": 2})
+    add("grad_freeze is", network.why_no_freezing(two_groups, less_bn=False), freezing)
     return space
 
 
@@ -232,10 +205,8 @@ def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
     if look.fast_bfloat16 or look.device == "cuda":
         runtime["amp.level"] = ["O0", "O2"]
     else:
-        question.left_out.append(
-            f"bfloat16 is left out, because this {look.device} has no instructions for it, and float16 because it is "
-            "slow there."
-        )
+        no_format = f"this {look.device} has no instructions for it, and float16 because it is slow there"
+        question.left_out.append(f"bfloat16 is left out, because {no_format}.")
     if look.device == "cpu" and look.threads > 1:
         runtime["runtime.threads"] = [1]  # small networks wait for their threads
     if look.gains_from_memory:
@@ -245,10 +216,8 @@ def _runtime(look: TaskLook, question: SetUpQuestion) -> dict[str, Any]:
     if 0.3 * question.run_seconds > _LEAST_SAVED_SECONDS:
         runtime["runtime.compile"] = ["off", "default"]
     else:
-        question.left_out.append(
-            "torch.compile is left out, because a run of "
-            f"{format_duration(question.run_seconds)} is too short to pay for compiling."
-        )
+        too_short = f"a run of {format_duration(question.run_seconds)} is too short to pay for compiling"
+        question.left_out.append(f"torch.compile is left out, because {too_short}.")
     return runtime
 
 
@@ -260,17 +229,11 @@ def _plain_rates(look: TaskLook) -> list[float]:
 
 
 def _toml(name: str, part: Mapping[str, Any]) -> str:
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in part.items()]
-    return "\n".join(["", f"[{name}]", *lines, ""])
-
-
-def _key(key: str) -> str:
-    return key if key.replace("_", "").isalnum() else json.dumps(key)
+    keys = {key: key if key.replace("_", "").isalnum() else json.dumps(key) for key in part}
+    return "\n".join(["", f"[{name}]", *(f"{keys[key]} = {_value(value)}" for key, value in part.items()), ""])
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, Sequence) and not isinstance(value, str):

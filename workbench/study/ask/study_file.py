@@ -12,58 +12,24 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
-from workbench.config import (
-    BoostConfig,
-    ConfigError,
-    NetworkFacts,
-    SnapshotConfig,
-    requested_switches,
-)
+from workbench.config import BoostConfig, ConfigError, NetworkFacts, SnapshotConfig
 from workbench.config.errors import did_you_mean, sentence_of, shown
+from workbench.study.ask.network_limits import may_ask_for, why_off, within_network, without_equal_levels
 from workbench.study.ask.plans import StudyPlans
-from workbench.study.ask.search_space import (
-    Dimension,
-    all_off,
-    plans_by_level,
-    read_space,
-    within_layers,
-)
+from workbench.study.ask.search_space import Dimension, SearchedSpace, all_off, plans_by_level, read_space
 from workbench.study.errors import StudyError
 from workbench.study.sample.sampling import check_sampler, make_pruner
-from workbench.study.sample.whole_space import SearchedSpace
 
-__all__ = [
-    "CANNOT_CHANGE_A_TRIAL",
-    "AllowedDrop",
-    "ConfirmSection",
-    "FreezingLimitSection",
-    "LossScaleReplaySection",
-    "NamedOptions",
-    "SetUpSection",
-    "SpeedSection",
-    "StudyFile",
-    "StudySection",
-    "WarmStartSection",
-    "asked",
-    "parse_study",
-    "read_study",
-    "study_folder",
-]
+__all__ = ["AllowedDrop", "LossScaleReplaySection", "StudyFile", "asked", "parse_study", "read_study", "study_folder"]
 
 CANNOT_CHANGE_A_TRIAL = (
-    "study.name",
-    "study.n_trials",
-    "study.timeout_seconds",
-    "study.device_hours",
-    "study.patience",
-    "confirm",
-    "warm_start",
+    *(f"study.{key}" for key in ("name", "n_trials", "timeout_seconds", "device_hours", "patience")),
+    *("confirm", "warm_start"),
 )
 """Keys, and sections as a whole, that say when to end, where to begin and what to do with the trials there are.
 
@@ -71,7 +37,7 @@ They may be edited while the study goes on, and are no part of the question (`as
 """
 
 _WARM_UP_SHARE = 4
-"""A warm-up whose length nobody set takes this part of the budget: one in four."""
+"""A warm-up whose length the file leaves open takes this part of the budget: one in four."""
 
 _USUAL_SHARE = "1 %"
 """Of O0's value: what a search for the fastest set-up may lose of a metric that is no accuracy."""
@@ -85,39 +51,23 @@ class _Part(BaseModel):
 
 
 class StudySection(_Part):
-    """``[study]``: what is trained, how long, and what counts.
+    """``[study]``: what is trained, how long, and what counts."""
 
-    Attributes:
-        name: Name of the study; empty takes the folder's.
-        task: Task as on the command line.
-        seed: Seed of the search (>= 0); confirmation uses others.
-        budget_steps: Micro-batches of one trial.
-        evaluate_every: Micro-batches between two evaluations; None means a tenth of the budget.
-        n_trials: Finished trials of the whole study, O0 included; a repeat of an equal plan does not count.
-        timeout_seconds: Time of one ``tune`` command for everything; None means no limit.
-        objective: What is minimised.
-        device: Where to train.
-        threads: CPU threads of a training process; None leaves it to torch, which takes all cores. Small networks
-            train fastest, and speed is measured best, with one.
-        ranks: Processes that train every run together; candidates and O0 alike.
-        device_hours: Hours the trials of the search may take, times ``ranks``, all workers and commands together; None
-            means no limit.
-        patience: The search ends when so many trials in a row found nothing better; None lets it go on.
-    """
-
-    name: str = ""
-    task: str = Field(min_length=1)
-    seed: int = Field(0, ge=0)
-    budget_steps: int = Field(ge=1)
-    evaluate_every: int | None = Field(None, ge=1)
-    n_trials: int = Field(ge=1)
-    timeout_seconds: float | None = Field(None, gt=0)
-    objective: Literal["time_to_target", "speed", "pareto", "time_to_quality"] = "time_to_target"
+    name: str = ""  # empty takes the folder's
+    task: str = Field(min_length=1)  # as on the command line
+    seed: int = Field(0, ge=0)  # of the search; confirmation uses others
+    budget_steps: int = Field(ge=1)  # micro-batches of one trial
+    evaluate_every: int | None = Field(None, ge=1)  # micro-batches between two evaluations; None: a tenth of the budget
+    n_trials: int = Field(ge=1)  # finished trials of the whole study, O0 included; equal plans count once
+    timeout_seconds: float | None = Field(None, gt=0)  # of one ``tune`` command for everything; None: no limit
+    objective: Literal["time_to_target", "speed", "pareto", "time_to_quality"] = "time_to_target"  # what is minimised
     device: str = "auto"
+    # CPU threads of a training process; None leaves it to torch, which takes all cores. Small networks train fastest,
+    # and speed is measured best, with one.
     threads: int | None = Field(None, ge=1)
-    ranks: int = Field(1, ge=1)
-    device_hours: float | None = Field(None, gt=0)
-    patience: int | None = Field(None, ge=1)
+    ranks: int = Field(1, ge=1)  # processes that train every run together; candidates and O0 alike
+    device_hours: float | None = Field(None, gt=0)  # hours of all trials times ``ranks``, over all workers and commands
+    patience: int | None = Field(None, ge=1)  # the search ends when so many trials in a row found nothing better
 
 
 _Drop = Annotated[float, Field(ge=0)] | Annotated[str, Field(pattern=r"^ *\d+(\.\d+)? *% *$")]
@@ -152,52 +102,32 @@ class NamedOptions(BaseModel):
 
 
 class SpeedSection(_Part):
-    """``[speed]``: how a trial's step time is compared with O0's.
+    """``[speed]``: how a trial's step time is compared with O0's."""
 
-    Attributes:
-        rounds: Pairs of blocks (A B), at least 2; on a noisy machine up to four times as many are measured.
-        steps_per_block: Micro-batches per block.
-    """
-
-    rounds: int = Field(8, ge=2)
-    steps_per_block: int = Field(6, ge=1)
+    rounds: int = Field(8, ge=2)  # pairs of blocks (A B); on a noisy machine up to four times as many are measured
+    steps_per_block: int = Field(6, ge=1)  # micro-batches
 
 
 class LossScaleReplaySection(_Part):
-    """``[loss_scale_replay]``: choose the loss-scale policy from one recorded run.
-
-    Attributes:
-        enabled: Whether to do it.
-        steps: Micro-batches of the recording.
-        amp_level: Mixed-precision level of the recording.
-        dtype: Low-precision type; only float16 needs a scale.
-        init: Loss scale the recording begins with; a large one shows where overflows begin.
-        window: Growth window of the recording, short so that the scale keeps probing upward.
-        exponents_every: Steps between two exponent counts.
-        init_choices: Initial scales that are judged.
-        factor_choices: Factors that are judged.
-        window_choices: Growth windows that are judged.
-        max_underflow_share: Gradient share that may underflow on average, in [0, 1].
-        verify_steps: Micro-batches of the rerun under the chosen policy; None means as many as were recorded.
-        fixed_choices: Fixed scales that are judged beside the dynamic ones, to compare; none of them is chosen, since a
-            fixed scale has no way back when gradients grow.
-        check_policies: So many of the judged policies, evenly spread, are trained for as long as the recording, each
-            with its own overflows beside the predicted ones.
-    """
+    """``[loss_scale_replay]``: choose the loss-scale policy from one recorded run."""
 
     enabled: bool = True
-    steps: int = Field(60, ge=2)
+    steps: int = Field(60, ge=2)  # micro-batches of the recording
     amp_level: Literal["O2"] = "O2"
-    dtype: Literal["float16"] = "float16"
-    init: float = Field(2.0**24, ge=1)
-    window: int = Field(20, ge=1)
-    exponents_every: int = Field(2, ge=1)
+    dtype: Literal["float16"] = "float16"  # the only one that needs a scale
+    init: float = Field(2.0**24, ge=1)  # the recording begins with it; a large one shows where overflows begin
+    window: int = Field(20, ge=1)  # growth window of the recording, short so that the scale keeps probing upward
+    exponents_every: int = Field(2, ge=1)  # steps between two exponent counts
+    # What is judged: every combination of initial scale, factor and growth window.
     init_choices: list[float] = Field(default_factory=lambda: [2.0**power for power in range(8, 25, 2)], min_length=1)
     factor_choices: list[float] = Field(default_factory=lambda: [2.0, 4.0], min_length=1)
     window_choices: list[int] = Field(default_factory=lambda: [20, 50, 100, 200, 500, 1000, 2000], min_length=1)
-    max_underflow_share: float = Field(0.01, ge=0, le=1)
-    verify_steps: int | None = Field(None, ge=1)
+    max_underflow_share: float = Field(0.01, ge=0, le=1)  # share of the gradient that may underflow on average
+    verify_steps: int | None = Field(None, ge=1)  # of the rerun under the chosen policy; None: as many as were recorded
+    # Fixed scales are judged beside the dynamic ones, to compare; none is chosen: they have no way back when gradients
+    # grow.
     fixed_choices: list[Annotated[float, Field(ge=1)]] = Field(default_factory=list)
+    # So many of the judged policies, evenly spread, are trained for as long as the recording, to compare.
     check_policies: int = Field(0, ge=0)
 
 
@@ -205,64 +135,40 @@ class FreezingLimitSection(_Part):
     """``[freezing_limit]``: how much of what a freezing schedule promises its steps really save.
 
     Every finished trial that freezes is timed again beside O0 and beside a net in which the same layers rest for good.
-
-    Attributes:
-        enabled: Whether to do it.
-        rounds: Rounds of blocks, at least 2.
-        steps_per_block: Micro-batches per block.
     """
 
     enabled: bool = True
     rounds: int = Field(8, ge=2)
-    steps_per_block: int = Field(4, ge=1)
+    steps_per_block: int = Field(4, ge=1)  # micro-batches
 
 
 class SetUpSection(_Part):
-    """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``.
+    """``[set_up]``: how the fastest set-up is searched; for the objective ``time_to_quality``."""
 
-    Attributes:
-        baseline_seeds: Runs of O0 whose mean is the quality to keep, at least 2.
-        most_seeds: Seeds that a plan takes when it is tried, at most.
-        leader_seeds: Seeds that the final leader is trained on before it is confirmed over others.
-        runtime: Config path -> values of what changes time alone; every combination is timed, the fastest is taken.
-        plain_rates: Learning rates of *tuned plain*: the task as given with a shorter schedule and one of these.
-        plain_shape: Shape of its schedule.
-        plain_runs: Runs of tuned plain at least; 0 leaves it out.
-        plain_share: Share of the time kept for it, in [0, 1).
-        attribution_share: Share of the time kept to find out where the gain comes from, in [0, 1).
-        left_out: Why what might have been searched is not, a sentence each, for the reader of the answer.
-    """
-
-    baseline_seeds: int = Field(5, ge=2)
-    most_seeds: int = Field(4, ge=1)
-    leader_seeds: int = Field(16, ge=2)
+    baseline_seeds: int = Field(5, ge=2)  # runs of O0 whose mean is the quality to keep
+    most_seeds: int = Field(4, ge=1)  # that a plan takes when it is tried
+    leader_seeds: int = Field(16, ge=2)  # that the final leader is trained on before it is confirmed over others
+    # Config path -> values of what changes time alone; every combination is timed, the fastest is taken.
     runtime: dict[str, list[Any]] = Field(default_factory=dict)
+    # *Tuned plain* is the task as given with a shorter schedule of such a shape and one of these learning rates.
     plain_rates: list[float] = Field(default_factory=list)
     plain_shape: str = "task"
-    plain_runs: int = Field(12, ge=0)
-    plain_share: float = Field(0.15, ge=0, lt=1)
-    attribution_share: float = Field(0.2, ge=0, lt=1)
-    left_out: list[str] = Field(default_factory=list)
+    plain_runs: int = Field(12, ge=0)  # at least; 0 leaves it out
+    plain_share: float = Field(0.15, ge=0, lt=1)  # of the time
+    attribution_share: float = Field(0.2, ge=0, lt=1)  # of the time, to find out where the gain comes from
+    left_out: list[str] = Field(default_factory=list)  # why what might have been searched is not, a sentence each
 
 
 class ConfirmSection(_Part):
-    """``[confirm]``: train the best candidates again, paired with O0 over fresh seeds.
+    """``[confirm]``: train the best candidates again, paired with O0 over fresh seeds."""
 
-    Attributes:
-        enabled: Whether to do it; without it candidates stay undecided.
-        seeds_min: Fewest seeds of a test. How many it takes is fixed by the standard deviation of its first few pairs.
-        seeds_max: Most seeds of a test.
-        candidates: Candidates per export that are tested; refuted ones do not count.
-        steps: Micro-batches per run; None means the trial's budget.
-        time_share: Share of ``timeout_seconds`` kept for it, in [0, 1), once there is a candidate.
-    """
-
-    enabled: bool = True
+    enabled: bool = True  # without it candidates stay undecided
+    # How many seeds a test takes is fixed by the standard deviation of its first few pairs.
     seeds_min: int = Field(10, ge=2)
     seeds_max: int = Field(100, ge=2)
-    candidates: int = Field(2, ge=1)
-    steps: int | None = Field(None, ge=1)
-    time_share: float = Field(0.4, ge=0, lt=1)
+    candidates: int = Field(2, ge=1)  # per export that are tested; refuted ones do not count
+    steps: int | None = Field(None, ge=1)  # micro-batches per run; None: the trial's budget
+    time_share: float = Field(0.4, ge=0, lt=1)  # of ``timeout_seconds`` kept for it, once there is a candidate
 
     @property
     def usual_seeds(self) -> int:
@@ -280,119 +186,39 @@ def _as_sources(value: Any) -> list[str]:
 class WarmStartSection(_Part):
     """``[warm_start]``: what was found before and is tried first, after O0.
 
-    Attributes:
-        sources: ``from`` in the file: folders of studies or exported boost_config.json files, relative to this study's
-            folder; one or a list. Further ones may be added while the study goes on.
-        trials: Best trials that are taken of each study.
+    ``from`` names folders of studies or exported boost_config.json files, relative to this study's folder; one or a
+    list. Further ones may be added while the study goes on.
     """
 
     sources: Annotated[list[str], BeforeValidator(_as_sources)] = Field(alias="from")
-    trials: int = Field(5, ge=1)
+    trials: int = Field(5, ge=1)  # best trials that are taken of each study
 
 
 class StudyFile(_Part):
-    """A whole ``study.toml``, checked.
-
-    Attributes:
-        study: What is trained, how long, and what counts.
-        baseline: What O0 means here, as nested sections of a boost_config; every candidate starts from it.
-        allowed_drop: Allowed drop per export.
-        sampler: Sampler and its options.
-        pruner: Pruner and its options.
-        speed: How speed is measured.
-        loss_scale_replay: Loss-scale policy by replay; None when the study does not ask for it.
-        freezing_limit: What freezing could save at best; None when the study does not ask for it.
-        confirm: Confirmation.
-        set_up: How the fastest set-up is searched.
-        warm_start: What is tried first; None when nothing is.
-        space: What is searched; filled from ``[space]``.
-    """
+    """A whole ``study.toml``, checked."""
 
     study: StudySection
-    baseline: dict[str, Any] = Field(default_factory=dict)
+    baseline: dict[str, Any] = Field(default_factory=dict)  # what O0 means here; every candidate starts from it
     allowed_drop: AllowedDrop = AllowedDrop()
     sampler: NamedOptions = NamedOptions(name="tpe")
     pruner: NamedOptions = NamedOptions(name="median")
     speed: SpeedSection = SpeedSection()
-    loss_scale_replay: LossScaleReplaySection | None = None
+    loss_scale_replay: LossScaleReplaySection | None = None  # None when the study does not ask for it; so below
     freezing_limit: FreezingLimitSection | None = None
     confirm: ConfirmSection = ConfirmSection()
     set_up: SetUpSection = SetUpSection()
     warm_start: WarmStartSection | None = None
-    space: dict[str, Any] = Field(default_factory=dict)
+    space: dict[str, Any] = Field(default_factory=dict)  # what is searched
     _network: NetworkFacts | None = PrivateAttr(None)  # no part of the question, but of what it means here
+    _searched: SearchedSpace | None = PrivateAttr(None)  # found once: it is asked for several times a trial
 
     def on_network(self, network: NetworkFacts | None) -> StudyFile:
         """Return the same question about a network of which so much is known; None for one of which nothing is."""
         file = self.model_copy()
-        file._network = network
+        file._network, file._searched = network, None
         return file
 
-    @property
-    def dimensions(self) -> tuple[Dimension, ...]:
-        """What is searched, in the file's order; without what could never act on the network."""
-        return self._drawn()[0]
-
-    def not_drawn(self) -> list[str]:
-        """Return what the network makes pointless to search, in sentences; nothing where it is not known."""
-        if self._network is None:
-            return []
-        told = list(self._drawn()[1])
-        if self.most_plans() == 1:  # why the methods do not act says why the levels are equal
-            told = [one for one in told if not one.startswith("Level ")]
-        of_groups = next((i for i, one in enumerate(told) if "grad_freeze." in one), None)
-        may_freeze = self._may_freeze()
-        if _may_ask_for(self, "less_bn"):
-            told.append(_not_in_effect("less_bn", self._network.why_no_less_bn(self.base_config())))
-        if not may_freeze and of_groups is not None:
-            told[of_groups] += ", so nothing is frozen"
-        elif not may_freeze and _may_ask_for(self, "grad_freeze"):
-            reason = self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms())
-            told.append(_not_in_effect("grad_freeze", reason))
-        return [f"{one}." for one in told if one]
-
-    def most_plans(self) -> int | None:
-        """Return how many plans the study has, O0's among them; None for more than one per level."""
-        if self._network is None or self.study.objective == "time_to_quality":  # which proposes plans of its own
-            return None
-        base = self.base_config()
-        plans = plans_by_level(self.dimensions, base, self.plans).values()
-        return None if None in plans else len({*plans, self.plans.resolve(all_off(base), "O0").key()})
-
-    def _drawn(self) -> tuple[tuple[Dimension, ...], list[str]]:
-        """Return what is searched, and a sentence about whatever the network makes pointless of it."""
-        dimensions = read_space(self.space)
-        if self._network is None:
-            return dimensions, []
-        dimensions, sentence = within_layers(dimensions, self._fewest_layers(self._network))
-        told = [sentence] if sentence else []
-        levels = next((one for one in dimensions if one.path == "level"), None)
-        if levels is None:
-            return dimensions, told
-        by_level = plans_by_level(dimensions, self.base_config(), self.plans)
-        first: dict[str | None, str] = {}
-        for level, plan in sorted(by_level.items()):
-            if plan is not None and first.setdefault(plan, level) != level:
-                told.append(f"Level {level} is not tried: on this network it is equal to {first[plan]}")
-        left = tuple(level for level, plan in by_level.items() if plan is None or first[plan] == level)
-        return tuple(replace(one, choices=left) if one is levels else one for one in dimensions), told
-
-    def _fewest_layers(self, network: NetworkFacts) -> int:
-        """Return the layers that any trial has: those that LessBN leaves, where it may be in effect."""
-        config = self.base_config()
-        return min(network.layers_of(config, less_bn=less_bn) for less_bn in {False, self._may_reduce_norms()})
-
-    def _may_reduce_norms(self) -> bool:
-        network = self._network
-        return network is not None and network.less_bn_acts(self.base_config()) and _may_ask_for(self, "less_bn")
-
-    def _may_freeze(self) -> bool:
-        """Return whether some number of groups that a trial may have fits the network."""
-        groups = [one for one in self.dimensions if one.path == "grad_freeze.param_groups"]
-        return bool(groups) or not (
-            self._network is not None
-            and self._network.why_no_freezing(self.base_config(), less_bn=self._may_reduce_norms())
-        )
+    # What is searched
 
     @property
     def plans(self) -> StudyPlans:
@@ -401,17 +227,58 @@ class StudyFile(_Part):
 
     @property
     def searched(self) -> SearchedSpace:
-        """What is searched, with O0's configuration and how this study resolves it."""
-        return SearchedSpace(self.dimensions, self.base_config(), self.plans)
+        """What is searched, without what could never act on the network."""
+        if self._searched is None:
+            space = self._asked_space
+            if self._network is not None:
+                space = without_equal_levels(within_network(space)[0])[0]
+            self._searched = space
+        return self._searched
+
+    @property
+    def dimensions(self) -> tuple[Dimension, ...]:
+        """The dimensions of `searched`, in the file's order."""
+        return self.searched.dimensions
+
+    def not_drawn(self) -> list[str]:
+        """Return what the network makes pointless to search, in sentences; nothing where it is not known."""
+        if self._network is None:
+            return []
+        within, values = within_network(self._asked_space)
+        levels = without_equal_levels(within)[1] if self.most_plans() != 1 else []  # where `why_off` says why
+        return [f"{one}." for one in (*values, *levels, *why_off(self._asked_space))]
+
+    def most_plans(self) -> int | None:
+        """Return how many plans the study has, O0's among them; None for more than one per level."""
+        if self._network is None or self.study.objective == "time_to_quality":  # which proposes plans of its own
+            return None
+        plans = plans_by_level(self.searched).values()
+        return None if None in plans else len({*plans, self.plans.resolve(all_off(self.base_config()), "O0").key()})
+
+    @property
+    def _asked_space(self) -> SearchedSpace:
+        return SearchedSpace(read_space(self.space), self.base_config(), self.plans)
+
+    # What a run is
 
     @property
     def evaluate_every(self) -> int:
         """Micro-batches between two evaluations."""
         return self.study.evaluate_every or max(self.study.budget_steps // 10, 1)
 
+    @property
+    def baseline_values(self) -> dict[str, Any]:
+        """What the file says of the baseline, by config path."""
+        return _flat(self.baseline)
+
     def base_config(self) -> BoostConfig:
         """Return O0's configuration, from which every candidate starts; it keeps no snapshots, a warm-up does."""
         return self._stated().with_values({"snapshots.count": 0})
+
+    def _stated(self) -> BoostConfig:
+        # An exported configuration may stand here, with where it comes from.
+        values = {path: value for path, value in self.baseline_values.items() if not path.startswith("provenance.")}
+        return BoostConfig().with_values(values)
 
     @property
     def warm_up(self) -> SnapshotConfig:
@@ -433,37 +300,34 @@ class StudyFile(_Part):
         return max(asked.start_step + (asked.count - 1) * asked.every_steps, 1)
 
     def allowed_drops(self, metric: str, baseline: float = math.nan) -> dict[str, float]:
-        """Return the allowed drop of each export for a metric.
+        """Return the allowed drop of each export, in the metric's unit.
+
+        A search for the fastest set-up has the exports that its file names, or o1.
 
         Args:
             metric: Name of the task's metric.
-            baseline: O0's value, of which a drop may be a share; NaN while it is not known.
-
-        Returns:
-            ``{"o1": ..., "o2": ...}`` in the metric's unit; one that is a share of an unknown value is NaN. A search
-            for the fastest set-up has the exports that its file names, or o1.
+            baseline: O0's value, of which a drop may be a share; NaN while it is not known, as that drop is then.
 
         Raises:
             StudyError: When the metric is no accuracy and the file names no drop for it.
         """
         given = {"o1": self.allowed_drop.o1, "o2": self.allowed_drop.o2}
         is_accuracy = metric.lower() in {"acc", "accuracy"} or metric.lower().endswith(("_accuracy", " accuracy"))
+        usual = _ACCURACY_DROPS if is_accuracy else {}
         if self.study.objective == "time_to_quality":
-            usual = _ACCURACY_DROPS["o1"] if is_accuracy else _USUAL_SHARE
-            given = {target: drop for target, drop in given.items() if drop is not None} or {"o1": usual}
+            given = {target: drop for target, drop in given.items() if drop is not None}
+            given = given or {"o1": usual.get("o1", _USUAL_SHARE)}
         drops: dict[str, float] = {}
         for target, drop in given.items():
-            if drop is None and not is_accuracy:
+            chosen = usual.get(target) if drop is None else drop
+            if chosen is None:
                 raise StudyError(
                     f"`allowed_drop.{target}` must be given for the metric {metric!r}: only accuracies have a default"
                 )
-            chosen = _ACCURACY_DROPS[target] if drop is None else drop
-            share = float(chosen.replace("%", "")) / 100.0 if isinstance(chosen, str) else math.nan
-            drops[target] = share * abs(baseline) if isinstance(chosen, str) else chosen
+            if isinstance(chosen, str):
+                chosen = float(chosen.replace("%", "")) / 100.0 * abs(baseline)
+            drops[target] = chosen
         return drops
-
-    def _stated(self) -> BoostConfig:
-        return BoostConfig.from_dict(_nested(self.baseline))
 
     def canonical(self) -> dict[str, Any]:
         """Return the content as plain values, defaults filled in: equal for two files that ask the same."""
@@ -478,7 +342,7 @@ class StudyFile(_Part):
             for name in ("fixed_choices", "check_policies"):
                 if not content["loss_scale_replay"][name]:
                     del content["loss_scale_replay"][name]
-        content["baseline"] = _flat(_nested(self.baseline))
+        content["baseline"] = self.baseline_values
         content["space"] = {dimension.path: dimension.describe() for dimension in read_space(self.space)}
         return asked(content)
 
@@ -500,6 +364,12 @@ def asked(canonical: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
+def study_folder(path: str | Path) -> Path:
+    """Return the folder of a study that is named by its folder or by its file."""
+    path = Path(path)
+    return path.parent if path.suffix == ".toml" else path
+
+
 def read_study(path: str | Path) -> StudyFile:
     """Read and check a study.
 
@@ -512,9 +382,7 @@ def read_study(path: str | Path) -> StudyFile:
     Raises:
         StudyError: When the file is missing, unreadable or breaks a rule.
     """
-    path = Path(path)
-    if path.suffix != ".toml":
-        path = path / "study.toml"
+    path = Path(path) if Path(path).suffix == ".toml" else Path(path) / "study.toml"
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -522,12 +390,6 @@ def read_study(path: str | Path) -> StudyFile:
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path with a null byte
         raise StudyError(f"{path}: cannot be read ({error})") from None
     return parse_study(text, source=str(path), default_name=path.resolve().parent.name)
-
-
-def study_folder(path: str | Path) -> Path:
-    """Return the folder of a study that is named by its folder or by its file."""
-    path = Path(path)
-    return path.parent if path.suffix == ".toml" else path
 
 
 def parse_study(text: str, *, source: str = "study.toml", default_name: str = "study") -> StudyFile:
@@ -561,6 +423,7 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
     file = StudyFile.model_validate(content)
     if not file.study.name:
         file = file.model_copy(update={"study": file.study.model_copy(update={"name": default_name})})
+    study, confirm = file.study, file.confirm
     try:
         base = file.base_config()
     except ConfigError as error:
@@ -574,28 +437,23 @@ def _checked(content: dict[str, Any], default_name: str) -> StudyFile:
             except ConfigError as error:
                 raise StudyError(f"[set_up.runtime] {error}") from None
     _check_warm_up(file)
-    evaluate_every = file.study.evaluate_every
-    if evaluate_every is not None and evaluate_every > file.study.budget_steps:
+    if study.evaluate_every is not None and study.evaluate_every > study.budget_steps:
         raise StudyError(
-            f"`study.evaluate_every` must not exceed `study.budget_steps` ({file.study.budget_steps}), "
-            f"got {evaluate_every}"
+            f"`study.evaluate_every` must not exceed `study.budget_steps` ({study.budget_steps}), "
+            f"got {study.evaluate_every}"
         )
-    if file.freezing_limit is not None and file.study.ranks > 1:
-        raise StudyError(f"[freezing_limit] is measured in one process, but `study.ranks` is {file.study.ranks}")
-    if file.confirm.seeds_max < file.confirm.seeds_min:
+    if file.freezing_limit is not None and study.ranks > 1:
+        raise StudyError(f"[freezing_limit] is measured in one process, but `study.ranks` is {study.ranks}")
+    if confirm.seeds_max < confirm.seeds_min:
         raise StudyError(
-            f"`confirm.seeds_max` must be at least `confirm.seeds_min` ({file.confirm.seeds_min}), "
-            f"got {file.confirm.seeds_max}"
+            f"`confirm.seeds_max` must be at least `confirm.seeds_min` ({confirm.seeds_min}), got {confirm.seeds_max}"
         )
-    # Built once only to see that names and options are right; the search builds its own.
+    # Names and options only; the search builds its own.
+    sampler, pruner = file.sampler, file.pruner
     check_sampler(
-        file.sampler.name,
-        file.sampler.options,
-        space=file.searched,
-        n_trials=file.study.n_trials,
-        objective=file.study.objective,
+        sampler.name, sampler.options, space=file.searched, n_trials=study.n_trials, objective=study.objective
     )
-    make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
+    make_pruner(pruner.name, pruner.options, budget_steps=study.budget_steps)
     return file
 
 
@@ -606,7 +464,7 @@ def _check_warm_up(file: StudyFile) -> None:
                 f"[space] `{dimension.path}` cannot be searched: all trials share one warm-up; set it in [baseline]"
             )
     count, components = file.warm_up.count, _most_components(file)
-    if count <= components and _may_ask_for(file, "dim_reduce"):
+    if count <= components and may_ask_for(file.searched, "dim_reduce"):
         raise StudyError(
             f"[baseline] `snapshots.count` must exceed the largest `dim_reduce.n_components` of the study "
             f"({components}), got {count}; record more snapshots, or leave it out for as many as needed"
@@ -616,26 +474,6 @@ def _check_warm_up(file: StudyFile) -> None:
 def _most_components(file: StudyFile) -> int:
     searched = [number for one in file.dimensions if one.path == "dim_reduce.n_components" for number in one.extremes]
     return int(max(searched or [file.base_config().dim_reduce.n_components]))
-
-
-def _not_in_effect(method: str, reason: str) -> str:
-    return f"{method} is not in effect because {reason}" if reason else ""
-
-
-def _may_ask_for(file: StudyFile, switch: str) -> bool:
-    """Return whether some candidate may have a switch on."""
-    space = {one.path: one for one in read_space(file.space)}
-    asking = {f"boost.{switch}": True, "boost.mode": "enable_all"}
-    if any(value in space[path].choices for path, value in asking.items() if path in space):
-        return True
-    by_mode = "boost.mode" in space and "auto" in space["boost.mode"].choices
-    if f"boost.{switch}" in space and not by_mode:
-        return False
-    levels = space["level"].choices if "level" in space else ("O1",)
-    base = file.base_config().with_values(
-        {"boost.mode": "manual"} if any(p.startswith("boost.") for p in space) else {}
-    )
-    return any(requested_switches(base, level)[switch] for level in levels)
 
 
 def _sentence(error: ValidationError) -> str:
@@ -649,29 +487,9 @@ def _sentence(error: ValidationError) -> str:
     return sentence_of(error, StudyFile)
 
 
-def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn quoted dotted keys into sections, so that both TOML spellings mean the same."""
-    nested: dict[str, Any] = {}
-    for key, value in content.items():
-        *sections, name = key.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise StudyError(f"[baseline] `{key}` and `{section}` cannot both have a value")
-        if isinstance(value, Mapping) and isinstance(place.get(name), dict):
-            place[name].update(_nested(value))
-        else:
-            place[name] = _nested(value) if isinstance(value, Mapping) else value
-    return nested
-
-
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return values by dotted path; quoted dotted keys and sections, both TOML spellings, mean the same."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{path}."))
-        else:
-            flat[path] = value
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -51,12 +51,13 @@ def begin_study(
         allowed_drop: Drop of the metric that is allowed, in its unit or as a share ("2 %").
         device: Where to train.
         fresh: Write a new one, replacing what is there.
-        on_note: Told what is left out and why, and what the time allows.
+        on_note: Called with what is left out and why, and what the time allows.
 
     Raises:
         StudyError: When it is not said how long the task is trained, or said twice, the drop is none, the time is too
             short, or the study that is there asks another question.
     """
+    from workbench.core import devices
     from workbench.training.task_look import epoch_batches, look_at
 
     folder = folder_of(task)
@@ -68,15 +69,12 @@ def begin_study(
         _check_same_question(folder, said, allowed_drop)
         on_note(f"Going on with {folder}; --fresh starts a new one.")
         return folder
-    from workbench.core import devices
-
     look = look_at(task, devices.select_device(device))
     length = _steps(task, steps, epochs, look.epoch_batches)
     chosen = DEFAULT_MINUTES if minutes is None else minutes
     question = ask(look, _named_from(folder, task), steps=length, minutes=chosen, allowed_drop=allowed_drop)
-    for sentence in question.left_out:
+    for sentence in [*question.left_out, question.forecast(chosen)]:
         on_note(sentence)
-    on_note(question.forecast(chosen))
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(folder / "study.toml", question.text)
     return folder
@@ -118,17 +116,14 @@ def _check_drop(drop: float | str | None) -> None:
 
 def _check_same_question(folder: Path, steps: int | None, allowed_drop: float | str | None) -> None:
     file = read_study(folder)
+    fresh = "--fresh starts a new one and archives it"
     if file.study.objective != "time_to_quality":
         raise StudyError(f"{folder} holds a study of another kind; tune it by its folder, or move it away")
     asked = file.allowed_drop.o1
-    if allowed_drop is not None and _share(allowed_drop) != _share(asked):
+    if allowed_drop is not None and str(allowed_drop).replace(" ", "") != str(asked).replace(" ", ""):
         kept = "the default drop" if asked is None else f"an allowed drop of {asked}"
-        raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; --fresh starts a new one and archives it")
+        raise StudyError(f"{folder} asks with {kept}, not {allowed_drop}; {fresh}")
     budget = file.study.budget_steps
     horizon = shorter_than(steps, budget) if steps is not None else ""
     if steps not in (None, budget) and not any(one.startswith(horizon) for one in file.set_up.left_out):
-        raise StudyError(f"{folder} asks about {budget} batches, not {steps}; --fresh starts a new one and archives it")
-
-
-def _share(drop: float | str | None) -> float | str | None:
-    return drop.replace(" ", "") if isinstance(drop, str) else drop
+        raise StudyError(f"{folder} asks about {budget} batches, not {steps}; {fresh}")

@@ -15,17 +15,10 @@ from typing import Any
 
 import optuna
 
-from workbench.config import (
-    SWITCHES,
-    BoostConfig,
-    ConfigError,
-    Plan,
-)
-from workbench.core.records import TrialRecord
-from workbench.study.ask.search_space import Dimension
+from workbench.config import SWITCHES, BoostConfig, ConfigError
+from workbench.study.ask.search_space import Dimension, SearchedSpace
 from workbench.study.ask.study_file import StudyFile, read_study, study_folder
 from workbench.study.errors import StudyError
-from workbench.study.sample.whole_space import SearchedSpace
 from workbench.study.store import storage as kept
 from workbench.study.store.stored_records import trials_of
 
@@ -39,13 +32,7 @@ _DEFAULT_TRIALS = 5
 
 @dataclass(frozen=True, slots=True)
 class EarlierPlan:
-    """Something that was found before.
-
-    Args:
-        label: Where it comes from, for people.
-        config: Its configuration.
-        level: Its boost level.
-    """
+    """Something that was found before, and where, for people."""
 
     label: str
     config: BoostConfig
@@ -70,13 +57,14 @@ def enqueue_warm_start(
     section = file.warm_start
     named = [] if section is None else [(name, directory / name) for name in section.sources]
     named += [(str(name), Path(name)) for name in besides]
-    best = _DEFAULT_TRIALS if section is None else section.trials
     if not named:
         return
+    best = _DEFAULT_TRIALS if section is None else section.trials
     trials = study.get_trials(deepcopy=False)
-    known = {trial.user_attrs.get(_LABEL) for trial in trials}
+    earlier = [trial for trial in trials if trial.user_attrs.get(_LABEL)]
+    known = {trial.user_attrs[_LABEL] for trial in earlier}
+    tried: list[dict[str, Any]] = [dict(trial.system_attrs["fixed_params"]) for trial in earlier]
     notes: list[str] = list(study.user_attrs.get(_NOTES, []))
-    tried: list[dict[str, Any]] = [dict(t.system_attrs["fixed_params"]) for t in trials if t.user_attrs.get(_LABEL)]
     room = n_trials - len(trials)
     for name, path in named:
         if path.resolve() == directory.resolve():
@@ -101,12 +89,7 @@ def enqueue_warm_start(
 
 
 def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
-    """Read a source.
-
-    Args:
-        name: What to call it.
-        path: Folder of a study, its ``study.toml``, or an exported boost_config.json.
-        best: So many trials of a study are taken, the best first; of a study without its database both exports.
+    """Read a source: the best trials of a study or, without its database, its exports; or an exported file.
 
     Raises:
         StudyError: When it cannot be read or has nothing to begin with.
@@ -128,13 +111,31 @@ def earlier_plans(name: str, path: Path, best: int) -> list[EarlierPlan]:
     return found
 
 
-def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, Any], list[str]]:
-    """Return what a trial of this study has to draw for an earlier plan, and what differs, as sentences.
+def _best_trials(name: str, folder: Path, best: int) -> Iterator[EarlierPlan]:
+    earlier = read_study(folder)
+    study = kept.find_study(kept.open_storage(kept.default_storage(folder)), earlier.study.name)
+    plans = kept.on_its_network(earlier, study).plans
+    useful = [one for one in trials_of(study) if one.state == "complete" and one.feasible and one.level != "O0"]
+    seen: set[str] = set()
+    for record in sorted((one for one in useful if one.config), key=lambda one: (one.value, one.number)):
+        config = BoostConfig.from_dict(record.config)
+        key = f"{record.level} {plans.resolve(config, record.level).training_key()}"
+        if key not in seen and len(seen) < best:
+            seen.add(key)
+            yield EarlierPlan(f"{name} trial {record.number}", config, record.level)
 
-    Args:
-        plan: The earlier plan.
-        space: What this study searches.
-    """
+
+def _exported(name: str, path: Path) -> EarlierPlan:
+    try:
+        config = BoostConfig.from_json(path)
+    except (ConfigError, OSError) as error:
+        raise StudyError(f"a warm start needs a boost_config.json: {error}") from None
+    level = next((level for target, level in _LEVELS.items() if f".{target}." in path.name), "O1")
+    return EarlierPlan(name, config, level)
+
+
+def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, Any], list[str]]:
+    """Return what a trial of this study has to draw for an earlier plan, and what differs, as sentences."""
     try:
         resolved = space.plans.resolve(plan.config, plan.level)
     except ConfigError as error:
@@ -151,11 +152,13 @@ def mapped_values(plan: EarlierPlan, space: SearchedSpace) -> tuple[dict[str, An
         if value is not None:
             values[dimension.path] = value
     searched = {dimension.path for dimension in space.dimensions}
-    here = _unsearched(space, plan.level).in_effect()
+    manual = any(path.startswith("boost.") for path in searched)
+    unsearched = space.base.with_values({"boost.mode": "manual"} if manual else {})
+    here, there = space.plans.resolve(unsearched, plan.level).in_effect(), resolved.in_effect()
     for switch in SWITCHES:
-        there = switch in resolved.in_effect()
-        if f"boost.{switch}" not in searched and "boost.mode" not in searched and there != (switch in here):
-            words = ("on", "off") if there else ("off", "on")
+        is_open = f"boost.{switch}" not in searched and "boost.mode" not in searched
+        if is_open and (switch in there) != (switch in here):
+            words = ("on", "off") if switch in there else ("off", "on")
             told.append(f"{plan.label}: {switch} is {words[0]} there and {words[1]} here, where it is not searched.")
     return values, told
 
@@ -180,39 +183,6 @@ def _nearest(dimension: Dimension, value: Any) -> tuple[Any, str]:
     if abs(near - value) <= 1e-9 * max(abs(value), 1.0):
         return near, ""
     return near, f"`{dimension.path}` = {value:g} cannot be drawn here; {near:g} is tried instead."
-
-
-def _best_trials(name: str, folder: Path, best: int) -> Iterator[EarlierPlan]:
-    earlier = read_study(folder)
-    database = kept.open_storage(kept.default_storage(folder))
-    study = kept.find_study(database, earlier.study.name)
-    earlier, records = kept.on_its_network(earlier, study), trials_of(study)
-    seen: set[str] = set()
-    for record in sorted((one for one in records if _is_useful(one)), key=lambda one: (one.value, one.number)):
-        config = BoostConfig.from_dict(record.config)
-        key = f"{record.level} {earlier.plans.resolve(config, record.level).training_key()}"
-        if key not in seen and len(seen) < best:
-            seen.add(key)
-            yield EarlierPlan(f"{name} trial {record.number}", config, record.level)
-
-
-def _is_useful(record: TrialRecord) -> bool:
-    return record.state == "complete" and record.feasible and record.level != "O0" and bool(record.config)
-
-
-def _exported(name: str, path: Path) -> EarlierPlan:
-    try:
-        config = BoostConfig.from_json(path)
-    except (ConfigError, OSError) as error:
-        raise StudyError(f"a warm start needs a boost_config.json: {error}") from None
-    level = next((level for target, level in _LEVELS.items() if f".{target}." in path.name), "O1")
-    return EarlierPlan(name, config, level)
-
-
-def _unsearched(space: SearchedSpace, level: str) -> Plan:
-    """Return what a trial trains apart from what is searched; with a switch among that, the mode is manual."""
-    manual = any(dimension.path.startswith("boost.") for dimension in space.dimensions)
-    return space.plans.resolve(space.base.with_values({"boost.mode": "manual"} if manual else {}), level)
 
 
 def _same(one: Any, other: Any) -> bool:

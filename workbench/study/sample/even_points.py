@@ -6,35 +6,23 @@ The position in the sequence is the trial's number, which no two processes share
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial
 
-from workbench.study.sample.whole_space import SearchedSpace, values_at
+from workbench.study.ask.search_space import SearchedSpace
+from workbench.study.sample.whole_space import WholeSpaceSampler, values_at
 
 __all__ = ["EvenSampler"]
 
 
-class EvenSampler(BaseSampler):
-    """Draw from a Sobol or Halton sequence.
-
-    Args:
-        space: What is searched.
-        seed: Seed of this trial, for what has one value only.
-        study_seed: Seed of the scrambling: the same for all trials, or it would be no sequence.
-        qmc_type: ``"sobol"`` or ``"halton"``.
-        scramble: Whether to scramble it.
-
-    Raises:
-        ValueError: When there is no such sequence.
-    """
+class EvenSampler(WholeSpaceSampler):
+    """Draws from a Sobol or Halton sequence, scrambled by the study's seed: one of each trial's would make none."""
 
     def __init__(
         self,
@@ -50,30 +38,15 @@ class EvenSampler(BaseSampler):
         kinds = {"sobol": qmc.Sobol, "halton": qmc.Halton}
         if qmc_type not in kinds:
             raise ValueError(f'qmc_type must be one of "sobol", "halton", got "{qmc_type}"')
-        self._space = space
-        random = np.random.default_rng(study_seed)
-        self._make: Callable[[int], Any] = functools.partial(kinds[qmc_type], scramble=scramble, seed=random)
-        self._random = RandomSampler(seed=seed)
+        super().__init__(space, RandomSampler(seed=seed))
+        self._kind = kinds[qmc_type]
+        self._options = {"scramble": scramble, "seed": np.random.default_rng(study_seed)}
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the whole space."""
-        return self._space.distributions
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Propose the next point."""
-        if not search_space:
-            return {}
-        sequence = self._make(len(search_space))
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
+        """Return the next point."""
+        sequence = self._kind(len(self._space.distributions), **self._options)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a part of a Sobol sequence is no power of two
             sequence.fast_forward(trial.number)
             point = sequence.random(1)[0]
-        return values_at(search_space, point.tolist())
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw at random what has only one value."""
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
+        return values_at(self._space.distributions, point.tolist())

@@ -12,39 +12,26 @@ it is. Ranks alone matter, so a trial within the allowed drop stands before any 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
-from workbench.study.sample.whole_space import (
-    SearchedSpace,
-    keep_sampler_state,
-    sampler_state,
-    values_at,
-)
+from workbench.study.sample.whole_space import WholeSpaceSampler, keep_sampler_state, sampler_state, values_at
 
 __all__ = ["EvolutionSampler"]
 
 
-class EvolutionSampler(BaseSampler):
-    """Draw the numbers by CMA-ES, everything else by TPE.
+class EvolutionSampler(WholeSpaceSampler):
+    """Draws the numbers by CMA-ES, everything else by TPE.
 
-    Args:
-        space: What is searched.
-        seed: Seed of this trial's draw.
-        popsize: Trials of a generation; None means 4 + 3 ln(numbers).
-        sigma0: First standard deviation, as a share of each range.
-
-    Raises:
-        StudyError: When the package ``cmaes`` is not installed.
-        ValueError: When an option is out of its range.
+    A generation has ``popsize`` trials (None: 4 + 3 ln(numbers)); ``sigma0`` is the first standard deviation, as a
+    share of each range.
     """
 
     def __init__(self, space: SearchedSpace, *, seed: int, popsize: int | None = None, sigma0: float = 0.25) -> None:
@@ -57,47 +44,32 @@ class EvolutionSampler(BaseSampler):
         if not 0.0 < sigma0 <= 1.0:
             raise ValueError(f"sigma0 must lie in (0, 1], got {sigma0}")
         self._cma = cmaes.CMA
-        self._space = space
         self._seed = seed
         self._popsize = popsize or 4 + int(3 * math.log(max(len(space.numbers), 1)))
         self._sigma0 = sigma0
-        self._rest = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._popsize)
+        super().__init__(space, optuna.samplers.TPESampler(seed=seed, n_startup_trials=self._popsize))
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the ranges."""
-        return dict(self._space.numbers)
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Propose a value for every range."""
-        if not search_space:
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
+        """Return a value for every range."""
+        if not self._space.numbers:
             return {}
-        # Two are the least that a covariance has; a single range gets a second axis that nobody reads.
-        n_axes = max(len(search_space), 2)
-        bounds = np.tile([0.0, 1.0], (n_axes, 1))
+        # Two are the least that a covariance has; a single range gets a second axis that nothing reads.
+        n_axes = max(len(self._space.numbers), 2)
         evolution = self._cma(
             mean=np.full(n_axes, 0.5),
             sigma=self._sigma0,
-            bounds=bounds,
+            bounds=np.tile([0.0, 1.0], (n_axes, 1)),
             seed=self._seed % 2**31,
             population_size=self._popsize,
         )
         members = _by_generation(study.get_trials(deepcopy=False), n_axes)
         while len(members.get(evolution.generation, [])) >= self._popsize:
             first = members[evolution.generation][: self._popsize]
-            ranked = sorted(first, key=_standing)
-            places = {one.number: float(place) for place, one in enumerate(ranked)}
+            places = {one.number: float(place) for place, one in enumerate(sorted(first, key=_standing))}
             evolution.tell([(np.array(sampler_state(one)["point"]), places[one.number]) for one in first])
         point = evolution.ask()
         keep_sampler_state(study, trial, {"generation": evolution.generation, "point": [float(x) for x in point]})
-        return values_at(search_space, point[: len(search_space)].tolist())
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Draw a switch or a choice."""
-        return self._rest.sample_independent(study, trial, param_name, param_distribution)
+        return values_at(self._space.numbers, point[: len(self._space.numbers)].tolist())
 
 
 def _by_generation(trials: Sequence[FrozenTrial], n_axes: int) -> dict[int, list[FrozenTrial]]:
@@ -107,9 +79,7 @@ def _by_generation(trials: Sequence[FrozenTrial], n_axes: int) -> dict[int, list
     """
     found: dict[int, list[FrozenTrial]] = {}
     for trial in trials:
-        if trial.state not in {TrialState.COMPLETE, TrialState.PRUNED}:
-            continue
-        state = sampler_state(trial)
+        state = sampler_state(trial) if trial.state in {TrialState.COMPLETE, TrialState.PRUNED} else {}
         point, generation = state.get("point"), state.get("generation")
         usable = isinstance(point, list) and len(point) == n_axes and all(_in_cube(x) for x in point)
         if usable and isinstance(generation, int):

@@ -1,4 +1,4 @@
-"""A sampler that is made anew for every trial, seeded by the trial's number.
+"""A sampler that is made afresh for every trial, seeded by the trial's number.
 
 A study that was interrupted draws what it would have drawn anyway, instead of the draws its first process has used up
 already; and two processes never draw the same, since no number is given twice. What a sampler must remember beyond
@@ -20,55 +20,41 @@ __all__ = ["PerTrialSampler"]
 
 
 class PerTrialSampler(BaseSampler):
-    """Draw each trial with a sampler of its own.
-
-    Args:
-        make: Makes a sampler from a seed.
-        seed: Seed of the study; the trial's number makes a seed of each trial from it.
-        is_exhausted: Whether there is nothing left to draw; None for samplers that never run out.
-    """
+    """Passes every call on to the trial's own sampler, which ``make`` makes from a seed."""
 
     def __init__(
         self,
         make: Callable[[int], BaseSampler],
         seed: int,
-        is_exhausted: Callable[[optuna.Study], bool] | None = None,
+        is_exhausted: Callable[[optuna.Study], bool] = lambda _: False,
     ) -> None:
         self._make = make
         self._seed = seed
-        self._is_exhausted = is_exhausted
-        self._inner: dict[int, BaseSampler] = {}  # by trial number: a driver may have several trials in hand
-
-    def is_exhausted(self, study: optuna.Study) -> bool:
-        """Return whether nothing is left to draw."""
-        return self._is_exhausted is not None and self._is_exhausted(study)
+        self.is_exhausted = is_exhausted  # whether nothing is left to draw in a study
+        self._inner: dict[int, BaseSampler] = {}  # by trial number: a driver may run several trials
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Make the trial's sampler; anew for one that is run again."""
+        """Make the trial's sampler; a new one where the trial is run again."""
         self._inner.pop(trial.number, None)
         self._of(trial).before_trial(study, trial)
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Ask the trial's sampler what it proposes together."""
+        """See `BaseSampler`."""
         return self._of(trial).infer_relative_search_space(study, trial)
 
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Ask the trial's sampler for it."""
+    def sample_relative(self, study: optuna.Study, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        """See `BaseSampler`."""
         return self._of(trial).sample_relative(study, trial, search_space)
 
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Ask the trial's sampler for a parameter by itself."""
-        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
+    def sample_independent(self, study: optuna.Study, trial: FrozenTrial, *asked: Any) -> Any:
+        """See `BaseSampler`."""
+        return self._of(trial).sample_independent(study, trial, *asked)
 
-    def after_trial(self, study: optuna.Study, trial: FrozenTrial, state: Any, values: Any) -> None:
-        """Let the trial's sampler go."""
+    def after_trial(self, study: optuna.Study, trial: FrozenTrial, *ended: Any) -> None:
+        """Let the trial's sampler go, where it was drawn in this process."""
         inner = self._inner.pop(trial.number, None)
         if inner is not None:
-            inner.after_trial(study, trial, state, values)
+            inner.after_trial(study, trial, *ended)
 
     def _of(self, trial: FrozenTrial) -> BaseSampler:
         if trial.number not in self._inner:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import optuna
@@ -17,14 +17,18 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 
 from workbench.config.errors import did_you_mean
+from workbench.study.ask.search_space import SearchedSpace
 from workbench.study.errors import StudyError
 from workbench.study.sample.even_points import EvenSampler
 from workbench.study.sample.evolution import EvolutionSampler
 from workbench.study.sample.grid import GridSampler, check_finite, grid_points
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
-from workbench.study.sample.whole_space import SearchedSpace, WholeSpaceSampler
+from workbench.study.sample.whole_space import OptunaOverAll
 
 __all__ = ["PRUNERS", "SAMPLERS", "check_sampler", "make_pruner", "make_sampler"]
+
+SAMPLERS = ("tpe", "random", "gp", "nsga2", "nsga3", "cmaes", "qmc", "grid", "brute_force", "promise")
+_GRIDS = frozenset({"grid", "brute_force"})
 
 PRUNERS: dict[str, type[BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
@@ -60,16 +64,12 @@ def make_sampler(
             the space or the objective.
     """
     check_sampler(name, options, space=space, n_trials=n_trials, objective=objective)
-    if name in _GRIDS:
-        grid = grid_points(space, options.get("points"))
-        whole = GridSampler(space, grid, seed=seed, study_seed=seed)
-        return PerTrialSampler(
-            lambda drawn: GridSampler(space, grid, seed=drawn, study_seed=seed),
-            seed,
-            lambda study: not whole.missing(study),
-        )
+    if name not in _GRIDS:
+        return PerTrialSampler(lambda own: _of_one_trial(name, options, space, own, seed, n_trials), seed)
+    points = grid_points(space, options.get("points"))
+    grid = GridSampler(space, points, seed=seed, study_seed=seed)
     return PerTrialSampler(
-        lambda drawn: SAMPLERS[name](options, space=space, seed=drawn, study_seed=seed, n_trials=n_trials), seed
+        lambda own: GridSampler(space, points, seed=own, study_seed=seed), seed, lambda study: not grid.missing(study)
     )
 
 
@@ -79,9 +79,14 @@ def check_sampler(
     """Check a sampler without drawing: `make_sampler` says what the arguments and the errors are."""
     if name not in SAMPLERS:
         raise _unknown("sampler", SAMPLERS, name)
-    SAMPLERS[name](options, space=space, seed=0, study_seed=0, n_trials=n_trials)
     if name in _GRIDS:
-        check_finite(space.dimensions, options.get("points"))
+        _known_options("sampler", name, options, ["points"] if name == "grid" else [])
+        points = options.get("points")
+        if points is not None and (type(points) is not int or points < 1):
+            raise StudyError(f"`sampler.points` must be a whole number, 1 or more, got {points!r}")
+        check_finite(space.dimensions, points)
+    else:
+        _of_one_trial(name, options, space, 0, 0, n_trials)
     if name == "promise" and objective != "time_to_quality":
         raise StudyError(
             f'`sampler.name` "promise" knows the time of a plan beforehand, which the objective "{objective}" does not '
@@ -96,85 +101,37 @@ def check_sampler(
         raise StudyError('`sampler.name` "cmaes" needs a range in [space], and there are only lists; take "tpe"')
 
 
-def _tpe(options: Mapping[str, Any], *, seed: int, n_trials: int, **_: Any) -> BaseSampler:
-    # A study of a dozen trials would be random search if modelling began after Optuna's ten.
-    defaults = {"seed": seed, "n_startup_trials": _startup(n_trials), "multivariate": True, "group": True}
-    return _built("sampler", "tpe", optuna.samplers.TPESampler, options, defaults)  # type: ignore[no-any-return]
-
-
-def _random(options: Mapping[str, Any], *, seed: int, **_: Any) -> BaseSampler:
-    return _built("sampler", "random", optuna.samplers.RandomSampler, options, {"seed": seed})  # type: ignore[no-any-return]
-
-
-def _gp(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, n_trials: int, **_: Any) -> BaseSampler:
-    defaults = {"seed": seed, "n_startup_trials": _startup(n_trials), "warn_independent_sampling": False}
-    return WholeSpaceSampler(_built("sampler", "gp", optuna.samplers.GPSampler, options, defaults), space, seed)
-
-
-def _genetic(name: str, maker: type[BaseSampler]) -> Callable[..., BaseSampler]:
-    def make(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, n_trials: int, **_: Any) -> BaseSampler:
-        # Optuna's generations of 50 would leave a study of a few dozen trials in the first, which is random.
-        defaults = {"seed": seed, "population_size": min(max(n_trials // 5, 4), 50)}
-        return WholeSpaceSampler(_built("sampler", name, maker, options, defaults), space, seed)
-
-    return make
-
-
-def _cmaes(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, **_: Any) -> BaseSampler:
-    return _built("sampler", "cmaes", EvolutionSampler, options, {"space": space, "seed": seed})  # type: ignore[no-any-return]
-
-
-def _qmc(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, study_seed: int, **_: Any) -> BaseSampler:
-    given = {"space": space, "seed": seed, "study_seed": study_seed}
-    return _built("sampler", "qmc", EvenSampler, options, given)  # type: ignore[no-any-return]
-
-
-def _grid(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, study_seed: int, **_: Any) -> BaseSampler:
-    _known_options("sampler", "grid", options, ["points"])
-    points = options.get("points")
-    if points is not None and (type(points) is not int or points < 1):
-        raise StudyError(f"`sampler.points` must be a whole number, 1 or more, got {points!r}")
-    return GridSampler(space, (), seed=seed, study_seed=study_seed)
-
-
-def _brute_force(
-    options: Mapping[str, Any], *, space: SearchedSpace, seed: int, study_seed: int, **_: Any
+def _of_one_trial(
+    name: str, options: Mapping[str, Any], space: SearchedSpace, seed: int, study_seed: int, n_trials: int
 ) -> BaseSampler:
-    _known_options("sampler", "brute_force", options, [])
-    return GridSampler(space, (), seed=seed, study_seed=study_seed)
+    """Return the sampler of one trial, which draws with a seed of its own."""
+    samplers = optuna.samplers
+    # A study of a dozen trials would be random search if modelling began after Optuna's ten.
+    startup = min(max(n_trials // 3, 4), 10)
 
+    def built(maker: type[BaseSampler], **defaults: Any) -> BaseSampler:
+        made: BaseSampler = _built("sampler", name, maker, options, {"seed": seed, **defaults})
+        return made
 
-def _promise(options: Mapping[str, Any], *, space: SearchedSpace, seed: int, **_: Any) -> BaseSampler:
-    from workbench.study.set_up.proposing import ProposingSampler
+    match name:
+        case "tpe":
+            return built(samplers.TPESampler, n_startup_trials=startup, multivariate=True, group=True)
+        case "gp":
+            inner = built(samplers.GPSampler, n_startup_trials=startup, warn_independent_sampling=False)
+            return OptunaOverAll(inner, space, seed)
+        case "nsga2" | "nsga3":
+            maker = samplers.NSGAIISampler if name == "nsga2" else samplers.NSGAIIISampler
+            # Optuna's generations of 50 would leave a study of a few dozen trials in the first, which is random.
+            return OptunaOverAll(built(maker, population_size=min(max(n_trials // 5, 4), 50)), space, seed)
+        case "cmaes":
+            return built(EvolutionSampler, space=space)
+        case "qmc":
+            return built(EvenSampler, space=space, study_seed=study_seed)
+        case "promise":
+            from workbench.study.set_up.proposing import ProposingSampler
 
-    _known_options("sampler", "promise", options, [])
-    return ProposingSampler(space, seed)
-
-
-SAMPLERS: dict[str, Callable[..., BaseSampler]] = {
-    "tpe": _tpe,
-    "random": _random,
-    "gp": _gp,
-    "nsga2": _genetic("nsga2", optuna.samplers.NSGAIISampler),
-    "nsga3": _genetic("nsga3", optuna.samplers.NSGAIIISampler),
-    "cmaes": _cmaes,
-    "qmc": _qmc,
-    "grid": _grid,
-    "brute_force": _brute_force,
-    "promise": _promise,
-}
-"""Name -> what makes the sampler of one trial.
-
-``grid`` walks through lists, steps and (with ``points``) a few values of each range; ``brute_force`` through all there
-is, and takes no range that has no end of values.
-"""
-
-_GRIDS = frozenset({"grid", "brute_force"})
-
-
-def _startup(n_trials: int) -> int:
-    """Return how many trials are drawn at random before a model is made: a third of them, 4 to 10."""
-    return min(max(n_trials // 3, 4), 10)
+            return built(ProposingSampler, space=space)
+    return built(samplers.RandomSampler)
 
 
 def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> BasePruner:
@@ -182,27 +139,23 @@ def make_pruner(name: str, options: Mapping[str, Any], *, budget_steps: int) -> 
 
     The median waits for four finished trials and half the budget: boosted runs often begin slowly and catch up.
 
-    Args:
-        name: One of `PRUNERS`.
-        options: Options of the Optuna class.
-        budget_steps: Micro-batches of one trial.
-
     Raises:
         StudyError: When the name or an option is unknown or an option's value is refused.
     """
+    if name not in PRUNERS:
+        raise _unknown("pruner", PRUNERS, name)
     defaults: dict[str, Any] = {}
     if name in {"median", "percentile"}:
         defaults = {"n_startup_trials": 4, "n_warmup_steps": budget_steps // 2}
-    if name == "hyperband":
+    elif name == "hyperband":
         defaults = {"max_resource": budget_steps}
-    if name not in PRUNERS:
-        raise _unknown("pruner", PRUNERS, name)
-    return _built("pruner", name, PRUNERS[name], options, defaults)  # type: ignore[no-any-return]  # from a table
+    pruner: BasePruner = _built("pruner", name, PRUNERS[name], options, defaults)
+    return pruner
 
 
-def _unknown(section: str, table: Mapping[str, Any], name: str) -> StudyError:
-    known = ", ".join(f'"{key}"' for key in table)
-    return StudyError(f'`{section}.name` must be one of {known}, got "{name}"{did_you_mean(name, table)}')
+def _unknown(section: str, known: Collection[str], name: str) -> StudyError:
+    names = ", ".join(f'"{one}"' for one in known)
+    return StudyError(f'`{section}.name` must be one of {names}, got "{name}"{did_you_mean(name, known)}')
 
 
 def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Any:
@@ -219,9 +172,8 @@ def _built(section: str, name: str, maker: type[Any], options: Mapping[str, Any]
         raise StudyError(f'the options of the {section} "{name}" are refused: {error}') from None
 
 
-def _known_options(section: str, name: str, options: Mapping[str, Any], known: list[str]) -> None:
+def _known_options(section: str, name: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
     for option in options:
         if option not in known:
-            raise StudyError(
-                f'`{section}.{option}` is no option of the {section} "{name}"{did_you_mean(option, known)}'
-            )
+            hint = did_you_mean(option, known)
+            raise StudyError(f'`{section}.{option}` is no option of the {section} "{name}"{hint}')

@@ -24,11 +24,11 @@ from workbench.config import BoostConfig, ConfigError, describe_parameters
 from workbench.core.records import GainPart
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import OutOfTimeError
-from workbench.study.run.job import plain
+from workbench.study.run.job import SpeedMeasured, plain
 from workbench.study.set_up.contending import SAFER_THAN, keep_remaining
 from workbench.study.set_up.parts import Part, parts_of
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import SURE, allowed_by, standing_now
+from workbench.study.set_up.standing import SURE, allowed_by, read_record, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 
 __all__ = ["Attributor", "attribution_of"]
@@ -40,17 +40,10 @@ _STRETCHES = (0.8, 1.0, 1.3)
 """Lengths that are tried without a part, relative to the one that the regression expects to suffice."""
 
 _SEEDS = 3
-_GAIN_LEVEL = 0.99
-"""A part stays only if this one-sided bound of its factor lies above 1."""
-
-_NO_LOSS = 1.2
-"""How much longer than the whole a set-up may take that goes without the parts that are no gain."""
-
-_BESIDE = ", "
-"""Between the names of parts that were not measured one by one."""
-
-_SAFER = 1.2
-"""How much longer the schedule of a set-up's safer form is."""
+_GAIN_LEVEL = 0.99  # a part stays only if this one-sided bound of its factor lies above 1
+_NO_LOSS = 1.2  # how much longer than the whole a set-up may take that goes without the parts that are no gain
+_BESIDE = ", "  # between the names of parts that were not measured one by one
+_SAFER = 1.2  # how much longer the schedule of a set-up's safer form is
 
 _WIDEST = math.log(10.0)
 """Margin of a logarithm from which an interval says nothing: runs whose quality hardly depends on their length."""
@@ -60,39 +53,27 @@ RunGiven = Callable[[Mapping[str, Any], Mapping[str, Any]], int]
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """How long a set-up takes to the target, relative to the baseline's run.
-
-    Args:
-        time: The time.
-        spread: Standard deviation of its logarithm; NaN where it was not measured.
-        length: The length of its schedule.
-        n_runs: Runs behind it.
-    """
+    """How long a set-up takes to the target, relative to the baseline's run."""
 
     time: float
-    spread: float
-    length: float
-    n_runs: int
+    spread: float  # standard deviation of the time's logarithm; NaN where it was not measured
+    length: float  # of its schedule
+    n_runs: int  # behind it
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What is left of a set-up, and how long that takes to the target.
-
-    Args:
-        values: Config path -> value.
-        needed: The time.
-    """
+    """What is left of a set-up (config path -> value), and how long that takes to the target."""
 
     values: Mapping[str, Any]
     needed: _Needed
 
 
 class Attributor:
-    """Take a set-up apart.
+    """Takes a set-up apart; the study keeps the answer.
 
     Args:
-        study: The study; keeps the answer as a user attribute.
+        study: The study.
         file: Its file.
         times: Step times.
         run_given: Trains a given set-up as a trial of the study; returns the trial's number.
@@ -114,20 +95,15 @@ class Attributor:
         """Take the parts out of a trial's set-up until only the schedule is left, as far as the time goes.
 
         A part that seems to be no gain after a useful one has gone may be one in the whole, so it is left out of the
-        whole by itself, too, before it counts as idle.
-
-        Args:
-            number: The trial.
-
-        Returns:
-            The parts as they are built up: the schedule first, the least useful last.
+        whole by itself, too, before it counts as idle. The parts are returned as they are built up: the schedule first,
+        the least useful last.
         """
         known = attribution_of(self._study.user_attrs)
         if str(number) in known:
             return list(known[str(number)])
         trial = self._study.get_trials(deepcopy=False)[number]
         config, values = self._set_up_of(trial)
-        now = _State(values, _Needed(float(trial.user_attrs["speed"]["ratio"]), 0.0, config.leaves()[_LENGTH], 0))
+        now = _State(values, _Needed(_time_of(trial), 0.0, config.leaves()[_LENGTH], 0))
         whole, rest, bars, idle = now, self._parts(config), list[GainPart](), list[str]()
         suspects: list[Part] = []
         try:
@@ -136,15 +112,12 @@ class Attributor:
                 is_whole = now is whole
                 bar, now = self._without(part, now, number)
                 rest.remove(part)
-                if not _is_idle(bar):
-                    bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
-                elif is_whole:
+                bars.append(replace(bar, alone=bar.factor) if is_whole else bar)
+                if _is_idle(bar) and is_whole:
                     whole = now
                     idle.append(part.name)
-                    bars.append(replace(bar, alone=bar.factor))
-                else:
+                elif _is_idle(bar):
                     suspects.append(part)
-                    bars.append(bar)
             for part in suspects:
                 alone, without = self._without(part, whole, number)
                 bars = [replace(bar, alone=alone.factor) if bar.part == part.name else bar for bar in bars]
@@ -170,61 +143,72 @@ class Attributor:
         return _bar(part, needed, now.needed), left
 
     def _keep(self, number: int, bars: Sequence[GainPart]) -> None:
-        known = {**attribution_of(self._study.user_attrs), str(number): bars}
-        stored = {key: [plain(asdict(bar)) for bar in row] for key, row in known.items()}
-        self._study.set_user_attr(_ATTRIBUTION, stored)
+        stored = self._study.user_attrs.get(_ATTRIBUTION, {})
+        row = [plain(asdict(bar)) for bar in bars]
+        self._study.set_user_attr(_ATTRIBUTION, {**stored, str(number): row})
 
     def without_idle_parts(self, number: int) -> int:
         """Take a set-up apart and train it without the parts that are no gain, where there are some.
 
-        Args:
-            number: The trial.
-
-        Returns:
-            The trial that remains. It is what the study exports, unless it turns out not to keep the quality: an
-            answer whose parts are known is worth more than one that seems a little faster.
+        Each of them is no sure gain by itself, but together they may be one. So where the set-up without all of them
+        takes clearly longer, the most useful one goes back, and so on. The trial that remains is what the study
+        exports, unless it turns out not to keep the quality: an answer whose parts are known is worth more than one
+        that seems a little faster.
         """
-        trials = self._study.get_trials(deepcopy=False)
-        config, values = self._set_up_of(trials[number])
-        bars = self.take_apart(number)
+        config, values = self._set_up_of(self._study.get_trials(deepcopy=False)[number])
+        bars = {bar.part: bar for bar in self.take_apart(number)}
         no_gain = self._study.user_attrs.get(_IDLE, {}).get(str(number), [])
         idle = [part for part in self._parts(config) if part.name in no_gain]
-        remaining = self._trained_without(idle, values, number) if idle else number
-        if remaining == number:
-            keep_remaining(self._study, number, {})
-            return number
-        time = float(self._study.get_trials(deepcopy=False)[remaining].user_attrs["speed"]["ratio"])
-        kept = [bar for bar in bars[1:] if bar.part not in no_gain]
-        first = replace(bars[0], factor=1.0 / time / math.prod(bar.factor for bar in kept))
-        self._keep(remaining, [first, *kept])
+        idle.sort(key=lambda part: _seen_factor(bars[part.name]))
+        remaining = number
+        try:
+            while idle:
+                trained, longer = self._trained_without(idle, values, number)
+                if longer <= _NO_LOSS:
+                    remaining = trained
+                    break
+                names = _BESIDE.join(part.name for part in idle[:-1])
+                note = f"no sure gain by itself, but without it{f' and {names}' if names else ''} "
+                note += f"a run takes {longer:.2f} x as long" if math.isfinite(longer) else "no run came to its end"
+                bars[idle[-1].name] = replace(bars[idle[-1].name], note=note)
+                idle.pop()
+        except OutOfTimeError:
+            for part in idle:
+                note = "no sure gain; no time was left to train the set-up without it"
+                bars[part.name] = replace(bars[part.name], note=note)
+            idle = []
+        first, *others = bars.values()
+        gone = {part.name for part in idle}
+        kept = [bar for bar in others if bar.part not in gone]
+        self._keep(remaining, [first, *kept] if remaining == number else self._on_schedule(remaining, first, kept))
         plain_values = self._plain.leaves()
         keep_remaining(self._study, remaining, {path: plain_values[path] for part in idle for path in part.paths})
         return remaining
 
-    def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> int:
-        """Train a set-up without some of its parts; return the trial, or the set-up's own where that is no better."""
+    def _trained_without(self, idle: Sequence[Part], values: Mapping[str, Any], number: int) -> tuple[int, float]:
+        """Train a set-up without some of its parts; return the trial and how much longer it takes, inf if it failed.
+
+        Raises:
+            OutOfTimeError: When the time is over.
+        """
         without = dict(values)
         for part in idle:
             without = part.taken_out(without, self._plain)
         without[_LENGTH] = self._expected(without, SURE).length
-        given = {path: value for path, value in without.items() if value is not None}
-        try:
-            purpose = f"trial {number} without what is no gain"
-            trained = self._run_given(given, {"n_seeds": _SEEDS, "purpose": purpose})
-        except OutOfTimeError:
-            return number
+        purpose = f"trial {number} without what is no gain"
+        trained = self._run(without, {"n_seeds": _SEEDS, "purpose": purpose})
         trials = self._study.get_trials(deepcopy=False)
-        trained = int(trials[trained].user_attrs.get("repeats", trained))
         if trials[trained].state != TrialState.COMPLETE:  # what failed competes for nothing
-            return number
-        after, before = (float(trials[one].user_attrs["speed"]["ratio"]) for one in (trained, number))
-        return trained if after <= _NO_LOSS * before else number  # each alone is no gain, together they may be one
+            return number, math.inf
+        return trained, _time_of(trials[trained]) / _time_of(trials[number])
+
+    def _on_schedule(self, number: int, schedule: GainPart, bars: Sequence[GainPart]) -> list[GainPart]:
+        """Return a trial's parts, with what is left of its gain for the schedule, on which the others stand."""
+        time = _time_of(self._study.get_trials(deepcopy=False)[number])
+        return [replace(schedule, factor=1.0 / time / math.prod(bar.factor for bar in bars)), *bars]
 
     def train_safer(self, number: int) -> None:
         """Train a trial's set-up with a longer schedule, so that there is a safer candidate of the same parts.
-
-        Args:
-            number: The trial.
 
         Raises:
             OutOfTimeError: When the time is over.
@@ -233,27 +217,25 @@ class Attributor:
         config, values = self._set_up_of(trials[number])
         length = round(config.leaves()[_LENGTH] * _SAFER, 4)
         is_known = any(one.state.is_finished() and one.user_attrs.get(SAFER_THAN) == number for one in trials)
-        if is_known or length > 1.0:
-            return
-        given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
-        self._run_given(given, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})
+        if not is_known and length <= 1.0:
+            self._run({**values, _LENGTH: length}, {SAFER_THAN: number, "purpose": f"trial {number}, safer"})
 
     def keep_safer(self, number: int) -> None:
-        """Keep for the safer form of a trial that its gain comes from the same parts.
-
-        Args:
-            number: The trial.
-        """
+        """Keep for the safer form of a trial that its gain comes from the same parts."""
         trials = self._study.get_trials(deepcopy=False)
         bars = attribution_of(self._study.user_attrs).get(str(number))
         for trial in trials:
             safer = int(trial.user_attrs.get("repeats", trial.number))
-            speed = trials[safer].user_attrs.get("speed")
-            if bars and speed and trial.user_attrs.get(SAFER_THAN) == number:
-                factor = 1.0 / float(speed["ratio"]) / math.prod(bar.factor for bar in bars[1:])
+            if bars and "speed" in trials[safer].user_attrs and trial.user_attrs.get(SAFER_THAN) == number:
                 longer = dict(zip(self._schedule_of(trials[number]), self._schedule_of(trials[safer]), strict=True))
                 names = [longer.get(name, name) for name in bars[0].part.split(_BESIDE)]
-                self._keep(safer, [replace(bars[0], part=_BESIDE.join(names), factor=factor), *bars[1:]])
+                self._keep(safer, self._on_schedule(safer, replace(bars[0], part=_BESIDE.join(names)), bars[1:]))
+
+    def _run(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
+        """Train a set-up as a trial of its own; return the trial that has the answer, which an equal plan repeats."""
+        given = {path: value for path, value in values.items() if value is not None}
+        number = self._run_given(given, attributes)
+        return int(self._study.get_trials(deepcopy=False)[number].user_attrs.get("repeats", number))
 
     def _schedule_of(self, trial: FrozenTrial) -> list[str]:
         """Return how the schedule is named among a trial's parts; it may be two words or more."""
@@ -272,24 +254,32 @@ class Attributor:
         return config, {path: leaves[path] for path in [*self._file.set_up.runtime, *stated]}
 
     def _least_useful(self, parts: Sequence[Part], now: _State) -> Part:
-        return min(parts, key=lambda part: self._guess(part, now.values, now.needed))
+        def factor(part: Part) -> float:
+            """Return a part's factor as far as it is known without training."""
+            without = part.taken_out(now.values, self._plain)
+            try:
+                needed = self._same_length(without, now.needed) if part.kind == "time" else self._expected(without)
+            except ConfigError:
+                return math.inf
+            return needed.time / now.needed.time
 
-    def _guess(self, part: Part, values: Mapping[str, Any], now: _Needed) -> float:
-        """Return a part's factor as far as it is known without training."""
-        without = part.taken_out(values, self._plain)
-        try:
-            if part.kind == "time":
-                return self._same_length(without, now).time / now.time
-            return self._expected(without).time / now.time
-        except ConfigError:
-            return math.inf
+        return min(parts, key=factor)
 
     def _same_length(self, values: Mapping[str, Any], now: _Needed) -> _Needed:
-        plan = self._file.plans.resolve(self._config(values), "O1")
-        step = self._times.measured(plan)
-        whole = total_time(plan, step, self._file.study.budget_steps)
+        step, whole = self._timed(values)
         spread = math.log(step.high / step.low) / 3.92 if step.high > step.low > 0.0 else 0.0
         return _Needed(whole.ratio, spread, now.length, 0)
+
+    def _timed(self, values: Mapping[str, Any]) -> tuple[SpeedMeasured, SpeedMeasured]:
+        """Return the time of a step and of a whole run of a set-up."""
+        plan = self._file.plans.resolve(self._ground.with_values(values), "O1")
+        step = self._times.measured(plan)
+        return step, total_time(plan, step, self._file.study.budget_steps)
+
+    def _needed_at(
+        self, values: Mapping[str, Any], length: float, spread: float = math.nan, n_runs: int = 0
+    ) -> _Needed:
+        return _Needed(self._timed({**values, _LENGTH: length})[1].ratio, spread, length, n_runs)
 
     def _expected(self, values: Mapping[str, Any], sure: float = 0.5) -> _Needed:
         """Return what the regression expects a set-up to need, with a probability."""
@@ -297,12 +287,7 @@ class Attributor:
         lengths = np.geomspace(float(values.get(_LENGTH, 1.0)) * 0.8, 1.0, 16)
         found = standing.model.probability([{**values, _LENGTH: length} for length in lengths])
         able = np.flatnonzero(found >= sure)
-        length = float(lengths[able[0]]) if len(able) else 1.0
-        return _Needed(self._time_of({**values, _LENGTH: length}), math.nan, length, 0)
-
-    def _time_of(self, values: Mapping[str, Any]) -> float:
-        plan = self._file.plans.resolve(self._config(values), "O1")
-        return total_time(plan, self._times.measured(plan), self._file.study.budget_steps).ratio
+        return self._needed_at(values, float(lengths[able[0]]) if len(able) else 1.0)
 
     def _needed(self, values: Mapping[str, Any], part: Part, number: int) -> _Needed:
         """Return what a set-up needs, from runs at three lengths."""
@@ -312,24 +297,23 @@ class Attributor:
         for length in lengths:
             if self._deadline is not None and time.monotonic() > self._deadline:
                 raise OutOfTimeError("the time for the attribution is over")
-            given = {path: value for path, value in {**values, _LENGTH: length}.items() if value is not None}
             attributes = {"n_seeds": _SEEDS, "purpose": f"trial {number} without {part.name}"}
-            number_without = self._run_given(given, attributes)
-            points += [(math.log(length), deficit) for deficit in self._deficits(number_without)]
+            trained = self._run({**values, _LENGTH: length}, attributes)
+            points += [(math.log(length), deficit) for deficit in self._deficits(trained)]
         length, spread = _shortest(points, allowed_by(self._study.user_attrs), lengths)
-        return _Needed(self._time_of({**values, _LENGTH: length}), spread, length, len(points))
+        return self._needed_at(values, length, spread, len(points))
 
     def _deficits(self, number: int) -> tuple[float, ...]:
-        """Return a trial's deficits; none of one that failed, and for an equal plan those of the trial it repeats."""
-        trials = self._study.get_trials(deepcopy=False)
-        number = trials[number].user_attrs.get("repeats", number)
-        if trials[number].user_attrs.get("baseline"):
+        """Return a trial's deficits; none of one that failed."""
+        if self._study.get_trials(deepcopy=False)[number].user_attrs.get("baseline"):
             return (0.0,)
         tried = standing_now(self._study, self._file).tried
         return tried[number].deficits if number in tried else ()
 
-    def _config(self, values: Mapping[str, Any]) -> BoostConfig:
-        return self._ground.with_values(values)
+
+def _time_of(trial: FrozenTrial) -> float:
+    """Return the total time of a trial's run relative to the baseline's."""
+    return float(trial.user_attrs["speed"]["ratio"])
 
 
 def _shortest(points: Sequence[tuple[float, float]], allowed: float, lengths: Sequence[float]) -> tuple[float, float]:
@@ -365,15 +349,12 @@ def _is_idle(bar: GainPart) -> bool:
     return math.log(bar.factor) <= float(student.ppf(_GAIN_LEVEL, 30)) * deviation
 
 
+def _seen_factor(bar: GainPart) -> float:
+    """Return a part's factor in the whole set-up, or else where it was taken out of what was left of that."""
+    return bar.alone if math.isfinite(bar.alone) else bar.factor
+
+
 def attribution_of(attributes: Mapping[str, Any]) -> dict[str, tuple[GainPart, ...]]:
-    """Return what a study keeps of its attributions: the trial's number as text -> its parts.
-
-    Args:
-        attributes: The study's user attributes.
-    """
-    return {number: tuple(_read(bar) for bar in row) for number, row in attributes.get(_ATTRIBUTION, {}).items()}
-
-
-def _read(stored: Mapping[str, Any]) -> GainPart:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
-    return GainPart(**values)
+    """Return what a study keeps of its attributions among its attributes: the trial's number as text -> its parts."""
+    stored: Mapping[str, Any] = attributes.get(_ATTRIBUTION, {})
+    return {number: tuple(read_record(GainPart, bar) for bar in row) for number, row in stored.items()}

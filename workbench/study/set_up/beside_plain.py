@@ -22,7 +22,7 @@ from workbench.study.run.job import Monitor, TrainJob, plain
 from workbench.study.run.objective import baseline_trial
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
-from workbench.study.set_up.standing import allowed_by
+from workbench.study.set_up.standing import read_record
 from workbench.study.set_up.tuned_plain import PLAIN, best_plain
 
 __all__ = ["compare_with_plain", "tuned_plain_of"]
@@ -43,17 +43,12 @@ def compare_with_plain(
 ) -> None:
     """Train tuned plain on the seeds on which exports were confirmed, as far as the time goes, and keep the comparison.
 
-    Args:
-        study: The study; keeps the answer as a user attribute.
-        file: Its file.
-        experimenter: Who trains.
-        exported: Export -> key of the plan that it would take.
-        monitor: Watches the runs.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
+    ``exported`` has for each export the key of the plan that it would take.
     """
     trials = study.get_trials(deepcopy=False)
     # Where no shorter plain run keeps the quality, the task as given is the fair baseline itself.
-    found = best_plain(file, trials, allowed_by(study.user_attrs), study.user_attrs) or baseline_trial(study)
+    best = best_plain(study, file)
+    found = baseline_trial(study) if best is None else trials[best]
     if found is None:
         return
     plan = file.plans.resolve(BoostConfig.from_dict(found.user_attrs["config"]), found.user_attrs["level"])
@@ -93,14 +88,5 @@ def _beside(
 
 
 def tuned_plain_of(attributes: Mapping[str, Any]) -> dict[str, TunedPlain]:
-    """Return what a study keeps of the comparison: export -> tuned plain beside it.
-
-    Args:
-        attributes: The study's user attributes.
-    """
-    return {target: _read(one) for target, one in attributes.get(_STORED, {}).items()}
-
-
-def _read(stored: Mapping[str, Any]) -> TunedPlain:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
-    return TunedPlain(**values)
+    """Return what a study keeps of the comparison among its attributes: export -> tuned plain beside it."""
+    return {target: read_record(TunedPlain, one) for target, one in attributes.get(_STORED, {}).items()}

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial
 from workbench.config import BoostConfig
 from workbench.core.records import TrialRecord
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import SURE, allowed_by, standing_of
+from workbench.study.set_up.standing import SURE, standing_now
 from workbench.study.set_up.tuned_plain import plain_standing
 
 __all__ = ["SAFER_THAN", "first_contender", "is_taken_apart", "keep_remaining", "ranked"]
@@ -29,13 +29,7 @@ _LIKELY = 0.5
 
 
 def keep_remaining(study: optuna.Study, number: int, idle: Mapping[str, Any]) -> None:
-    """Keep that a set-up remained when the leader was taken apart, without the parts that are no gain.
-
-    Args:
-        study: The study.
-        number: Trial of the set-up that remained.
-        idle: Config path -> value without those parts.
-    """
+    """Keep which trial's set-up remained of the leader; ``idle`` are the values without the parts that are no gain."""
     trials = study.get_trials(deepcopy=False)
     study.set_user_attr(_REMAINING, {"number": number, "idle": dict(idle), "drawn": _n_drawn(trials)})
 
@@ -50,59 +44,39 @@ def _n_drawn(trials: Sequence[FrozenTrial]) -> int:
     return sum(trial.state.is_finished() and "given" not in trial.user_attrs for trial in trials)
 
 
-def ranked(
-    trials: Sequence[FrozenTrial],
-    records: Sequence[TrialRecord],
-    file: StudyFile,
-    allowed: float,
-    attributes: Mapping[str, Any],
-) -> list[TrialRecord]:
+def ranked(study: optuna.Study, records: Sequence[TrialRecord], file: StudyFile, allowed: float) -> list[TrialRecord]:
     """Return the trials that compete for an export: those that surely keep the quality, fastest first.
 
     Tuned plain competes by what its own runs say. Where the leader was taken apart, what remained of it comes first
     (the whole of it only while it is sure to keep the quality), and set-ups with a part that is no gain do not compete.
-    Where nothing is sure enough, the one that most probably keeps the quality competes, so that the confirmation has a
-    say.
-
-    Args:
-        trials: All trials of the study.
-        records: Their records.
-        file: The study's file.
-        allowed: Allowed drop of the export, in the metric's unit.
-        attributes: The study's user attributes.
+    Where nothing is sure enough, the one that most probably keeps the quality competes: the confirmation decides.
     """
-    numbers, times = _by_time(trials, file, allowed, attributes)
+    numbers, times = _by_time(study, file, allowed)
     if file.confirm.candidates > 1:
-        numbers = _safer_first(numbers, trials, times)
+        numbers = _safer_first(numbers, study.get_trials(deepcopy=False), times)
     by_number = {record.number: record for record in records}
     return [by_number[number] for number in numbers]
 
 
 def first_contender(study: optuna.Study, file: StudyFile) -> int | None:
-    """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes.
-
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-    """
-    attributes = study.user_attrs
-    numbers, _ = _by_time(study.get_trials(deepcopy=False), file, allowed_by(attributes), attributes)
+    """Return the trial of the set-up that would be exported if all were confirmed; None where nothing competes."""
+    numbers, _ = _by_time(study, file)
     return next(iter(numbers), None)
 
 
 def _by_time(
-    trials: Sequence[FrozenTrial], file: StudyFile, allowed: float, attributes: Mapping[str, Any]
+    study: optuna.Study, file: StudyFile, allowed: float | None = None
 ) -> tuple[list[int], Mapping[int, float]]:
     """Return the numbers of the trials that compete, and the times of all."""
-    standing = standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
-    numbers = sorted({*standing.ranking, *_plain(file, trials, allowed, attributes)}, key=standing.times.__getitem__)
+    standing, plain = standing_now(study, file, allowed), plain_standing(study, file, allowed).leader
+    numbers = sorted({*standing.ranking, *([] if plain is None else [plain])}, key=standing.times.__getitem__)
     if not numbers:
         faster = [number for number, time in standing.times.items() if time < 1.0 and standing.sure[number] > _LIKELY]
         numbers = sorted(faster, key=lambda number: -standing.sure[number])[:1]
-    remaining = attributes.get(_REMAINING)
+    remaining = study.user_attrs.get(_REMAINING)
     needed = _LIKELY if remaining is not None and remaining["idle"] else SURE
     if remaining is not None and standing.sure.get(remaining["number"], 0.0) > needed:
-        numbers = _without_idle_parts(numbers, trials, remaining)
+        numbers = _without_idle_parts(numbers, study.get_trials(deepcopy=False), remaining)
     return numbers, standing.times
 
 
@@ -113,11 +87,6 @@ def _safer_first(numbers: Sequence[int], trials: Sequence[FrozenTrial], times: M
         if numbers and trial.user_attrs.get(SAFER_THAN) == numbers[0] and times.get(safer, 1.0) < 1.0:
             return [safer, *(number for number in numbers if number != safer)]
     return list(numbers)
-
-
-def _plain(file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]) -> list[int]:
-    leader = plain_standing(file, trials, allowed, attributes).leader
-    return [] if leader is None else [leader]
 
 
 def _without_idle_parts(

@@ -25,19 +25,9 @@ from workbench.study.run.job import Monitor, SpeedMeasured, Trained, TrainJob, p
 from workbench.study.run.objective import Objective, metric_deficit
 from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp
+from workbench.study.set_up import standing as standings
 from workbench.study.set_up.runtime_choice import ground_of
-from workbench.study.set_up.standing import (
-    BASELINE_RUNS,
-    FURTHER,
-    SEEDS,
-    Run,
-    Standing,
-    allowed_by,
-    baseline_metrics,
-    further_of,
-    standing_now,
-    standing_of,
-)
+from workbench.study.set_up.standing import Run, Standing, allowed_by, standing_now
 from workbench.study.set_up.total_time import StepTimes, total_time
 from workbench.study.set_up.tuned_plain import PLAIN, plain_standing
 
@@ -62,7 +52,7 @@ class SetUpObjective(Objective):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._times = StepTimes(self._study, self._file, self._experimenter)
-        self._metrics = baseline_metrics(self._study.user_attrs)
+        self._metrics = standings.baseline_metrics(self._study.user_attrs)
 
     @property
     def _allowed(self) -> float:
@@ -84,14 +74,11 @@ class SetUpObjective(Objective):
                 raise StudyFailedError(f"O0 itself does not train, so there is nothing to compare with: {why}")
             runs.append(trained)
         metrics = [run.metric for run in runs]
-        drops = self._file.allowed_drops(self._experimenter.metric_name, float(np.mean(metrics)))
+        mean = self._mean_of(runs, float(np.mean(metrics)))
+        drops = self._file.allowed_drops(self._experimenter.metric_name, mean.metric)
         self._study.set_user_attr("allowed_drops", drops)
         trial.set_user_attr("allowed_drop", drops[self._file.allowed_drop.target])
         trial.set_user_attr("spread", float(np.std(metrics, ddof=1)) if len(metrics) > 1 else 0.0)
-        mean = replace(
-            runs[0], metric=float(np.mean(metrics)), seconds=float(np.mean([run.seconds for run in runs])), curve=()
-        )
-        mean = replace(mean, curve=((self._file.study.budget_steps, mean.metric),))
         trial.set_user_attr("trained", mean.to_json())
         trial.set_user_attr("run_seconds", [run.seconds for run in runs])
         self._keep_baseline(dict(enumerate(metrics)))
@@ -99,9 +86,17 @@ class SetUpObjective(Objective):
         trial.set_user_attr("speed", speed.to_json())
         return self._finish(trial, mean, speed, self._baseline_of(mean))
 
+    def _mean_of(self, runs: Sequence[Trained], metric: float) -> Trained:
+        """Return the mean of some runs, which end at a metric; NaN where one of them diverged."""
+        curve = () if math.isnan(metric) else ((self._file.study.budget_steps, metric),)
+        seconds = float(np.mean([run.seconds for run in runs]))
+        return replace(runs[0], metric=metric, curve=curve, seconds=seconds, diverged=math.isnan(metric))
+
     def _keep_baseline(self, more: Mapping[int, float]) -> None:
         self._metrics |= more
-        self._study.set_user_attr(BASELINE_RUNS, {str(index): value for index, value in self._metrics.items()})
+        self._study.set_user_attr(
+            standings.BASELINE_RUNS, {str(index): value for index, value in self._metrics.items()}
+        )
 
     def _baseline_metric(self, trial: optuna.Trial, index: int) -> float:
         """Return the baseline's final metric on a seed; trained now if it has not been."""
@@ -143,13 +138,7 @@ class SetUpObjective(Objective):
         metric = math.nan
         if math.isfinite(mean):
             metric = baseline.metric - mean if baseline.higher_is_better else baseline.metric + mean
-        whole = replace(
-            runs[0],
-            metric=metric,
-            curve=((self._file.study.budget_steps, metric),) if math.isfinite(mean) else (),
-            seconds=float(np.mean([run.seconds for run in runs])),
-            diverged=not math.isfinite(mean),
-        )
+        whole = self._mean_of(runs, metric)
         trial.set_user_attr("trained", whole.to_json())
         trial.set_user_attr("run_seconds", [run.seconds for run in runs])
         return self._finish(trial, whole, speed, baseline, warm_up.steps)
@@ -170,7 +159,7 @@ class SetUpObjective(Objective):
                 )
                 trained.append(run)
                 runs.append(deficit)
-                trial.set_user_attr(SEEDS, [seed for seed, _ in runs])
+                trial.set_user_attr(standings.SEEDS, [seed for seed, _ in runs])
                 trial.set_user_attr("deficits", plain([lost for _, lost in runs]))
             if n_more >= self._file.set_up.most_seeds or not all(math.isfinite(lost) for _, lost in runs):
                 break
@@ -192,13 +181,10 @@ class SetUpObjective(Objective):
         return run, (index, metric_deficit(reference, run.metric, higher_is_better=higher))
 
     def _standing(self, trial: optuna.Trial, runs: Sequence[Run], time: float) -> Standing:
-        trials = self._study.get_trials(deepcopy=False)
-        n_confirming = self._file.confirm.usual_seeds
-        attributes = self._study.user_attrs
         also = (trial.number, trial.user_attrs["parameters"], runs, time) if runs else None
-        if trial.user_attrs.get(PLAIN):  # among its like: it shall be found, not only lead
-            return plain_standing(self._file, trials, self._allowed, attributes, also)
-        return standing_of(trials, self._dimensions, self._allowed, n_confirming, attributes, also)
+        # Tuned plain stands among its like: it shall be found, not only lead.
+        standing = plain_standing if trial.user_attrs.get(PLAIN) else standing_now
+        return standing(self._study, self._file, None, also)
 
     # Leaders on further seeds
 
@@ -207,15 +193,12 @@ class SetUpObjective(Objective):
 
         The best of many plans is too good by selection, and all of them were trained on the same few seeds.
 
-        Args:
-            n_seeds: Seeds that the leader is to have.
-
         Raises:
             OutOfTimeError: When the time is over; what has been trained stays.
         """
         while True:
             trials = self._study.get_trials(deepcopy=False)
-            further = further_of(self._study.user_attrs)
+            further = standings.further_of(self._study.user_attrs)
             standing = standing_now(self._study, self._file)
             leader = standing.leader
             if leader is None or len(standing.tried[leader].deficits) >= n_seeds:
@@ -225,14 +208,14 @@ class SetUpObjective(Objective):
             plan = self._plans.resolve(config, trial.user_attrs["level"])
             warm_up = self._warm_ups.before(plan, self._file.study.seed)
             row = further.setdefault(leader, [])
-            used = {*trial.user_attrs[SEEDS], *(index for index, _ in row)}
+            used = {*trial.user_attrs[standings.SEEDS], *(index for index, _ in row)}
             # Not the baseline's seeds: the plan was picked by these.
             index = next(one for one in itertools.count(self._file.set_up.baseline_seeds) if one not in used)
             missing = 0.0 if index in self._metrics else 1.0
             end_if_over(self.deadline, (missing + standing.times[leader]) * self._baseline_seconds())
             row.append(self._beside_baseline(trial, plan, warm_up, index)[1])
             stored = {str(number): [[one, plain(lost)] for one, lost in runs] for number, runs in further.items()}
-            self._study.set_user_attr(FURTHER, stored)
+            self._study.set_user_attr(standings.FURTHER, stored)
 
     def _train_seed(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, index: int) -> Trained:
         steps = self._file.study.budget_steps

@@ -17,13 +17,10 @@ _SCHEDULE = "schedule"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a set-up.
+    """A part of a set-up: the config paths that make it up, and what it is in a few words.
 
-    Args:
-        name: What it is, in a few words.
-        paths: Config paths that make it up.
-        kind: ``"time"`` where it changes a step's time and not the question, ``"schedule"`` for length and course of
-            the rate, else ``"learning"``.
+    Its kind is ``"time"`` where it changes a step's time and not the question, ``"schedule"`` for length and course of
+    the rate, else ``"learning"``.
     """
 
     name: str
@@ -31,23 +28,13 @@ class Part:
     kind: str
 
     def taken_out(self, values: Mapping[str, Any], base: BoostConfig) -> dict[str, Any]:
-        """Return a set-up's values without this part.
-
-        Args:
-            values: Config path -> value of the whole set-up.
-            base: The task as given.
-        """
+        """Return a set-up's values, by config path, without this part: there as in the task as given."""
         given = base.leaves()
         return {**values, **{path: given[path] for path in self.paths}}
 
 
 def parts_of(plan: Plan, base: Plan) -> list[Part]:
-    """Return the parts in which a set-up differs from the task as given; the schedule comes last.
-
-    Args:
-        plan: The set-up: what of it is in effect counts.
-        base: The task as given.
-    """
+    """Return the parts in which a set-up differs, as far as it is in effect, from the task as given; schedule last."""
     acting = plan.parameters_in_effect().keys() | base.parameters_in_effect().keys()
     here, there = plan.config.leaves(), base.config.leaves()
     groups: dict[str, list[str]] = {}

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from workbench.config import ConfigError, Plan
-from workbench.study.ask.search_space import Suggestion
+from workbench.study.ask.search_space import Drawing, SearchedSpace, Suggestion
 from workbench.study.run.job import SpeedMeasured
-from workbench.study.sample.whole_space import SearchedSpace
+from workbench.study.sample.whole_space import WholeSpaceSampler
 from workbench.study.set_up.runtime_choice import ground_of
 from workbench.study.set_up.standing import Standing, allowed_by, standing_of
 from workbench.study.set_up.total_time import kinds_of_steps, known_step_times, mean_step, passes_of
@@ -35,8 +35,8 @@ __all__ = ["ProposingSampler"]
 
 _N_CANDIDATES = 160
 _NEAR_SHARE = 0.6
-_KEPT = 0.7
-"""Probability with which a neighbour has a parameter's value in common with its parent."""
+_KEPT, _UNMOVED = 0.7, 0.35
+"""Probabilities with which a neighbour has a choice, and a number, in common with its parent."""
 
 _FIXED_COST = 0.5
 """What trying a plan takes besides its one run, as a share of the baseline's: timing, further seeds if it is good."""
@@ -45,41 +45,15 @@ _LIKELY_LENGTH = 0.5
 """Length of the first plans: one that keeps the quality soon says more than short ones that do not."""
 
 
-class ProposingSampler(BaseSampler):
-    """Propose one trial.
-
-    Args:
-        space: What is searched.
-        seed: Seed of this trial's draws.
-    """
+class ProposingSampler(WholeSpaceSampler):
+    """Proposes the plan of one trial."""
 
     def __init__(self, space: SearchedSpace, seed: int) -> None:
-        self._space = space
-        self._random = RandomSampler(seed)
+        super().__init__(space, RandomSampler(seed))
         self._rng = np.random.default_rng(seed)
-        self._proposed: Mapping[str, Any] | None = None
 
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Propose nothing together: a trial asks parameter by parameter."""
-        return {}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """Propose nothing together."""
-        return {}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        """Return the parameter's value in the plan that is proposed."""
-        if self._proposed is None:
-            self._proposed = self._propose(study)
-        if param_name in self._proposed and _within(self._proposed[param_name], param_distribution):
-            return self._proposed[param_name]
-        return self._random.sample_independent(study, trial, param_name, param_distribution)
-
-    def _propose(self, study: optuna.Study) -> Mapping[str, Any]:
+    def propose(self, study: optuna.Study, trial: FrozenTrial) -> Mapping[str, Any]:
+        """Return the values of the plan that promises most."""
         self._space = replace(self._space, base=ground_of(self._space.base, study.user_attrs))
         trials = study.get_trials(deepcopy=False)
         drawn = [one for one in trials if "given" not in one.user_attrs and not one.user_attrs.get("baseline")]
@@ -104,7 +78,7 @@ class ProposingSampler(BaseSampler):
         for _ in range(_N_CANDIDATES):
             is_near = bool(parents) and self._rng.random() < _NEAR_SHARE
             parent = parents[int(self._rng.integers(len(parents)))] if is_near else None
-            suggested = self._draw(_Near(self._rng, parent) if parent is not None else _Anywhere(self._rng))
+            suggested = self._draw(_anywhere(self._rng) if parent is None else _near(self._rng, parent))
             if suggested is None or suggested[1].key() in tried:
                 continue
             plan = suggested[1]
@@ -125,9 +99,9 @@ class ProposingSampler(BaseSampler):
         promise = sure * np.log(standing.best_time / times) / (times + _FIXED_COST)
         return plans[int(np.argmax(promise))][0]
 
-    def _draw(self, draws: _Anywhere) -> tuple[Suggestion, Plan] | None:
+    def _draw(self, value: _Value) -> tuple[Suggestion, Plan] | None:
         try:
-            suggestion = self._space.suggest(draws)
+            suggestion = self._space.suggest(Drawing(value))
             return suggestion, self._space.plans.resolve(suggestion.config, suggestion.level)
         except ConfigError:
             return None
@@ -139,17 +113,9 @@ class ProposingSampler(BaseSampler):
         sizes = [factor for factor in (2.0, 1.0, 4.0) if factor in factors] or list(factors[:1])
         for factor, name in itertools.product(sizes[:2], choices.get("optimizer.name", (None,))):
             usual = {"batch.factor": factor, "optimizer.name": name, "schedule.length": _LIKELY_LENGTH}
-            drawn = self._draw(_Usual(self._rng, usual))
+            drawn = self._draw(_usual(usual))
             if drawn is not None:
                 yield drawn[0]
-
-
-def _within(value: Any, distribution: BaseDistribution) -> bool:
-    if isinstance(distribution, CategoricalDistribution):
-        return value in distribution.choices
-    if isinstance(distribution, (FloatDistribution, IntDistribution)):
-        return bool(distribution.low <= value <= distribution.high)
-    return False
 
 
 class _StepGuess:
@@ -185,82 +151,60 @@ def _switches(values: Mapping[str, Any]) -> set[str]:
     }
 
 
-class _Anywhere:
-    """Draws from the whole space."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
-        return choices[int(self.rng.integers(len(choices)))]
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        return _between(float(self.rng.random()), low, high, step=step, log=log)
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return round(_between(float(self.rng.random()), low, high, step=step, log=log))
+_Value = Callable[[str, Any], Any]
+"""Draws from a distribution, which has a name."""
 
 
-class _Near(_Anywhere):
-    """Draws around a plan: most parameters as they are there, ranges moved by a little."""
+def _anywhere(rng: np.random.Generator) -> _Value:
+    """Draw from the whole space."""
 
-    def __init__(self, rng: np.random.Generator, parent: Mapping[str, Any]) -> None:
-        super().__init__(rng)
-        self.parent = parent
+    def value(_: str, distribution: Any) -> Any:
+        if isinstance(distribution, CategoricalDistribution):
+            return distribution.choices[int(rng.integers(len(distribution.choices)))]
+        return _at(float(rng.random()), distribution)
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
-        if name in self.parent and self.parent[name] in choices and self.rng.random() < _KEPT:
-            return self.parent[name]
-        return super().suggest_categorical(name, choices)
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        value = self.parent.get(name)
-        if value is None or not low <= value <= high:
-            return super().suggest_float(name, low, high, step=step, log=log)
-        return _between(_moved(self.rng, value, low, high, log=log), low, high, step=step, log=log)
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return round(self.suggest_float(name, low, high, step=step, log=log))
+    return value
 
 
-class _Usual(_Anywhere):
-    """Draws what is usual: the middle of every range, the first of every list but those that are fixed."""
+def _near(rng: np.random.Generator, parent: Mapping[str, Any]) -> _Value:
+    """Draw around a plan: most parameters as they are there, ranges moved by a little, and often not at all."""
+    anywhere = _anywhere(rng)
 
-    def __init__(self, rng: np.random.Generator, fixed: Mapping[str, Any]) -> None:
-        super().__init__(rng)
-        self.fixed = fixed
+    def value(name: str, distribution: Any) -> Any:
+        given = parent.get(name)
+        if isinstance(distribution, CategoricalDistribution):
+            is_kept = name in parent and given in distribution.choices and rng.random() < _KEPT
+            return given if is_kept else anywhere(name, distribution)
+        low, high = distribution.low, distribution.high
+        if given is None or not low <= given <= high:
+            return anywhere(name, distribution)
+        share = math.log(given / low) / math.log(high / low) if distribution.log else (given - low) / (high - low)
+        if rng.random() >= _UNMOVED:
+            share = float(np.clip(share + rng.normal(0.0, 0.15), 0.0, 1.0))
+        return _at(share, distribution)
 
-    def suggest_categorical(self, name: str, choices: Sequence[Any], /) -> Any:
-        fixed = self.fixed.get(name)
-        return fixed if fixed in choices else choices[0]
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        fixed = self.fixed.get(name)
-        if fixed is not None:
-            return min(max(float(fixed), low), high)
-        return _between(0.5, low, high, step=step, log=log)
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return round(_between(0.5, low, high, step=step, log=log))
+    return value
 
 
-def _between(share: float, low: float, high: float, *, step: float | None, log: bool) -> float:
+def _usual(fixed: Mapping[str, Any]) -> _Value:
+    """Draw what is usual: the middle of every range, the first of every list but those that are fixed."""
+
+    def value(name: str, distribution: Any) -> Any:
+        given = fixed.get(name)
+        if isinstance(distribution, CategoricalDistribution):
+            return given if given in distribution.choices else distribution.choices[0]
+        if given is None:
+            return _at(0.5, distribution)
+        return min(max(float(given), distribution.low), distribution.high)
+
+    return value
+
+
+def _at(share: float, distribution: FloatDistribution | IntDistribution) -> float:
     """Return the value at a share of a range's way."""
-    value = low * (high / low) ** share if log else low + share * (high - low)
+    low, high, step = distribution.low, distribution.high, distribution.step
+    value = low * (high / low) ** share if distribution.log else low + share * (high - low)
     if step:
         value = low + round((value - low) / step) * step
-    return min(max(value, low), high)
-
-
-def _moved(rng: np.random.Generator, value: float, low: float, high: float, *, log: bool) -> float:
-    """Return a neighbour's place on the way through a range; often the same."""
-    place = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
-    if rng.random() < 0.35:
-        return place
-    return float(np.clip(place + rng.normal(0.0, 0.15), 0.0, 1.0))
+    value = min(max(value, low), high)
+    return round(value) if isinstance(distribution, IntDistribution) else value

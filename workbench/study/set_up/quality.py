@@ -27,8 +27,7 @@ from workbench.study.ask.search_space import Dimension
 __all__ = ["Features", "QualityModel", "Tried", "noise_of"]
 
 _LENGTH = "schedule.length"
-_LENGTH_WEIGHT = 2.0
-"""How much more the length of a run says about its quality than another range."""
+_LENGTH_WEIGHT = 2.0  # how much more the length of a run says about its quality than another range
 
 _WORST = 5.0
 """Deficits beyond sinh of this, in scales, count alike: that a plan fails is news, by how much is not."""
@@ -41,33 +40,20 @@ _EACH_SMOOTHNESS = (0.3, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A plan that was trained.
-
-    Args:
-        values: Its parameters by path.
-        deficits: Deficit on each seed; inf where it diverged.
-    """
+    """A plan that was trained: its parameters by path, and the deficit on each seed, inf where it diverged."""
 
     values: Mapping[str, Any]
     deficits: tuple[float, ...]
 
 
 class Features:
-    """Turn a plan's parameters into a point.
-
-    Args:
-        dimensions: What is searched.
-    """
+    """Turns a plan's parameters into a point."""
 
     def __init__(self, dimensions: Sequence[Dimension]) -> None:
         self._dimensions = tuple(dimensions)
 
     def __call__(self, values: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-        """Return a point; what a plan has no value for lies in the middle.
-
-        Args:
-            values: Parameters by path.
-        """
+        """Return a point; what a plan has no value for lies in the middle."""
         point: list[float] = []
         for one in self._dimensions:
             value = _value_of(one.path, values)
@@ -96,10 +82,7 @@ def _place(one: Dimension, value: float) -> float:
 def noise_of(tried: Sequence[Tried], prior: float, prior_weight: int = 4) -> float:
     """Return the standard deviation of one run's deficit, from plans with several seeds.
 
-    Args:
-        tried: Plans.
-        prior: Standard deviation expected before any plan has two seeds.
-        prior_weight: Degrees of freedom that the expectation counts for.
+    Before any plan has two, the prior one is expected, which counts for so many degrees of freedom.
     """
     squares, freedom = prior_weight * prior**2, prior_weight
     for one in tried:
@@ -119,7 +102,7 @@ class QualityModel:
 
     Args:
         features: Turns parameters into points.
-        tried: Plans that were trained; none is allowed.
+        tried: Plans that were trained, if any.
         allowed: Allowed drop, in the metric's unit.
         noise: Standard deviation of one run's deficit.
         shared: Standard deviation of the error that all deficits share: the baseline's mean comes from few runs.
@@ -138,14 +121,7 @@ class QualityModel:
             self._fit(tried, max(noise, 1e-3 * self._scale))
 
     def probability(self, plans: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.float64]:
-        """Return for each plan the probability that its mean deficit is within the allowed drop.
-
-        Args:
-            plans: Parameters by path.
-
-        Returns:
-            Probabilities, shape ``[n]``.
-        """
+        """Return for each plan, given by its parameters, the probability that its mean deficit is within the drop."""
         if not plans:
             return np.zeros(0)
         if not self._processes:

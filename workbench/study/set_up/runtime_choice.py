@@ -33,12 +33,7 @@ _BY_THEMSELVES = ("runtime.threads", "runtime.data")
 
 
 def ground_of(base: BoostConfig, attributes: Mapping[str, Any]) -> BoostConfig:
-    """Return what every plan of a search starts from: no method but those it names, and the runtime that was chosen.
-
-    Args:
-        base: O0's configuration.
-        attributes: The study's user attributes.
-    """
+    """Return what every plan of a search starts from: no method but those it names, and the runtime that was chosen."""
     switches: dict[str, Any] = {f"boost.{name}": False for name in SWITCHES}
     chosen = attributes.get(_CHOICE, {}).get("values", {})
     return base.with_values({"boost.mode": "manual", **switches, **chosen})
@@ -51,16 +46,10 @@ def choose_runtime(
     times: StepTimes,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Time the combinations of the study's runtime choices and keep the fastest.
+    """Time the combinations of the study's runtime choices and keep the fastest, with what was measured.
 
-    Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself.
-
-    Args:
-        study: Keeps the choice, with what was measured, as a user attribute; one that is there is not made again.
-        file: The study's file.
-        experimenter: Compares.
-        times: Measures.
-        on_note: Told what was chosen.
+    Threads and the way to read data hardly depend on the others, so they are chosen first, each by itself. A choice
+    that the study has is not made again.
     """
     from workbench.core import devices
 
@@ -75,20 +64,27 @@ def choose_runtime(
         combined = (
             dict(zip(paths, values, strict=True)) for values in itertools.product(*(choices[path] for path in paths))
         )
-        others = [chosen | values for values in combined if not _is_given(values, base)]
+        # Values as given add nothing to what was chosen so far, which is always timed.
+        others = [chosen | values for values in combined if base.with_values(values) != base]
         tried: list[dict[str, Any]] = [{"values": values, "ratios": []} for values in [chosen, *others]]
         for row in tried:
             row["message"] = _why_slow(base.with_values(row["values"]), device)
             if row["message"]:
                 continue
             try:
-                row["ratios"] = [_ratio(file, times, base, row["values"], factor) for factor in _BATCH_FACTORS]
+                for factor in _BATCH_FACTORS:
+                    plan = file.plans.resolve(base.with_values({**row["values"], "batch.factor": factor}), "O0")
+                    row["ratios"].append(times.measured(plan).ratio / factor)
             except OutOfTimeError:
                 raise
             except (ConfigError, RuntimeError, ValueError, TypeError) as error:  # a compiler that fails ends nothing
-                row["message"] = f"{type(error).__name__}: {error}"
+                row["message"], row["ratios"] = f"{type(error).__name__}: {error}", []
         for row in sorted((row for row in tried if row["ratios"]), key=lambda row: math.prod(row["ratios"])):
-            row["message"] = _why_other(file, experimenter, base, row["values"])
+            candidate = base.with_values(row["values"])
+            if candidate != base:  # which agrees with itself
+                row["message"] = experimenter.run(
+                    AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)
+                ).why_not
             if not row["message"]:
                 chosen = row["values"]
                 break
@@ -96,12 +92,8 @@ def choose_runtime(
     study.set_user_attr(_CHOICE, {"values": chosen, "measured": rows})
     for row in rows:
         if row["message"]:
-            on_note(f"Left out: {_said(row['values'])}, because {row['message']}.")
-
-
-def _is_given(values: Mapping[str, Any], base: BoostConfig) -> bool:
-    """Return whether values are those of the task as given, which is always timed."""
-    return base.with_values(values) == base
+            values = ", ".join(f"{path} = {value}" for path, value in row["values"].items()) or "nothing"
+            on_note(f"Left out: {values}, because {row['message']}.")
 
 
 def _why_slow(config: BoostConfig, device: torch.device) -> str:
@@ -111,20 +103,3 @@ def _why_slow(config: BoostConfig, device: torch.device) -> str:
     if config.effective_amp_level(device.type) == "O0" or config.amp.dtype != "bfloat16":
         return ""
     return "" if devices.has_fast_bfloat16(device) else f"this {device.type} has no instructions for bfloat16"
-
-
-def _why_other(file: StudyFile, experimenter: Experimenter, base: BoostConfig, values: Mapping[str, Any]) -> str:
-    """Return why a choice does not compute what the baseline does; empty where it does, as the baseline itself."""
-    candidate = base.with_values(values)
-    if candidate == base:
-        return ""
-    return experimenter.run(AgreementJob((base, "O0"), (candidate, "O0"), file.study.seed)).why_not
-
-
-def _ratio(file: StudyFile, times: StepTimes, base: BoostConfig, values: Mapping[str, Any], factor: float) -> float:
-    plan = file.plans.resolve(base.with_values({**values, "batch.factor": factor}), "O0")
-    return times.measured(plan).ratio / factor
-
-
-def _said(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{path} = {value}" for path, value in values.items()) or "nothing"

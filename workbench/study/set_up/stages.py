@@ -25,7 +25,7 @@ from workbench.study.run.searching import Search
 from workbench.study.set_up.attribution import Attributor
 from workbench.study.set_up.contending import first_contender, is_taken_apart
 from workbench.study.set_up.runtime_choice import choose_runtime
-from workbench.study.set_up.standing import allowed_by, standing_now
+from workbench.study.set_up.standing import standing_now
 from workbench.study.set_up.total_time import StepTimes
 from workbench.study.set_up.tuned_plain import PLAIN, next_plain
 
@@ -50,16 +50,7 @@ def prepare_search(
     deadline: float | None,
     on_note: Callable[[str], None],
 ) -> None:
-    """Choose the runtime and find tuned plain, before other plans are drawn.
-
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-        experimenter: Who trains.
-        search: Runs trials.
-        deadline: ``time.monotonic()`` at which the search ends; None for none.
-        on_note: Told what a reader should know.
-    """
+    """Choose the runtime and find tuned plain, before other plans are drawn; the baseline has finished."""
     try:
         choose_runtime(study, file, experimenter, StepTimes(study, file, experimenter), on_note)
     except OutOfTimeError:
@@ -67,13 +58,12 @@ def prepare_search(
     end = None
     if deadline is not None and file.study.timeout_seconds is not None:
         end = min(deadline, time.monotonic() + file.set_up.plain_share * file.study.timeout_seconds)
-    allowed = allowed_by(study.user_attrs)
     while True:
         trials = study.get_trials(deepcopy=False)
         done = sum("trained" in trial.user_attrs and bool(trial.user_attrs.get(PLAIN)) for trial in trials)
         if done >= file.set_up.plain_runs or (end is not None and time.monotonic() > end):
             return
-        given = next_plain(file, trials, allowed, study.user_attrs)
+        given = next_plain(study, file)
         if given is None:
             return
         try:
@@ -85,10 +75,7 @@ def prepare_search(
 def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | None) -> float | None:
     """Return when the confirmation has to begin at the latest: with its share of the time, or its fewest seeds' time.
 
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-        deadline: ``time.monotonic()`` at which everything ends; None for none.
+    ``deadline`` is when everything ends; both by ``time.monotonic()``, None for never.
     """
     baseline = baseline_trial(study)
     limit = file.study.timeout_seconds
@@ -100,14 +87,7 @@ def confirmation_begins(study: optuna.Study, file: StudyFile, deadline: float | 
 
 
 def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: float | None) -> None:
-    """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on.
-
-    Args:
-        study: The study, searched.
-        file: The study's file.
-        search: Runs trials.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
-    """
+    """Let a plan lead that was trained on further seeds, too; where these leave none in the lead, search on."""
     while not is_taken_apart(study):
         search.until(deadline)
         with contextlib.suppress(OutOfTimeError):
@@ -124,15 +104,7 @@ def settle(study: optuna.Study, file: StudyFile, search: Search, *, deadline: fl
 def take_apart(
     study: optuna.Study, file: StudyFile, experimenter: Experimenter, search: Search, *, deadline: float | None
 ) -> None:
-    """Find out where the leader's gain comes from, and let the leader without what is no gain compete.
-
-    Args:
-        study: The study, searched.
-        file: Its file.
-        experimenter: Who trains.
-        search: Runs trials.
-        deadline: ``time.monotonic()`` at which to stop; None for none.
-    """
+    """Find out where the leader's gain comes from, and let the leader without what is no gain compete."""
     leader = standing_now(study, file).leader
     if leader is None:
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import optuna
@@ -24,29 +24,11 @@ from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.set_up.quality import Features, QualityModel, Tried, noise_of
 
-__all__ = [
-    "BASELINE_RUNS",
-    "FURTHER",
-    "SEEDS",
-    "SURE",
-    "Run",
-    "Standing",
-    "Trying",
-    "allowed_by",
-    "baseline_metrics",
-    "further_of",
-    "standing_now",
-    "standing_of",
-]
+__all__ = ["SURE", "Run", "Standing", "Trying", "allowed_by", "read_record", "standing_now", "standing_of"]
 
-BASELINE_RUNS = "baseline_runs"
-"""User attribute of a study: the baseline's final metric by the seed's index."""
-
-FURTHER = "further_runs"
-"""User attribute of a study: deficits of leaders on further seeds."""
-
-SEEDS = "seeds"
-"""User attribute of a trial: the indices of its seeds, in the order of its deficits."""
+BASELINE_RUNS = "baseline_runs"  # attribute of a study: the baseline's final metric by the seed's index
+FURTHER = "further_runs"  # attribute of a study: deficits of leaders on further seeds
+SEEDS = "seeds"  # attribute of a trial: the indices of its seeds, in the order of its deficits
 
 SURE = 0.9
 """A plan leads only if it keeps the quality with at least this probability."""
@@ -57,11 +39,8 @@ _MARGIN = 2.6
 A plan there is confirmed four times in five; with 2.0 it was three times in five, and one quickstart in three ended
 undecided."""
 
-_FEWEST_SEEDS = 2
-"""Nor by a single run."""
-
-_OWN_LUCK = 4
-"""Pairs of runs that count for a seed's luck being the baseline's own."""
+_FEWEST_SEEDS = 2  # nor does a plan lead by a single run
+_OWN_LUCK = 4  # pairs of runs that count for a seed's luck being the baseline's own
 
 Run = tuple[int, float]
 """Index of a seed, and the deficit on it."""
@@ -69,28 +48,19 @@ Run = tuple[int, float]
 Trying = tuple[int, Mapping[str, Any], Sequence[Run], float]
 """A trial that still runs: its number, parameters by path, runs and total time."""
 
-
 _JUDGED: dict[Hashable, Standing] = {}
 """The last standing: drawing, training and watching ask for the same one."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The trials of a search, judged together.
+    """The trials of a search, judged together, by their numbers."""
 
-    Args:
-        tried: Plans that were trained, by the number of their trial.
-        times: Their total time relative to the baseline's.
-        sure: Their probability of keeping the quality.
-        model: The regression behind it.
-        noise: Standard deviation of one run's deficit.
-    """
-
-    tried: Mapping[int, Tried]
-    times: Mapping[int, float]
-    sure: Mapping[int, float]
-    model: QualityModel
-    noise: float
+    tried: Mapping[int, Tried]  # plans that were trained
+    times: Mapping[int, float]  # their total time relative to the baseline's
+    sure: Mapping[int, float]  # their probability of keeping the quality
+    model: QualityModel  # the regression behind it
+    noise: float  # standard deviation of one run's deficit
 
     @property
     def ranking(self) -> list[int]:
@@ -133,9 +103,6 @@ def standing_of(
         attributes: The study's user attributes: the baseline's runs, and leaders on further seeds.
         also: A trial that still runs.
         margin: Standard errors of the confirmation that the search aims below the allowed drop.
-
-    Returns:
-        The standing.
     """
     values: dict[int, Mapping[str, Any]] = {}
     runs: dict[int, list[Run]] = {}
@@ -147,7 +114,8 @@ def standing_of(
             spread = float(own.get("spread", 0.0))
         elif trial.state == TrialState.COMPLETE and "deficits" in own:
             values[trial.number] = own["parameters"]
-            runs[trial.number] = [*zip(own[SEEDS], deficits_of(own), strict=True), *further.get(trial.number, ())]
+            seen = zip(own[SEEDS], map(_deficit, own["deficits"]), strict=True)
+            runs[trial.number] = [*seen, *further.get(trial.number, ())]
             times[trial.number] = float(own["speed"]["ratio"])
     if also is not None:
         values[also[0]], runs[also[0]], times[also[0]] = also[1], list(also[2]), also[3]
@@ -163,7 +131,8 @@ def standing_of(
     noise = noise_of(list(tried.values()), expected)
     error = noise_of(list(pairs.values()), expected) / math.sqrt(n_confirming)
     shared = share * spread / math.sqrt(max(len(luck), 1))
-    asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), _deficits(tried))
+    deficits = tuple(one.deficits for one in tried.values())
+    asked = (tuple(dimensions), allowed, margin * error, noise, shared, tuple(times.items()), deficits)
     known = _JUDGED.get(asked)  # one look: another thread may judge meanwhile
     if known is not None:
         return known
@@ -198,53 +167,42 @@ def _own_luck(rows: Sequence[Sequence[Run]], luck: Mapping[int, float], spread: 
     return min(max(product / square, 0.0), 1.0) if square > 0.0 else 0.0
 
 
-def standing_now(study: optuna.Study, file: StudyFile) -> Standing:
-    """Return how a study stands.
-
-    Args:
-        study: The study, with a finished baseline.
-        file: Its file.
-    """
-    attributes = study.user_attrs
-    trials, allowed = study.get_trials(deepcopy=False), allowed_by(attributes)
-    return standing_of(trials, file.dimensions, allowed, file.confirm.usual_seeds, attributes)
+def standing_now(
+    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: Trying | None = None
+) -> Standing:
+    """Return how a study with a finished baseline stands, at the target's allowed drop or another one."""
+    attributes, n_confirming = study.user_attrs, file.confirm.usual_seeds
+    allowed = allowed_by(attributes) if allowed is None else allowed
+    return standing_of(study.get_trials(deepcopy=False), file.dimensions, allowed, n_confirming, attributes, also)
 
 
-def _deficits(tried: Mapping[int, Tried]) -> tuple[tuple[float, ...], ...]:
-    return tuple(one.deficits for one in tried.values())
+# What is read from the attributes of a study, and of a trial
 
 
 def allowed_by(attributes: Mapping[str, Any]) -> float:
-    """Return the drop that a study's target allows, in the metric's unit; NaN while it is a share of an unknown value.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the drop that a study's target allows, in the metric's unit; NaN for a share of an unknown value."""
     return float(attributes["allowed_drops"][attributes["target"]])
 
 
 def baseline_metrics(attributes: Mapping[str, Any]) -> dict[int, float]:
-    """Return the baseline's final metric by the seed's index, as a study keeps it.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the baseline's final metric by the seed's index."""
     return {int(index): float(value) for index, value in attributes.get(BASELINE_RUNS, {}).items()}
 
 
 def further_of(attributes: Mapping[str, Any]) -> dict[int, list[Run]]:
-    """Return what a study keeps of leaders on further seeds: number of the trial -> index of the seed and deficit.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the runs of leaders on further seeds, by the number of the trial."""
     stored = attributes.get(FURTHER, {})
-    return {
-        int(number): [(int(index), math.inf if one is None else float(one)) for index, one in row]
-        for number, row in stored.items()
-    }
+    return {int(number): [(int(index), _deficit(one)) for index, one in row] for number, row in stored.items()}
 
 
-def deficits_of(attributes: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return a trial's deficits, one per seed; inf where it diverged."""
-    return tuple(math.inf if value is None else float(value) for value in attributes["deficits"])
+def _deficit(stored: float | None) -> float:
+    """Return a deficit, of which inf (it diverged) is stored as None."""
+    return math.inf if stored is None else float(stored)
+
+
+_RecordT = TypeVar("_RecordT")
+
+
+def read_record(kind: type[_RecordT], stored: Mapping[str, Any]) -> _RecordT:
+    """Return a record whose fields were stored as strict JSON; what is None there is NaN."""
+    return kind(**{name: math.nan if value is None else value for name, value in stored.items()})

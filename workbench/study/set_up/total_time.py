@@ -30,13 +30,7 @@ _PRECISION = 0.15
 
 
 class StepTimes:
-    """Step times of a study: measured where they are not known.
-
-    Args:
-        study: Keeps them as user attributes.
-        file: The study's file.
-        experimenter: Who measures.
-    """
+    """Step times of a study, which keeps them as user attributes: measured where they are not known."""
 
     def __init__(self, study: optuna.Study, file: StudyFile, experimenter: Experimenter) -> None:
         self._study = study
@@ -76,13 +70,7 @@ class StepTimes:
 
 
 def kinds_of_steps(plan: Plan, plans: StudyPlans, passes: int) -> list[tuple[Plan, float]]:
-    """Return what a run's steps are like, where its inputs grow: plans of one size, each with its share of the passes.
-
-    Args:
-        plan: The plan.
-        plans: How the study resolves configurations.
-        passes: Forward passes of the run.
-    """
+    """Return what a run's steps are like where its inputs grow: plans of one size, each with its share of passes."""
     if not plan.is_in_effect("curriculum"):
         return [(plan, 1.0)]
     from workbench.methods.curriculum.method import stages_of
@@ -110,11 +98,7 @@ def mean_step(kinds: Sequence[tuple[SpeedMeasured, float]]) -> SpeedMeasured:
 
 
 def known_step_times(attributes: dict[str, Any]) -> dict[str, SpeedMeasured]:
-    """Return the step times that a study keeps, by `Plan.step_key`.
-
-    Args:
-        attributes: The study's user attributes.
-    """
+    """Return the step times that a study keeps among its attributes, by `Plan.step_key`."""
     return {
         name.removeprefix(_KEY): SpeedMeasured.from_json(value)
         for name, value in attributes.items()
@@ -123,27 +107,19 @@ def known_step_times(attributes: dict[str, Any]) -> dict[str, SpeedMeasured]:
 
 
 def total_time(plan: Plan, step: SpeedMeasured, steps: int, warm_up_steps: int = 0) -> SpeedMeasured:
-    """Return the time of a plan's whole run relative to the baseline's.
+    """Return the time of a plan's whole run relative to the baseline's, with the interval that its step time gives.
 
     Args:
         plan: The plan.
         step: Its step time.
         steps: Loader batches of today's run.
         warm_up_steps: Micro-batches of the baseline before it.
-
-    Returns:
-        The ratio with the interval that the step's time gives it; smaller is faster.
     """
     share = passes_of(plan, steps) / steps
     cold = step.cold_ms / (steps * step.baseline_ms) if math.isfinite(step.baseline_ms) else 0.0
     before = cold + warm_up_steps / steps
-    return SpeedMeasured(
-        before + share * step.ratio,
-        before + share * step.low,
-        before + share * step.high,
-        step.baseline_ms,
-        step.cold_ms,
-    )
+    ratio, low, high = (before + share * one for one in (step.ratio, step.low, step.high))
+    return SpeedMeasured(ratio, low, high, step.baseline_ms, step.cold_ms)
 
 
 def passes_of(plan: Plan, steps: int) -> int:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from optuna.trial import FrozenTrial, TrialState
+import optuna
+from optuna.trial import TrialState
 
 from workbench.study.ask.search_space import Dimension
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.set_up.standing import Standing, Trying, standing_of
+from workbench.study.set_up.standing import Standing, Trying, allowed_by, standing_of
 
 __all__ = ["PLAIN", "best_plain", "next_plain", "plain_dimensions", "plain_standing"]
 
@@ -36,62 +37,34 @@ def plain_dimensions(file: StudyFile) -> tuple[Dimension, ...]:
 
 
 def plain_standing(
-    file: StudyFile,
-    trials: Sequence[FrozenTrial],
-    allowed: float,
-    attributes: Mapping[str, Any],
-    also: Trying | None = None,
+    study: optuna.Study, file: StudyFile, allowed: float | None = None, also: Trying | None = None
 ) -> Standing:
     """Judge the trials of tuned plain by themselves, as bold as the allowed drop lets them be.
 
     What is compared with tuned plain shall not look better because that was cautious.
-
-    Args:
-        file: The study's file.
-        trials: All trials of the study.
-        allowed: Allowed drop, in the metric's unit.
-        attributes: The study's user attributes.
-        also: A trial of it that still runs.
     """
+    attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
     own = [trial for trial in trials if trial.user_attrs.get(PLAIN) or trial.user_attrs.get("baseline")]
+    allowed = allowed_by(attributes) if allowed is None else allowed
     return standing_of(own, plain_dimensions(file), allowed, file.confirm.usual_seeds, attributes, also, margin=0.0)
 
 
-def best_plain(
-    file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
-) -> FrozenTrial | None:
-    """Return the trial of tuned plain that is fastest among those that keep the quality; None where none does.
-
-    Args:
-        file: The study's file.
-        trials: All trials of the study.
-        allowed: Allowed drop, in the metric's unit.
-        attributes: The study's user attributes.
-    """
-    standing = plain_standing(file, trials, allowed, attributes)
-    if standing.leader is not None:
-        return trials[standing.leader]
+def best_plain(study: optuna.Study, file: StudyFile) -> int | None:
+    """Return the trial of tuned plain that is fastest among those that keep the quality; None where none does."""
+    standing = plain_standing(study, file)
     likely = [number for number, sure in standing.sure.items() if sure >= _LIKELY and standing.times[number] < 1.0]
-    return trials[min(likely, key=standing.times.__getitem__)] if likely else None
+    return standing.leader if standing.leader is not None else min(likely, key=standing.times.__getitem__, default=None)
 
 
-def next_plain(
-    file: StudyFile, trials: Sequence[FrozenTrial], allowed: float, attributes: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Return the parameters of the next run of tuned plain; None where none is left that could be faster.
-
-    Args:
-        file: The study's file.
-        trials: All trials of the study.
-        allowed: Allowed drop, in the metric's unit.
-        attributes: The study's user attributes.
-    """
+def next_plain(study: optuna.Study, file: StudyFile) -> dict[str, Any] | None:
+    """Return the parameters of the next run of tuned plain; None where none is left that could be faster."""
     rates: Sequence[float | None] = file.set_up.plain_rates or [None]
-    begun = sum(bool(trial.user_attrs.get(PLAIN)) and trial.state != TrialState.WAITING for trial in trials)
+    own = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(PLAIN)]
+    begun = sum(trial.state != TrialState.WAITING for trial in own)
     if begun < len(_FIRST_LENGTHS):
         return _given(file, _FIRST_LENGTHS[begun], rates[min(begun, len(rates) - 1)])
-    standing = plain_standing(file, trials, allowed, attributes)
-    tried = {_point(one.values) for one in standing.tried.values()}
+    standing = plain_standing(study, file)
+    tried = {(round(float(one.values[_LENGTH]), 4), one.values.get(_RATE)) for one in standing.tried.values()}
     points: list[tuple[float, float | None]] = []
     for length in (round(float(one), 4) for one in np.geomspace(_SHORTEST, 1.0, _N_LENGTHS, endpoint=False)):
         if length < standing.best_time:
@@ -110,10 +83,6 @@ def _given(file: StudyFile, length: float, rate: float | None) -> dict[str, Any]
     runtime = {path: base[path] for path in file.set_up.runtime}  # as given: no choice of the runtime either
     given = {**runtime, _LENGTH: length, "schedule.shape": file.set_up.plain_shape}
     return given if rate is None else {**given, _RATE: rate}
-
-
-def _point(values: Mapping[str, Any]) -> tuple[float, float | None]:
-    return round(float(values[_LENGTH]), 4), values.get(_RATE)
 
 
 def _between(rates: Sequence[float | None]) -> list[float | None]:
