@@ -33,7 +33,7 @@ from workbench.study.run.warm_up import (
     WarmUpError,
     WarmUps,
 )
-from workbench.study.store.trial_in_hand import TrialInHand
+from workbench.study.store.study_storage import StudyStorage
 
 __all__ = [
     "Baseline",
@@ -247,6 +247,7 @@ class Objective:
 
     Args:
         file: The study.
+        database: Its database.
         study: The Optuna study.
         experimenter: Who trains.
         allowed_drops: Allowed drop per export; trials are scored at that of the study's target.
@@ -262,6 +263,7 @@ class Objective:
     def __init__(
         self,
         file: StudyFile,
+        database: StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
         allowed_drops: dict[str, float],
@@ -272,8 +274,8 @@ class Objective:
         self.deadline = deadline
         self._drops = allowed_drops
         self._file = file
-        self._hand = TrialInHand(study)
-        self._study = self._hand.study
+        self._hand = database
+        self._study = study
         self._experimenter = experimenter
         self._allowed = allowed_drops[file.allowed_drop.target]
         self._base = file.base_config()
@@ -283,23 +285,15 @@ class Objective:
         self._on_step = on_step
         self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
 
-    def __call__(self, trial: optuna.Trial, trials: Sequence[FrozenTrial] | None = None) -> tuple[float, ...]:
-        """Run the trial and return its objective values.
-
-        Args:
-            trial: The trial, which is running.
-            trials: All trials of the study as they have just been read; None reads them.
+    def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
+        """Run the trial, which is running and buffered, and return its objective values.
 
         Raises:
             optuna.TrialPruned: When it is not worth finishing.
             StudyFailedError: When O0 itself does not train.
         """
-        with self._hand.holding(trial, trials):
-            return self._outcome(trial)
-
-    def _outcome(self, trial: optuna.Trial) -> tuple[float, ...]:
         is_baseline = bool(trial.user_attrs.get("baseline"))
-        self._reported = frozenset(trial._cached_frozen_trial.intermediate_values)
+        self._reported = frozenset(self._hand.get_trial(trial._trial_id).intermediate_values)
         try:
             suggestion = self._baseline(trial) if is_baseline else self._drawn(trial)
             plan = self._plans.resolve(suggestion.config, suggestion.level)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -121,10 +122,10 @@ class Search:
         self._watch = watch
         self._stop = stop
         self._stale = kept.StaleTrials(database, study)
-        self._heart: kept.Heart | None = None
+        self._lost: threading.Event | None = None  # set once another process has the trial that runs here
         self.finished_here = 0
         trial = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self._objective = trial(file, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
+        self._objective = trial(file, database, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,
@@ -187,11 +188,10 @@ class Search:
         while not self._out_of_time():
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()
-            with self._database.one_look():
-                self._watch.trial_finished()
-                trials = self._study.get_trials(deepcopy=False)
-                _end_if_workers_keep_dying(trials)
-                begun = self._study.ask() if self._wanted() else None
+            self._watch.trial_finished()
+            trials = self._study.get_trials(deepcopy=False)
+            _end_if_workers_keep_dying(trials)
+            begun = self._study.ask() if self._wanted() else None
             if begun is not None:
                 try:
                     failures = 0 if self._run_one(begun) else failures + 1
@@ -246,9 +246,13 @@ class Search:
         """Run a trial that has been begun; return whether it finished."""
         study = self._study
         try:
-            with kept.beating(self._database, trial._trial_id) as self._heart:
-                state, values = self._outcome(trial)
-                self._tell(trial, state, values)
+            trials = study.get_trials(deepcopy=False)  # anew: others may have begun the last ones with this one
+            with (
+                kept.heartbeat(self._database, trial._trial_id) as self._lost,
+                self._database.buffering(trial._trial_id, trials),
+            ):
+                state, values = self._outcome(trial, trials)
+                study.tell(trial, values, state=state)
         except kept.TAKEN_ERRORS:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True
@@ -258,18 +262,19 @@ class Search:
             kept.put_back(self._database, study, trial.number)
             raise
         finally:
-            self._heart = None
+            self._lost = None
             self._database.forget(trial._trial_id)
         self.finished_here += state in FINISHED
         return state != TrialState.FAIL or self._is_surplus(trial.number, study.get_trials(deepcopy=False))
 
-    def _outcome(self, trial: optuna.Trial) -> tuple[TrialState, tuple[float, ...] | None]:
+    def _outcome(
+        self, trial: optuna.Trial, trials: Sequence[FrozenTrial]
+    ) -> tuple[TrialState, tuple[float, ...] | None]:
         """Run a trial and return how it ended; one configuration that cannot run must not end the search."""
-        trials = self._study.get_trials(deepcopy=False)  # anew: others may have begun the last ones with this one
         if self._is_surplus(trial.number, trials):
             return TrialState.FAIL, None
         try:
-            return TrialState.COMPLETE, self._objective(trial, trials)
+            return TrialState.COMPLETE, self._objective(trial)
         except optuna.TrialPruned:
             return TrialState.PRUNED, None
         except (StudyFailedError, StudyStoppedError, OSError, *kept.TAKEN_ERRORS, *kept.STORAGE_ERRORS):
@@ -281,20 +286,9 @@ class Search:
             return TrialState.FAIL, None
 
     def _step(self, step: RunStep) -> None:
-        if self._heart is not None:
-            self._heart.end_if_lost()
+        if self._lost is not None and self._lost.is_set():
+            raise kept.TrialTakenError("another process runs this trial now")
         self._watch.step(step)
-
-    def _tell(self, trial: optuna.Trial, state: TrialState, values: tuple[float, ...] | None = None) -> None:
-        """Store how a trial ended.
-
-        Raises:
-            TrialTakenError: When another process has it.
-        """
-        if not self._database.holds(trial._trial_id):
-            raise kept.TrialTakenError(f"another process has trial {trial.number}")
-        with self._database.remembering(trial._cached_frozen_trial):
-            self._study.tell(trial, values, state=state)
 
     def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""

@@ -20,8 +20,6 @@ def quiet_optuna() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # We send the heartbeats ourselves (storage.beating).
-            warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with")
             yield
     finally:
         optuna.logging.set_verbosity(before)
