@@ -22,14 +22,7 @@ _ON_REQUEST = "stopped on request; everything finished is saved, and the same st
 
 
 def end_if_asked(stop: Callable[[], bool] | None) -> None:
-    """End the study if somebody asks for it.
-
-    Args:
-        stop: Returns whether to end; None never does.
-
-    Raises:
-        StudyStoppedError: When it is to end.
-    """
+    """Raise `StudyStoppedError` if there is somebody to ask, and the answer is to end."""
     if stop is not None and stop():
         raise StudyStoppedError(_ON_REQUEST)
 
@@ -44,9 +37,7 @@ def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> Non
     Raises:
         OutOfTimeError: When there is not enough time.
     """
-    if deadline is None:
-        return
-    left = deadline - time.monotonic()
+    left = math.inf if deadline is None else deadline - time.monotonic()
     if left <= 0.0 or left < needed_seconds:
         raise OutOfTimeError("the time limit ended it; everything finished is saved", needed_seconds)
 
@@ -57,16 +48,15 @@ class StoppableExperimenter(ExperimenterWrapper):
     Args:
         inner: Who trains.
         stop: Asked at every step, from the thread that trains; None for nobody.
-        deadline: ``time.monotonic()`` at which the time is over; None for never.
-
-    Attributes:
-        deadline: May be set anew between two jobs, since the parts of a study end at different times.
+        deadline: ``time.monotonic()`` at which the time is over; None for never. May be set anew between two jobs,
+            since the parts of a study end at different times.
     """
 
     def __init__(
         self, inner: Experimenter, stop: Callable[[], bool] | None = None, deadline: float | None = None
     ) -> None:
         super().__init__(inner)
+        self._inner = inner
         self._stop = stop
         self.deadline = deadline
 
@@ -78,42 +68,25 @@ class StoppableExperimenter(ExperimenterWrapper):
             OutOfTimeError: When its time is over; says of a training run how long it would have taken.
         """
         self._end_if_over()
-        began = time.monotonic()
-        asked = _Asked(self._is_over, monitor.stop)
+        began, cut = time.monotonic(), False
+
+        def stop() -> bool:
+            nonlocal cut
+            late = self.deadline is not None and time.monotonic() >= self.deadline
+            cut = cut or late or (self._stop is not None and self._stop())
+            return cut or (monitor.stop is not None and monitor.stop())
+
         try:
-            outcome = self._inner.run(job, replace(monitor, stop=asked))
+            outcome = self._inner.run(job, replace(monitor, stop=stop))
         except StudyStoppedError:  # raised between two steps, in words that do not know why
             self._end_if_over()
             raise
-        if asked.is_cut:
+        if cut:
             share = outcome.steps / job.steps if isinstance(job, TrainJob) and isinstance(outcome, Trained) else 0.0
-            self._end((time.monotonic() - began) / share if share > 0.0 else math.nan)
+            self._end_if_over((time.monotonic() - began) / share if share > 0.0 else math.nan)
+            raise StudyStoppedError(_ON_REQUEST)  # asked for a moment ago, and no longer
         return outcome
-
-    def _is_over(self) -> bool:
-        late = self.deadline is not None and time.monotonic() >= self.deadline
-        return late or (self._stop is not None and self._stop())
 
     def _end_if_over(self, needed_seconds: float = math.nan) -> None:
         end_if_asked(self._stop)
         end_if_over(self.deadline, needed_seconds)
-
-    def _end(self, needed_seconds: float) -> None:
-        self._end_if_over(needed_seconds)
-        raise StudyStoppedError(_ON_REQUEST)  # asked for a moment ago, and no longer
-
-
-class _Asked:
-    """Whether to end a job, for one of two reasons.
-
-    Attributes:
-        is_cut: Whether the study ended it.
-    """
-
-    def __init__(self, is_over: Callable[[], bool], stop: Callable[[], bool] | None) -> None:
-        self._is_over, self._stop = is_over, stop
-        self.is_cut = False
-
-    def __call__(self) -> bool:
-        self.is_cut = self.is_cut or self._is_over()
-        return self.is_cut or (self._stop is not None and self._stop())
