@@ -10,15 +10,9 @@ import typer
 
 from workbench.cli.output import JsonOption, print_json, say
 
-__all__ = ["register"]
+__all__ = ["schema", "validate"]
 
 FileArgument = typer.Argument(..., metavar="FILE", help="A boost_config.json.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(validate)
-    app.command()(schema)
 
 
 def validate(

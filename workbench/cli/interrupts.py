@@ -36,14 +36,7 @@ def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def saying_on_ctrl_c(sentence: str) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence.
-
-    Args:
-        sentence: What is saved, and which command continues.
-
-    Raises:
-        Interrupted: When Ctrl-C was pressed.
-    """
+    """Turn Ctrl-C into `Interrupted` with a sentence: what is saved, and which command continues."""
     try:
         yield
     except KeyboardInterrupt:

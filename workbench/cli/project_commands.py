@@ -7,24 +7,11 @@ from typing import Any
 
 import typer
 
-from workbench.cli.output import (
-    JsonOption,
-    only_result_on_stdout,
-    print_json,
-    print_table,
-    quoted,
-    say,
-)
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 
-__all__ = ["register"]
+__all__ = ["doctor", "init"]
 
 DirectoryArgument = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(init)
-    app.command()(doctor)
 
 
 def init(directory: Path = DirectoryArgument) -> None:

@@ -25,7 +25,7 @@ _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
 class MissingTemplatesError(RuntimeError):
-    """The package was installed without its notebooks and studies; nobody who runs it can help that."""
+    """The package was installed without its notebooks and studies, which whoever runs it cannot help."""
 
 
 def template_files() -> Iterator[tuple[Path, Path]]:
@@ -38,10 +38,10 @@ def template_files() -> Iterator[tuple[Path, Path]]:
 
 
 def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], list[Path]]:
-    """Write the templates into a folder; what is already there is kept.
+    """Write the templates into a folder, made when missing; what is already there is kept.
 
     Args:
-        directory: Folder to write into; made when missing.
+        directory: Folder to write into.
         folder: Only those of this folder, ``"notebooks"`` or ``"studies"``; empty means all.
 
     Returns:

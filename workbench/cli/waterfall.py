@@ -16,7 +16,6 @@ Row = tuple[str, str, str, str]
 
 _WIDTH = 24  # characters from the smallest speed to the largest; 80 hold a whole row
 _FULL, _LIGHT = "█", "░"
-_FULL_ASCII, _LIGHT_ASCII = "#", "."
 
 
 def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None = None) -> list[Row]:
@@ -62,5 +61,5 @@ def _blocks() -> tuple[str, str]:
     try:
         f"{_FULL}{_LIGHT}".encode(sys.stdout.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
-        return _FULL_ASCII, _LIGHT_ASCII
+        return "#", "."
     return _FULL, _LIGHT
