@@ -21,8 +21,6 @@ from workbench.cli.output import (
 if TYPE_CHECKING:
     from workbench.bench import Answer, Finding
 
-__all__ = ["bench"]
-
 NamesArgument = typer.Argument(
     None, metavar="[NAME...]", help="Benchmarks, or `all`. Default: the quick ones.", show_default=False
 )

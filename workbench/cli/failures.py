@@ -28,8 +28,6 @@ import typer
 from workbench.core.files import DISK_FULL_CODES
 from workbench.core.rank_environment import is_first_rank
 
-__all__ = ["FAILED", "INTERRUPTED", "WRONG_INPUT", "Interrupted", "exit_code_of", "report", "sentence_of"]
-
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130

@@ -11,8 +11,6 @@ from types import FrameType
 from workbench.cli.failures import Interrupted
 from workbench.core.signals import handling_signals
 
-__all__ = ["saying_on_ctrl_c", "stop_on_ctrl_c"]
-
 
 @contextmanager
 def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:

@@ -20,8 +20,6 @@ from workbench.cli.output import say
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
-__all__ = ["address_of", "lab", "notebook_named"]
-
 _FOLDER = Path("notebooks")
 _SUFFIX = ".ipynb"
 _ANNOUNCEMENTS = "@jupyterlab/apputils-extension:announcements"

@@ -20,18 +20,6 @@ import typer
 
 from workbench.core.rank_environment import is_first_rank
 
-__all__ = [
-    "DeviceOption",
-    "JsonOption",
-    "StorageOption",
-    "only_result_on_stdout",
-    "plain",
-    "print_json",
-    "print_table",
-    "quoted",
-    "say",
-]
-
 _ENDLESS = 10_000  # characters; wider than any table
 _LAST_COLUMN_WIDTH = 24
 
@@ -52,8 +40,7 @@ def say(text: str) -> None:
 def only_result_on_stdout(active: bool) -> Iterator[None]:
     """Send to stderr whatever is printed to stdout while the block runs: by tasks, libraries and worker processes.
 
-    Args:
-        active: Whether to do it (``--json``); else nothing changes. A rank other than 0 always does.
+    With ``--json``, and on ranks other than 0; else nothing changes.
     """
     if not active and is_first_rank():
         yield

@@ -20,19 +20,12 @@ if TYPE_CHECKING:
 
     from workbench.study import TuneProgress
 
-__all__ = ["Bar", "clock", "progress_bar", "show_study"]
-
 _BAR_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 
 
 class Bar:
-    """Progress that is set to absolute positions.
-
-    Args:
-        total: Units in all.
-        text: What is being done.
-    """
+    """Progress that is set to absolute positions: so many units in all, of what is being done."""
 
     def __init__(self, total: float, text: str) -> None:
         self._done, self._total, self._text, self._note, self._eta = 0.0, total, text, "", math.nan
@@ -44,14 +37,10 @@ class Bar:
     def update(
         self, done: float, total: float | None = None, text: str = "", note: str = "", eta: float = math.nan
     ) -> None:
-        """Move on.
+        """Move on; total and text stay where they are not given.
 
-        Args:
-            done: Units done.
-            total: Units in all, when it changed.
-            text: What is being done, before the bar.
-            note: Current best or latest values, after the bar.
-            eta: Time left, seconds; NaN estimates it from the units done so far.
+        The note, current best or latest values, stands after the bar. An ``eta`` of NaN, seconds, is estimated from the
+        units done so far.
         """
         new_text = bool(text) and text != self._text
         self._done, self._note, self._eta = done, note, eta
@@ -91,19 +80,14 @@ class Bar:
                 task, description=f"{self._text} |", total=self._total, completed=self._done, state=state, refresh=True
             )
         elif not self._silent:
-            told = [f"{self._text}: {done} of {total}"]
-            told += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
-            print(", ".join([*told, *filter(None, [self._note])]), file=sys.stderr, flush=True)
+            words = [f"{self._text}: {done} of {total}"]
+            words += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
+            print(", ".join([*words, *filter(None, [self._note])]), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress_bar(total: float, text: str) -> Iterator[Bar]:
-    """Show progress while the block runs; when it fails, the bar makes room for the message.
-
-    Args:
-        total: Units in all.
-        text: What is being done.
-    """
+    """Show progress while the block runs; when it fails, the bar makes room for the message."""
     bar = Bar(total, text)
     try:
         yield bar

@@ -9,8 +9,6 @@ import typer
 
 from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 
-__all__ = ["doctor", "init"]
-
 DirectoryArgument = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")
 
 

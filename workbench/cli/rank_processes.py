@@ -20,8 +20,6 @@ from workbench.cli.command_start import for_ranks
 from workbench.cli.failures import FAILED
 from workbench.core.signals import handling_signals
 
-__all__ = ["run_as_ranks"]
-
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 30.0  # for the others to find out who failed and to say so
 
@@ -29,12 +27,7 @@ _GRACE_SECONDS = 30.0  # for the others to find out who failed and to say so
 def run_as_ranks(n_ranks: int, arguments: Sequence[str]) -> int:
     """Run ``workbench`` with these arguments in several processes that train together.
 
-    Args:
-        n_ranks: Processes, at least 2.
-        arguments: What stands after ``workbench``.
-
-    Returns:
-        Rank 0's exit code; 1 when it was killed.
+    Returns rank 0's exit code; 1 when it was killed.
     """
     from workbench.core.distributed import serve_store
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from workbench.training.run import RunProgress, RunResult
 
-__all__ = ["compare", "replay", "runs_app", "train"]
-
 TaskOption = typer.Option(
     ..., "--task", metavar="TASK", help="Built-in task, package.module:attribute or path/to/file.py:attribute."
 )

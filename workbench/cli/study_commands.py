@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from workbench.core.records import TrialRecord
     from workbench.study import RayEngine, StudyResult, TuneProgress
 
-__all__ = ["export", "status", "tune"]
-
 _SHOWN_TRIALS = 10
 
 

@@ -15,8 +15,6 @@ from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, 
 from workbench.cli.progress import clock, progress_bar, show_study
 from workbench.core.signals import handling_signals
 
-__all__ = ["worker"]
-
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine.")
 
 

@@ -19,20 +19,12 @@ from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
 from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_trials
 
-__all__ = ["SearchEnd", "device_hours", "dominated_area", "trials_without_gain"]
-
 _REPEATS_PER_TRIAL = 3
 _ATTRIBUTE = "search_ended"
 
 
 class SearchEnd:
-    """Says whether a search is over.
-
-    Args:
-        study: The study, with its sampler.
-        file: Its file.
-        n_trials: Finished trials of the whole study.
-    """
+    """Says whether a search, of a study with its sampler, is over."""
 
     def __init__(self, study: optuna.Study, file: StudyFile, n_trials: int) -> None:
         self._study = study

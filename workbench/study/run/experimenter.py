@@ -144,7 +144,7 @@ class TaskExperimenter:
         from workbench.core import distributed as ranks
         from workbench.training.run import RunProgress, run_task
 
-        def on_progress(progress: RunProgress) -> None:
+        def tell(progress: RunProgress) -> None:
             if monitor.on_step is not None:
                 monitor.on_step(RunStep(progress.step, progress.steps, progress.metric))
 
@@ -163,7 +163,7 @@ class TaskExperimenter:
             run_id=run_id or None,
             evaluate_every=job.evaluate_every,
             exponents_every=job.exponents_every,
-            on_progress=on_progress,
+            on_progress=tell,
             on_evaluation=monitor.on_evaluation,
             stop=monitor.stop,
         )

@@ -23,28 +23,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from workbench.config import BoostConfig
 
-__all__ = [
-    "UNMONITORED",
-    "Agreement",
-    "AgreementJob",
-    "FreezingLimitJob",
-    "FreezingLimitMeasured",
-    "Job",
-    "Monitor",
-    "Outcome",
-    "OutcomeT",
-    "PolicyOutcome",
-    "ReplayJob",
-    "Replayed",
-    "RunStep",
-    "Side",
-    "SpeedJob",
-    "SpeedMeasured",
-    "TrainJob",
-    "Trained",
-    "plain",
-]
-
 _KEPT_LATER = ("baseline_ms", "cold_ms")
 
 Side = tuple[BoostConfig, str]

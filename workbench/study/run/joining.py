@@ -24,8 +24,6 @@ from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import FINISHED, counted_trials
 
-__all__ = ["WorkerResult", "join_study"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:

@@ -31,19 +31,6 @@ from workbench.study.run.stopping import end_if_over
 from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
 from workbench.study.store.study_storage import StudyStorage
 
-__all__ = [
-    "Baseline",
-    "Objective",
-    "Prospect",
-    "Score",
-    "baseline_trial",
-    "deficit_at_equal_time",
-    "metric_deficit",
-    "prospect",
-    "score",
-    "steps_to_target",
-]
-
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
 
@@ -162,15 +149,9 @@ def prospect(
     objective: str,
     warm_up_steps: int = 0,
 ) -> Prospect:
-    """Say what a run can still get, from its evaluations so far.
+    """Say what a run can still get, from its evaluations so far, of which there is one at least.
 
-    Args:
-        curve: The run's, with one evaluation at least.
-        ratio: Its relative step time; the lower end of its interval, so that noise ends no run.
-        baseline: O0's run.
-        allowed: Allowed drop.
-        objective: ``"time_to_target"`` or ``"speed"``.
-        warm_up_steps: Micro-batches of O0 before the run.
+    ``ratio`` is the lower end of its relative step time, so that noise ends no run.
     """
     if objective == "speed":
         return Prospect(ratio, reached=False)
@@ -186,18 +167,10 @@ def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
 
 
 class Objective:
-    """Run one trial.
+    """Run one trial, which is buffered in the study's database; of the allowed drops, the target's is scored at.
 
-    Args:
-        file: The study.
-        database: Its database; the trial that runs is buffered there.
-        study: The Optuna study.
-        experimenter: Who trains.
-        allowed_drops: Allowed drop per export; trials are scored at that of the study's target.
-        warm_ups: Weight snapshots for plans that need them.
-        deadline: ``time.monotonic()`` by which a trial has to end; None for none. Who trains ends it then; no training
-            is begun here that would take longer. May be set anew between two trials.
-        on_step: Told while a trial trains.
+    ``deadline`` is ``time.monotonic()`` by which a trial has to end, None for none: who trains ends it then, and no
+    training is begun here that would take longer. It may be changed between two trials.
     """
 
     def __init__(

@@ -20,8 +20,6 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Pending
 
 from workbench.core.credentials import hide_passwords
 
-__all__ = ["STORAGE_ERRORS", "Patience", "may_pass", "reason_of"]
-
 STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
 """What Optuna and the database driver raise when the database cannot be used."""
 
@@ -84,7 +82,7 @@ class Patience:
         It must be harmless to repeat, since an answer that was lost looks like a failure. After the longest wait, or
         where a failure does not pass, one of `STORAGE_ERRORS` is raised.
         """
-        began, wait, told = time.monotonic(), _FIRST_WAIT_SECONDS, False
+        began, wait, noted = time.monotonic(), _FIRST_WAIT_SECONDS, False
         while True:
             try:
                 result = request()
@@ -95,14 +93,14 @@ class Patience:
                 left = self._seconds - (time.monotonic() - began)
                 if self._suspended or left <= 0.0:
                     raise
-                if not told:
-                    told = True
+                if not noted:
+                    noted = True
                     why = f"the study's database does not answer ({reason_of(error)})"
                     _log.warning("%s; trying again for up to %.0f s", why, self._seconds)
                 self._sleep(min(wait * random.uniform(0.5, 1.0), left))
                 wait = min(2.0 * wait, _LONGEST_WAIT_SECONDS)
                 continue
-            if told:
+            if noted:
                 _log.warning("the study's database answers again after %.0f s", time.monotonic() - began)
             return result
 

@@ -19,8 +19,6 @@ from workbench.study.run.job import RunStep
 from workbench.study.set_up.standing import standing_now
 from workbench.study.store.stored_records import records_of, trials_of
 
-__all__ = ["StudyWatch", "TuneProgress"]
-
 _DECIDING = frozenset({"confirm", "export"})
 """Phases in which the search's leader is no news any more: they decide what is exported."""
 
@@ -50,16 +48,7 @@ class TuneProgress:
 
 
 class StudyWatch:
-    """Turn what happens into `TuneProgress`.
-
-    Args:
-        study: The study.
-        file: Its file.
-        n_trials: Finished trials of the whole study.
-        confirm_seeds: Seeds of the confirmation; None follows the file.
-        on_progress: Called with it; None for nobody.
-        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
-    """
+    """Turn what happens into `TuneProgress`; ``confirm_seeds`` of None follows the file, and no deadline is None."""
 
     def __init__(
         self,

@@ -14,8 +14,6 @@ from workbench.study.errors import StudyError
 from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT
 from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
-__all__ = ["LeadingExperimenter", "follow", "run_together"]
-
 
 @dataclass(frozen=True, slots=True)
 class _End:

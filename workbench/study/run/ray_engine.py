@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
@@ -41,8 +41,6 @@ from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 
-__all__ = ["LostTrialError", "RayCrew", "RayEngine"]
-
 _WAIT_VARIABLE = "WORKBENCH_RAY_WAIT"
 _WAIT_SECONDS = 30.0
 _MOST_LOSSES = 3
@@ -52,6 +50,9 @@ _TELL_SECONDS = 5.0
 _CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 10.0
 _MEETING_SECONDS = 300.0
+
+
+_R = TypeVar("_R")
 
 
 class LostTrialError(RuntimeError):
@@ -192,16 +193,18 @@ class Slot:
 
     def close(self) -> None:
         """End the workers and give the room back."""
-        for worker in self._workers:
-            with contextlib.suppress(Exception):  # the cluster may be gone
-                self._ray.kill(worker)
-        self._workers: list[Any] = []
-        with contextlib.suppress(Exception):
+        self._kill()
+        with contextlib.suppress(Exception):  # the cluster may be gone
             self._leave()
 
     def _start(self) -> None:
         self._workers = [actor.remote(*self._arguments) for actor in self._actors]
         self._met = self._ranks == 1
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(Exception):
+                self._ray.kill(worker)
 
     def _meet(self) -> None:
         if not self._met:
@@ -213,7 +216,8 @@ class Slot:
                 raise _LostWorkerError(f"the ranks have not met within {_MEETING_SECONDS:g} seconds") from None
             self._met = True
 
-    def _call(self, ask: Callable[[], Any]) -> Any:
+    def _call(self, ask: Callable[[], _R]) -> _R:
+        """Ask the workers; when one is lost, begin again with others and say so."""
         errors = self._ray.exceptions
         lost = (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)
         try:
@@ -229,9 +233,7 @@ class Slot:
             reason = str(cause)
         # Not Ray's max_restarts: calls to an actor that is being restarted fail at once, those to a new one wait; and
         # ranks come back together or not at all.
-        for worker in self._workers:
-            with contextlib.suppress(Exception):
-                self._ray.kill(worker)
+        self._kill()
         self._start()
         raise _LostWorkerError(" ".join(reason.split())[:300])
 
@@ -299,12 +301,7 @@ class RayCrew:
     ) -> None:
         """Run trials in all slots until the study has enough; with one slot there is nothing to do beside the driver.
 
-        Args:
-            database: The study's database, which only this process opens.
-            allowed: Allowed drop per export.
-            n_trials: Finished trials of the whole study.
-            deadline: ``time.monotonic()`` after which no trial is begun; None for none.
-            on_poll: Called now and then; may raise to end the search.
+        ``on_poll`` is called now and then; it may raise to end the search.
 
         Raises:
             StudyFailedError: When trials keep failing.

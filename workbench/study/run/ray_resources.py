@@ -15,8 +15,6 @@ from typing import Any
 
 from workbench.study.errors import StudyError
 
-__all__ = ["TrialResources", "parse_resources"]
-
 _ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
 _NAMES = ("CPU", "memory", *_ACCELERATORS)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]*")
@@ -41,7 +39,7 @@ class TrialResources:
         return options | ({"resources": rest} if rest else {})
 
     def room(self, node: Mapping[str, float]) -> int:
-        """Return how many such processes one node, told by its resources, has room for.
+        """Return how many such processes fit on a node with these resources.
 
         Example:
             >>> parse_resources("GPU=0.5").room({"CPU": 8.0, "GPU": 2.0})

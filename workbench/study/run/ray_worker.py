@@ -31,17 +31,6 @@ from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained
 from workbench.study.run.rank_experimenter import run_together
 from workbench.study.run.runner import Experimenter
 
-__all__ = [
-    "Evaluated",
-    "RayWorker",
-    "TaskFacts",
-    "marked",
-    "pack_run",
-    "python_files",
-    "study_folder_here",
-    "unpack_run",
-]
-
 _STEP_SECONDS = 0.5
 _MARKER = ".ray-driver"
 _LARGEST_RUN_BYTES = 64 * 1024**2

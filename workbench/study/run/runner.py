@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from workbench.config import NetworkFacts
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT
 
-__all__ = ["Experimenter", "ExperimenterWrapper", "JobRunner", "KnownTask"]
-
 
 class JobRunner(Protocol):
     """Runs jobs."""

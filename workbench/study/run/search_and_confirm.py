@@ -60,8 +60,6 @@ from workbench.study.store.write_ahead import writing_ahead
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["tune"]
-
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
 """At least so many seconds, and at most such a share of the time limit, are kept for writing the answer."""
@@ -91,7 +89,7 @@ def tune(
         trials: Finished trials of the whole study; None follows the file.
         timeout: Seconds this command may take, the answer's files included; None follows the file. What runs when they
             are over ends at its next step, and the next command runs it again.
-        fresh: Archive what the study has produced and begin anew.
+        fresh: Archive what the study has produced and start over.
         confirm_seeds: Paired seeds of the confirmation, at least 2; None follows the file.
         require_confirmed: Export confirmed candidates only.
         jobs: Processes that search at the same time.
@@ -319,11 +317,11 @@ def _measures_later(file: StudyFile) -> bool:
 
 
 def _too_short(limit: float, needed: float) -> str:
-    told = f"the time limit of {limit:g} s is too short for O0 itself"
+    too_short = f"the time limit of {limit:g} s is too short for O0 itself"
     if math.isnan(needed):
-        return f"{told}, which had not taken a step by then; give the command more time"
+        return f"{too_short}, which had not taken a step by then; give the command more time"
     at_least = math.ceil(needed / (1.0 - _WRITING_SHARE))
-    return f"{told}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
+    return f"{too_short}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
 
 
 def _check_arguments(

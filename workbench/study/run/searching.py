@@ -36,8 +36,6 @@ from workbench.study.store.stored_records import FINISHED, counted_among
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Search", "search"]
-
 _FAILURES_IN_A_ROW = 3
 _POLL_SECONDS = 0.25
 

@@ -1,6 +1,6 @@
 """End a study before it is done: because somebody asks for it, or because its time is over.
 
-Ctrl-C reaches the main thread only, and a time limit nobody. So a study asks before each thing it does and, inside a
+Ctrl-C reaches the main thread only, and a time limit none. So a study asks before each thing it does and, inside a
 run, at every step; what it was doing then is put back as Ctrl-C would, and the same command continues from there. A
 step or an evaluation that has begun is finished, and a run that got to its end meanwhile is kept.
 """
@@ -16,8 +16,6 @@ from workbench.study.errors import OutOfTimeError, StudyStoppedError
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, Trained, TrainJob
 from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
-__all__ = ["StoppableExperimenter", "end_if_asked", "end_if_over"]
-
 _ON_REQUEST = "stopped on request; everything finished is saved, and the same study can go on"
 
 
@@ -28,14 +26,9 @@ def end_if_asked(stop: Callable[[], bool] | None) -> None:
 
 
 def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> None:
-    """End what the study is doing if its time is over, or will be before that is done.
+    """Raise `OutOfTimeError` if the time of the study, by ``time.monotonic()``, is over or will be before this is done.
 
-    Args:
-        deadline: ``time.monotonic()`` at which it is over; None for never.
-        needed_seconds: How long that takes; NaN when it is not known.
-
-    Raises:
-        OutOfTimeError: When there is not enough time.
+    How long it takes is NaN where that is not known.
     """
     left = math.inf if deadline is None else deadline - time.monotonic()
     if left <= 0.0 or left < needed_seconds:
@@ -45,11 +38,8 @@ def end_if_over(deadline: float | None, needed_seconds: float = math.nan) -> Non
 class StoppableExperimenter(ExperimenterWrapper):
     """An experimenter that ends the study when asked or when its time is over: between two jobs and within one step.
 
-    Args:
-        inner: Who trains.
-        stop: Asked at every step, from the thread that trains; None for nobody.
-        deadline: ``time.monotonic()`` at which the time is over; None for never. May be set anew between two jobs,
-            since the parts of a study end at different times.
+    ``stop`` is asked at every step, from the thread that trains. The deadline, by ``time.monotonic()``, may be changed
+    between two jobs, since the parts of a study end at different times.
     """
 
     def __init__(

@@ -25,8 +25,6 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Monitor, RunStep, TrainJob
 from workbench.study.run.runner import JobRunner
 
-__all__ = ["NO_WARM_UP", "WarmUp", "WarmUpError", "WarmUps", "find_warm_up"]
-
 
 class WarmUpError(ValueError):
     """O0 did not train as far as its snapshots; the message is one sentence."""

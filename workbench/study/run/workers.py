@@ -39,8 +39,6 @@ from workbench.study.run.searching import search
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["core_share", "run_workers", "take_device"]
-
 _log = logging.getLogger("workbench")
 
 _POLL_SECONDS = 0.25
@@ -48,12 +46,12 @@ _SECONDS_TO_END = 15.0
 _DEATHS_PER_WORKER = 20
 _MINUTES_OF_DEATHS = 10
 _HAS_SAID_WHY = 3
-"""Exit code of a worker whose error is told by the process that started it."""
+"""Exit code of a worker that has sent its error to the process that started it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a worker process is told; sent to it through a pipe, so that no password stands in a list of processes."""
+    """What a worker process has to know; it goes through a pipe, so that no password stands in a list of processes."""
 
     directory: Path
     url: str
@@ -75,16 +73,10 @@ def run_workers(
     make_experimenter: MakeExperimenter | None,
     on_poll: Callable[[], None],
 ) -> None:
-    """Let ``jobs`` processes run the trials of a study whose O0 is done.
+    """Let ``jobs`` processes run the trials of a study whose O0 is done, until the study has enough.
 
-    Args:
-        directory: Folder of the study.
-        url: Optuna storage URL.
-        jobs: Number of processes.
-        n_trials: Finished trials of the whole study.
-        deadline: ``time.monotonic()`` at which running trials are put back; None for none.
-        make_experimenter: Who trains; a function at module level, or None.
-        on_poll: Called now and then while they work.
+    At the deadline, by ``time.monotonic()``, running trials are put back. ``on_poll`` is called now and then; it may
+    raise to end the search.
 
     Raises:
         StudyFailedError: When a worker ended with an error, or one died after the other.
@@ -222,14 +214,8 @@ def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
 def take_device(index: int, n_workers: int, device: str, *, trains: bool = True) -> torch.device | None:
     """Take a worker's accelerator, or pin it to its share of the cores; call it before torch is imported.
 
-    Args:
-        index: Number of this worker on this machine, from 0.
-        n_workers: How many there are.
-        device: Device the study names.
-        trains: Whether torch will train here; a stand-in for training needs none.
-
-    Returns:
-        The device to train on; None leaves it to the study.
+    Returns the device to train on; None leaves it to the study, which names ``device``. A stand-in for training does
+    not train, and needs no torch.
     """
     everything = os.sched_getaffinity(0) if device in {"auto", "cpu"} and hasattr(os, "sched_setaffinity") else set()
     share = core_share(list(everything), index, n_workers) if everything else []

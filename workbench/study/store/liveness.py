@@ -31,8 +31,6 @@ from workbench.study.run.patience import STORAGE_ERRORS
 if TYPE_CHECKING:
     from workbench.study.store.study_storage import RunningTrial, StudyStorage
 
-__all__ = ["StaleTrials", "heartbeat", "new_mark"]
-
 _HEARTBEATS_PER_GRACE = 6
 """How often a process sends a heartbeat within the time it may be silent."""
 
@@ -91,13 +89,7 @@ def heartbeat(storage: StudyStorage, trial_id: int) -> Iterator[threading.Event]
 
 
 class StaleTrials:
-    """Watch the running trials of a study, and let those of processes that are gone wait again.
-
-    Args:
-        database: Opened database.
-        study: The study.
-        clock: Seconds that only grow; for tests.
-    """
+    """Watch the running trials of a study, and let those of processes that are gone wait again."""
 
     def __init__(
         self, database: StudyStorage, study: optuna.Study, clock: Callable[[], float] = time.monotonic

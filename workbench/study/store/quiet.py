@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 import optuna
 
-__all__ = ["quiet_optuna"]
-
 
 @contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
 
-Trials are scored anew from their measurements, at the drop that the study's target allows: records of one study always
+Trials are scored again from their measurements, at the drop that the study's target allows: records of one study always
 compare, whatever a trial was scored at when it ran. The repeat of an equal plan is no trial and has no record.
 """
 
@@ -18,19 +18,6 @@ from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.errors import StudyChangedError, StudyFailedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain
 from workbench.study.run.objective import Baseline, baseline_trial, metric_deficit, score
-
-__all__ = [
-    "FINISHED",
-    "allowed_drop_of",
-    "baseline_record",
-    "candidates_of",
-    "counted_among",
-    "counted_trials",
-    "keep_candidates",
-    "records_of",
-    "refuse_other_targets",
-    "trials_of",
-]
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of a trial that has run to an end."""

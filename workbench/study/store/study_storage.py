@@ -45,8 +45,6 @@ from workbench.study.store.liveness import new_mark
 from workbench.study.store.trial_tables import HEARTBEATS, STUDIES, TRIALS, USER_ATTRIBUTES
 from workbench.study.store.write_ahead import follow_journal_mode
 
-__all__ = ["TAKEN_ERRORS", "RunningTrial", "StudyStorage", "TrialTakenError", "was_given_up"]
-
 _MARK, _DEATHS, _BASELINE = "process", "worker_deaths", "baseline"  # user attributes
 _MOST_DEATHS = 3
 _UNFINISHED = (TrialState.RUNNING, TrialState.WAITING)
@@ -209,7 +207,7 @@ class StudyStorage(BaseStorage):
         if wanted is None:
             mark, began = self._new_mark(), datetime.datetime.now()
             wanted, claim = create_trial(state=TrialState.RUNNING, user_attrs={_MARK: mark}), mark["claim"]
-        row = {"study_id": study_id, "state": wanted.state}
+        row: dict[str, Any] = {"study_id": study_id, "state": wanted.state}
         row["datetime_start"] = tables.utc(began or wanted.datetime_start)
         row["datetime_complete"] = tables.utc(wanted.datetime_complete)
 
@@ -219,7 +217,8 @@ class StudyStorage(BaseStorage):
             there = _twin(connection, study_id, wanted)
             if there is not None:
                 return there
-            trial_id = int(connection.execute(insert(TRIALS), row).inserted_primary_key[0])
+            key: Any = connection.execute(insert(TRIALS), row).inserted_primary_key
+            trial_id = int(key[0])
             earlier = select(func.count()).where(TRIALS.c.study_id == study_id, TRIALS.c.trial_id < trial_id)
             _set(connection, trial_id, number=connection.execute(earlier).scalar_one())
             tables.write_rows(connection, trial_id, tables.rows_of(wanted))
@@ -246,12 +245,12 @@ class StudyStorage(BaseStorage):
         rows = _rows(buffer) | {"values": [tables.value_row(at, value) for at, value in enumerate(values or ())]}
 
         def finish(connection: Connection) -> None:
-            stands = self._lock(connection, trial_id)
-            if stands.mine and stands.state == state:
+            stored, start, mine = self._lock(connection, trial_id)
+            if mine and stored == state:
                 return  # an earlier request got through and its answer did not
-            self.check_trial_is_updatable(trial_id, stands.state)
+            self.check_trial_is_updatable(trial_id, stored)
             tables.write_rows(connection, trial_id, rows)
-            _set(connection, trial_id, state=state, datetime_complete=self._end_of(trial_id, stands.datetime_start))
+            _set(connection, trial_id, state=state, datetime_complete=self._end_of(trial_id, start))
 
         self._request(finish)
         if buffer is not None:
@@ -407,7 +406,7 @@ class StudyStorage(BaseStorage):
 
     def _write(self, trial_id: int, rows: tables.Rows) -> None:
         def write(connection: Connection) -> None:
-            self.check_trial_is_updatable(trial_id, self._lock(connection, trial_id).state)
+            self.check_trial_is_updatable(trial_id, self._lock(connection, trial_id)[0])
             tables.write_rows(connection, trial_id, rows)
 
         self._request(write)
@@ -436,8 +435,8 @@ class StudyStorage(BaseStorage):
         with self.engine.begin() as connection:
             yield connection
 
-    def _lock(self, connection: Connection, trial_id: int) -> _Stands:
-        """Lock a trial if it is unfinished, and return how it stands.
+    def _lock(self, connection: Connection, trial_id: int) -> tuple[TrialState, datetime.datetime | None, bool]:
+        """Lock a trial if it is unfinished; return its state, its start, and whether it is ours or has no mark.
 
         Raises:
             TrialTakenError: When another process runs it.
@@ -452,7 +451,7 @@ class StudyStorage(BaseStorage):
         mine = row.value_json is None or json.loads(row.value_json).get("claim") in self._live
         if not mine and row.state == TrialState.RUNNING:
             raise TrialTakenError(f"another process runs trial {row.number} now")
-        return _Stands(row.state, row.datetime_start, mine)
+        return row.state, row.datetime_start, mine
 
     def _new_mark(self) -> dict[str, Any]:
         mark = new_mark(self.role, self.grace_seconds)
@@ -465,15 +464,6 @@ class StudyStorage(BaseStorage):
         if began is None or start is None:
             return tables.utc(datetime.datetime.now())
         return start + datetime.timedelta(seconds=time.monotonic() - began)
-
-
-@dataclass(frozen=True, slots=True)
-class _Stands:
-    """How a trial stands in the database, and whether this process runs it or it has no mark."""
-
-    state: TrialState
-    datetime_start: datetime.datetime | None
-    mine: bool
 
 
 def was_given_up(trial: FrozenTrial) -> bool:
@@ -502,14 +492,12 @@ def _running(connection: Connection, where: Any) -> list[RunningTrial]:
 
 def _twin(connection: Connection, study_id: int, wanted: FrozenTrial) -> int | None:
     """Return the trial that a request would create a second time: begun under the same mark, or O0."""
-    key, states = (_MARK, (TrialState.RUNNING,)) if _MARK in wanted.user_attrs else (_BASELINE, _ALIVE)
+    key = _MARK if _MARK in wanted.user_attrs else _BASELINE
     if not wanted.user_attrs.get(key):
         return None
     same = (USER_ATTRIBUTES.c.key == key) & (USER_ATTRIBUTES.c.value_json == json.dumps(wanted.user_attrs[key]))
+    states = [TrialState.RUNNING] if key == _MARK else [*_UNFINISHED, TrialState.COMPLETE]
     alive = (TRIALS.c.study_id == study_id) & TRIALS.c.state.in_(states)
     found = connection.execute(select(TRIALS.c.trial_id).join(USER_ATTRIBUTES).where(alive, same).order_by("trial_id"))
     first: int | None = found.scalars().first()
     return first
-
-
-_ALIVE = (*_UNFINISHED, TrialState.COMPLETE)

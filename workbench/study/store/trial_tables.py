@@ -20,22 +20,6 @@ from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
-__all__ = [
-    "HEARTBEATS",
-    "STUDIES",
-    "TRIALS",
-    "USER_ATTRIBUTES",
-    "Rows",
-    "attribute_row",
-    "param_row",
-    "read_trials",
-    "report_row",
-    "rows_of",
-    "utc",
-    "value_row",
-    "write_rows",
-]
-
 STUDIES: Final[Any] = models.StudyModel.__table__
 TRIALS: Final[Any] = models.TrialModel.__table__
 USER_ATTRIBUTES: Final[Any] = models.TrialUserAttributeModel.__table__

@@ -16,8 +16,6 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
-__all__ = ["follow_journal_mode", "writing_ahead"]
-
 
 @contextlib.contextmanager
 def writing_ahead(engine: Engine) -> Iterator[None]:
