@@ -46,7 +46,7 @@ _WAIT_SECONDS = 30.0
 _MOST_LOSSES = 3
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 0.2
-_TELL_SECONDS = 5.0
+_NOTE_SECONDS = 5.0
 _CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 10.0
 _MEETING_SECONDS = 300.0
@@ -351,7 +351,7 @@ def _joined_cluster(address: str | None) -> Iterator[Any]:
     Without an address it is what Ray finds by its own rule (``RAY_ADDRESS``, a running cluster), or else a small one on
     this machine, for as long as the study runs.
     """
-    # Since Ray 2.5x a task without accelerators no longer hides them, and says so at every start unless told.
+    # Since Ray 2.5x a task without accelerators no longer hides them, and says so at every start unless asked not to.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # A cluster that Ray starts itself listens on localhost, as elsewhere than on Linux; one that is joined is as it is.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -364,7 +364,7 @@ def _joined_cluster(address: str | None) -> Iterator[Any]:
         return
     if address not in {None, "auto", "local"}:
         _check_address(str(address))
-    # Only a cluster that Ray starts itself may be told this.
+    # Only a cluster that Ray starts itself takes this.
     starts = address in {None, "local"} and not os.environ.get("RAY_ADDRESS")
     options = {"include_dashboard": False} if starts else {}
     try:
@@ -422,18 +422,18 @@ def _wait_for_room(
     if not 0.0 <= seconds < float("inf"):
         raise StudyError(f"{_WAIT_VARIABLE} must be a number of seconds, 0 or more, got {text!r}")
     needs = f"{resources}" if ranks == 1 else f"{ranks} x ({resources})"
-    began, told = time.monotonic(), False
+    began, noted = time.monotonic(), False
     while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
         end_if_waited_enough()
         waited = time.monotonic() - began
         if waited > seconds and _n_slots(ray, resources, ranks) < 1:
             raise StudyError(
-                f"a trial needs {needs}, and no node of the Ray cluster has that ({_told_nodes(ray)}); ask for less "
+                f"a trial needs {needs}, and no node of the Ray cluster has that ({_node_summary(ray)}); ask for less "
                 f"with --resources-per-trial, add nodes, or set {_WAIT_VARIABLE} to the seconds that adding them takes"
             )
-        if not told and waited > _TELL_SECONDS:
-            told = True
-            note = f"note: waiting for room in the Ray cluster: a trial needs {needs}; there is {_told_nodes(ray)}"
+        if not noted and waited > _NOTE_SECONDS:
+            noted = True
+            note = f"note: waiting for room in the Ray cluster: a trial needs {needs}; there is {_node_summary(ray)}"
             print(note, file=sys.stderr, flush=True)
 
 
@@ -441,7 +441,7 @@ def _nodes(ray: Any) -> list[dict[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _told_nodes(ray: Any) -> str:
+def _node_summary(ray: Any) -> str:
     nodes, total = _nodes(ray), dict[str, float]()
     for name, amount in itertools.chain.from_iterable(node.items() for node in nodes):
         if not name.startswith(("node:", "object_store_memory", "memory", "accelerator_type:")):

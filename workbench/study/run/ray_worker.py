@@ -1,7 +1,7 @@
 """What runs on a node of a Ray cluster: one process of a trial, and the study's folder as that node sees it.
 
 Usually all machines share the folder, and a worker writes runs where the driver reads them. A marker in it tells: the
-driver writes a word there that nobody else knows, and a worker that finds it is at the same place. A worker that does
+driver writes a word there that no other process knows, and a worker that finds it is at the same place. A worker that does
 not gets a folder of its own with the study's Python files, and sends each recorded run back with its result.
 """
 
@@ -153,12 +153,12 @@ class RayWorker:
         self, number: int, job: Job[Any], news: queue.SimpleQueue[Any] | None, evaluates: bool
     ) -> tuple[Any, bytes]:
         self._check_snapshots(job)
-        told_at = -_STEP_SECONDS
+        sent_at = -_STEP_SECONDS
 
         def on_step(step: RunStep) -> None:
-            nonlocal told_at
-            if news is not None and time.monotonic() - told_at >= _STEP_SECONDS:
-                told_at = time.monotonic()
+            nonlocal sent_at
+            if news is not None and time.monotonic() - sent_at >= _STEP_SECONDS:
+                sent_at = time.monotonic()
                 news.put(step)
 
         def on_evaluation(step: int, metric: float) -> bool:
