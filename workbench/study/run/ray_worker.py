@@ -1,8 +1,8 @@
 """What runs on a node of a Ray cluster: one process of a trial, and the study's folder as that node sees it.
 
 Usually all machines share the folder, and a worker writes runs where the driver reads them. A marker in it tells: the
-driver writes a word there that no other process knows, and a worker that finds it is at the same place. A worker that does
-not gets a folder of its own with the study's Python files, and sends each recorded run back with its result.
+driver writes a secret word there, and a worker that finds it is at the same place. A worker that does not gets a folder
+of its own with the study's Python files, and sends each recorded run back with its result.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ __all__ = [
     "StudyStorage",
     "TrialTakenError",
     "archive_study",
-    "changed_values",
     "default_storage",
     "find_study",
     "heartbeat",
@@ -233,12 +232,6 @@ def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
     return file.on_network(None if stored is None else NetworkFacts.from_dict(stored))
 
 
-def changed_values(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return path -> (stored value, value now) of everything that differs; a missing value is None."""
-    before, after = _leaves(stored), _leaves(now)
-    return {path: (before.get(path), after.get(path)) for path in before | after if before.get(path) != after.get(path)}
-
-
 def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in content.items():
@@ -247,7 +240,8 @@ def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changes = changed_values(asked(stored), json.loads(json.dumps(plain(now))))
+    before, after = _leaves(asked(stored)), _leaves(json.loads(json.dumps(plain(now))))
+    changes = {key: (before.get(key), after.get(key)) for key in before | after if before.get(key) != after.get(key)}
     if changes:
         shown = "; ".join(f"`{path}` was {_shown(old)}, is {_shown(new)}" for path, (old, new) in changes.items())
         raise StudyChangedError(
