@@ -9,14 +9,8 @@ import pytest
 
 from tests.kit.fake_runner import make_fake, write_study
 from workbench.study import RayEngine, StudyError, tune
-from workbench.study.run.ray_folders import (
-    marked,
-    pack_run,
-    python_files,
-    study_folder_here,
-    unpack_run,
-)
 from workbench.study.run.ray_resources import parse_resources
+from workbench.study.run.ray_worker import marked, pack_run, python_files, study_folder_here, unpack_run
 
 
 @pytest.mark.parametrize(

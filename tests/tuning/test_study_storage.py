@@ -9,15 +9,15 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
 
 from tests.kit.fake_runner import FakeRunner, write_study
 from workbench.study.ask.study_file import read_study
 from workbench.study.run.patience import Patience
-from workbench.study.store.stale_trials import StaleTrials
-from workbench.study.store.storage import TAKEN_ERRORS, default_storage, open_study
-from workbench.study.store.study_storage import StudyStorage, TrialTakenError, was_given_up
+from workbench.study.store.liveness import StaleTrials
+from workbench.study.store.storage import default_storage, open_study
+from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 
 
 class Forgetful(StudyStorage):
@@ -26,9 +26,9 @@ class Forgetful(StudyStorage):
     losses = 0
 
     @contextmanager
-    def _transaction(self) -> Iterator[Session]:
-        with super()._transaction() as session:
-            yield session
+    def _transaction(self) -> Iterator[Connection]:
+        with super()._transaction() as connection:
+            yield connection
         if self.losses > 0:
             self.losses -= 1
             raise OperationalError("", None, Exception("server closed the connection unexpectedly"))
@@ -71,7 +71,7 @@ def loaded(study: optuna.Study, database: StudyStorage) -> optuna.Study:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let new marks be those of a process on another machine."""
-    monkeypatch.setattr("workbench.study.store.process_mark.machine", lambda: "another")
+    monkeypatch.setattr("workbench.study.store.liveness.machine", lambda: "another")
     monkeypatch.setattr("socket.gethostname", lambda: "another")
 
 
@@ -113,24 +113,27 @@ def test_who_was_believed_dead_does_not_write_beside_its_successor(
     assert there.put_back(seen, died=True)
     successor = loaded(study, there).ask()
     assert successor.number == trial.number
-    assert not here.holds(trial._trial_id)
     assert not here.beat(trial._trial_id)
     with pytest.raises(TrialTakenError, match="another process runs trial 0 now"):
         study.tell(trial, 1.0)
+    with pytest.raises(TrialTakenError), here.buffering(trial._trial_id):
+        trial.set_user_attr("speed", 0.5)
     loaded(study, there).tell(successor, 2.0)
     with pytest.raises((ValueError, *TAKEN_ERRORS)):
         study.tell(trial, 1.0)
-    assert [one.values for one in study.get_trials()] == [[2.0]]
+    assert [(one.values, "speed" in one.user_attrs) for one in study.get_trials()] == [([2.0], False)]
 
 
 def test_a_finished_run_counts_although_its_trial_was_put_back(
     study: optuna.Study, here: Forgetful, there: Forgetful
 ) -> None:
     trial = study.ask()
-    assert there.put_back(there.running(study._study_id)[0], died=True)
-    assert here.holds(trial._trial_id)  # nobody has begun it yet
-    study.tell(trial, 1.0)
-    assert loaded(study, there).get_trials()[0].values == [1.0]
+    with here.buffering(trial._trial_id):
+        assert there.put_back(there.running(study._study_id)[0], died=True)
+        trial.set_user_attr("speed", 0.5)
+        study.tell(trial, 1.0)  # nobody has begun it yet
+    (stored,) = loaded(study, there).get_trials()
+    assert (stored.state, stored.values, stored.user_attrs["speed"]) == (TrialState.COMPLETE, [1.0], 0.5)
 
 
 def test_two_who_saw_the_same_put_it_back_once(study: optuna.Study, here: Forgetful, there: Forgetful) -> None:
@@ -200,7 +203,7 @@ def test_a_process_that_is_gone_here_is_noticed_at_once(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("os.getpid", lambda: 2**22 + 1)  # larger than any process number
-        patch.setattr("workbench.study.store.process_mark.start_ticks", lambda pid: 1)
+        patch.setattr("workbench.study.store.liveness.start_ticks", lambda pid: 1)
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == [0]
 
@@ -221,7 +224,7 @@ def test_a_trial_from_before_the_machine_was_started_again_is_nobodys_where_nobo
     study: optuna.Study, here: Forgetful, there: Forgetful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.study.store.process_mark.machine", lambda: "the boot before")
+        patch.setattr("workbench.study.store.liveness.machine", lambda: "the boot before")
         loaded(study, there).ask()
     assert StaleTrials(here, study).put_back() == []
     assert StaleTrials(here, study).put_back(alone=True) == [0]
@@ -237,14 +240,19 @@ def test_ctrl_c_during_an_outage_waits_for_nothing(study: optuna.Study, here: Fo
     assert study.get_trials()[0].state == TrialState.RUNNING  # found abandoned later
 
 
-def test_one_look_reads_a_study_once_and_the_next_reads_it_again(here: Forgetful, directory: Path) -> None:
-    study = open_study(here, read_study(directory), FakeRunner(directory))
-    with here.one_look():
-        before = study.get_trials(deepcopy=False)
-        other = study.ask()
-        assert [one.number for one in study.get_trials(deepcopy=False)] == [one.number for one in before]
-    assert other.number in [one.number for one in study.get_trials(deepcopy=False)]
-    study.tell(other, state=TrialState.FAIL)
+def test_a_study_is_read_again_where_it_is_new_or_has_not_finished(
+    study: optuna.Study, here: Forgetful, there: Forgetful
+) -> None:
+    theirs = loaded(study, there)
+    study.tell(study.ask(), 1.0)
+    begun = study.ask()
+    assert [one.state for one in theirs.get_trials()] == [TrialState.COMPLETE, TrialState.RUNNING]
+    study.tell(begun, 2.0)
+    study.ask()
+    first = theirs.get_trials(deepcopy=False)[0]
+    seen = theirs.get_trials(deepcopy=False)
+    assert [one.values for one in seen] == [[1.0], [2.0], None]
+    assert seen[0] is first, "what had finished is not read again"
 
 
 def test_a_study_and_a_trial_that_are_not_there_are_key_errors(here: Forgetful) -> None:
@@ -254,14 +262,13 @@ def test_a_study_and_a_trial_that_are_not_there_are_key_errors(here: Forgetful) 
         here.get_trial(10**6)
 
 
-def test_trials_are_read_as_optuna_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.study.store.stored_trials._AT_ONCE", 5)
+def test_trials_are_read_as_optuna_reads_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'all.db'}"
     ours = StudyStorage(url, patience=Patience(60.0))
     study = optuna.create_study(storage=url, study_name="all", directions=["minimize", "maximize"])
     floats = optuna.distributions.FloatDistribution(1e-5, 1.0, log=True)
     kinds = optuna.distributions.CategoricalDistribution(["a", None, True])
-    for number in range(13):  # more than one query reads
+    for number in range(13):
         state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL, TrialState.WAITING)[number % 4]
         study.add_trial(
             optuna.trial.create_trial(
@@ -279,10 +286,9 @@ def test_trials_are_read_as_optuna_reads_them(tmp_path: Path, monkeypatch: pytes
     expected = optunas.get_all_trials(study_id)
     assert repr(ours.get_all_trials(study_id)) == repr(expected)
     assert [trial._trial_id for trial in ours.get_all_trials(study_id)] == [trial._trial_id for trial in expected]
-    last = expected[-1]._trial_id
-    assert repr(ours._get_trials(study_id, None, {3, 5, last}, last - 2)) == repr(
-        optunas._get_trials(study_id, None, {3, 5, last}, last - 2)
-    )
+    again = ours.get_all_trials(study_id)
+    assert repr(again) == repr(expected)
+    assert repr(ours.get_trial(again[3]._trial_id)) == repr(expected[3])
     assert repr(ours.get_all_trials(study_id, states=(TrialState.WAITING,))) == repr(
         optunas.get_all_trials(study_id, states=(TrialState.WAITING,))
     )

@@ -88,6 +88,15 @@ def _message(trial: Any) -> str:
     return str(getattr(trial, "user_attrs", {}).get("message", ""))
 
 
+def test_the_sampler_learns_from_the_trials_before(tmp_path: Path) -> None:
+    directory = write_study(tmp_path / "s", STUDY.replace("[confirm]", "[confirm]\nenabled = false"))
+    tune(directory, make_experimenter=make_fake)
+    # Optuna's TPE leaves a mark where it has modelled; one that sees no finished trial draws at random for ever.
+    modelled = [any(key.startswith("tpe:") for key in one.system_attrs) for one in stored(directory)]
+    assert modelled == [number >= modelled.index(True) for number in range(len(modelled))]
+    assert modelled.index(True) <= 5
+
+
 def test_a_study_ends_with_two_valid_files_a_table_and_sentences(tmp_path: Path) -> None:
     directory = write_study(tmp_path / "s")
     progress: list[TuneProgress] = []

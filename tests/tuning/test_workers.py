@@ -18,7 +18,7 @@ from workbench.study import (
 )
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import UNMONITORED, Job, Monitor, TrainJob
-from workbench.study.run.worker_place import core_share, take_place
+from workbench.study.run.workers import core_share, take_device
 
 TEXT = STUDY.replace("n_trials = 10", "n_trials = 5").replace("[confirm]", "[confirm]\nenabled = false")
 
@@ -65,8 +65,8 @@ def test_a_worker_on_the_cpu_is_pinned_to_its_share(monkeypatch: pytest.MonkeyPa
     pinned: list[Any] = []
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, cores: pinned.append(list(cores)))
-    assert take_place(1, 2, "cpu", trains=False) is None
-    assert take_place(1, 2, "cuda:0", trains=False) is None  # what the study names is not second-guessed
+    assert take_device(1, 2, "cpu", trains=False) is None
+    assert take_device(1, 2, "cuda:0", trains=False) is None  # what the study names is not second-guessed
     assert pinned == [[2, 3]]
 
 

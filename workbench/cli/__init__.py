@@ -11,21 +11,19 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import Any
 
 import typer
 
-from workbench.cli import (
-    bench_command,
-    command_start,
-    config_commands,
-    lab_command,
-    project_commands,
-    run_commands,
-    study_commands,
-    worker_command,
-)
+from workbench.cli import command_start
+from workbench.cli.bench_command import bench
+from workbench.cli.config_commands import schema, validate
 from workbench.cli.failures import INTERRUPTED, Interrupted, report
+from workbench.cli.lab_command import lab
+from workbench.cli.project_commands import doctor, init
+from workbench.cli.run_commands import compare, replay, runs_app, train
+from workbench.cli.study_commands import export, status, tune
+from workbench.cli.worker_command import worker
 from workbench.core.rank_environment import is_first_rank
 
 __all__ = ["app", "main"]
@@ -39,13 +37,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-study_commands.register(app)
-worker_command.register(app)
-run_commands.register(app)
-config_commands.register(app)
-project_commands.register(app)
-bench_command.register(app)
-lab_command.register(app)
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(tune, status, export, worker),
+    *(train, compare, replay),
+    *(validate, schema, init, doctor, bench, lab),
+)
+for _command in _COMMANDS:
+    app.command()(_command)
+app.add_typer(runs_app, name="runs")
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,30 +67,19 @@ def common(
     """Find the fastest training configuration that keeps the accuracy you ask for."""
 
 
-def _one_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
-) -> str:
-    """Format a warning for a person who did not write the line that gave it."""
-    where = "" if issubclass(category, UserWarning) else f" (line {lineno} of {filename})"
-    return f"note: {' '.join(str(message).split())}{where}\n"
-
-
 def _each_note_once() -> Callable[..., None]:
-    """Return what shows a warning on stderr, the same words once per command: a study may meet them at every trial."""
+    """Return what shows a warning on stderr, the same words once per command: a study may meet them at every trial.
+
+    It is shown to a person who did not write the line that gave it.
+    """
     shown: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        note = _one_line(message, category, filename, lineno, line)
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        where = "" if issubclass(category, UserWarning) else f" (line {lineno} of {filename})"
+        note = f"note: {' '.join(str(message).split())}{where}\n"
         if note not in shown and is_first_rank():
             shown.add(note)
-            (file or sys.stderr).write(note)
+            sys.stderr.write(note)
 
     return show
 
@@ -106,10 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: Always, with the exit code.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    traceback = os.environ.get("WORKBENCH_TRACEBACK", "") not in {"", "0"}
-    if _TRACEBACK in given:
-        given = [argument for argument in given if argument != _TRACEBACK]
-        traceback = True
+    traceback = _TRACEBACK in given or os.environ.get("WORKBENCH_TRACEBACK", "") not in {"", "0"}
+    given = [argument for argument in given if argument != _TRACEBACK]
     before, warnings.showwarning = warnings.showwarning, _each_note_once()
     command_start.end_quickly()
     try:

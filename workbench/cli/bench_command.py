@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from workbench.cli.output import (
+    DeviceOption,
     JsonOption,
     only_result_on_stdout,
     plain,
@@ -19,8 +20,6 @@ from workbench.cli.output import (
 
 if TYPE_CHECKING:
     from workbench.bench import Answer, Finding
-
-__all__ = ["register"]
 
 NamesArgument = typer.Argument(
     None, metavar="[NAME...]", help="Benchmarks, or `all`. Default: the quick ones.", show_default=False
@@ -34,13 +33,7 @@ OutOption = typer.Option(
 PeersOption = typer.Option(
     False, "--peers", help="Measure other packages that do the same, too; one that is not installed is said to be."
 )
-DeviceOption = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda (cuda:1) or npu.")
 ListOption = typer.Option(False, "--list", help="Name the benchmarks and their questions, and measure nothing.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(bench)
 
 
 def bench(
@@ -57,12 +50,7 @@ def bench(
     Sides of a ratio take turns in one process, so a busy machine slows both; an idle one gives narrower intervals.
     """
     with only_result_on_stdout(json):
-        from workbench.bench import (
-            BENCHMARKS,
-            chosen,
-            load_warning,
-            run_benchmark,
-        )
+        from workbench.bench import BENCHMARKS, chosen, load_warning, run_benchmark
         from workbench.bench.result_page import page, read_answers
         from workbench.cli.progress import progress_bar
         from workbench.core.devices import select_device

@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["began", "end_quickly", "for_ranks"]
-
 _VARIABLE = "WORKBENCH_COMMAND_BEGAN"
 _LONGEST_START_SECONDS = 60.0
 
@@ -18,15 +16,15 @@ _LONGEST_START_SECONDS = 60.0
 def began() -> float:
     """Return ``time.monotonic()`` at which the command began: now, where another program calls it.
 
-    What Python took to start is told by the processor's time. When the system made the process would tell it to the
+    What Python took to start is in the processor's time. When the system made the process would say it to the
     hundredth, and be wrong where a shell becomes its last command: ``bash -c "pip install ... && workbench tune ..."``
     is one process from the installation on.
     Over ranks that is when the command began that started them, unless the clock was set since.
     """
     elapsed = time.process_time() if _is_this_program() else 0.0
-    told = os.environ.get(_VARIABLE)
-    if told is not None:
-        elapsed = max(elapsed, min(time.time() - float(told), elapsed + _LONGEST_START_SECONDS))
+    started = os.environ.get(_VARIABLE)
+    if started is not None:
+        elapsed = max(elapsed, min(time.time() - float(started), elapsed + _LONGEST_START_SECONDS))
     return time.monotonic() - elapsed
 
 

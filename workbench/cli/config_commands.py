@@ -10,15 +10,7 @@ import typer
 
 from workbench.cli.output import JsonOption, print_json, say
 
-__all__ = ["register"]
-
 FileArgument = typer.Argument(..., metavar="FILE", help="A boost_config.json.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(validate)
-    app.command()(schema)
 
 
 def validate(
@@ -61,12 +53,12 @@ def schema() -> None:
     print_json(BoostConfig.json_schema())
 
 
-def _provenance(told: Mapping[str, Any]) -> list[str]:
+def _provenance(stored: Mapping[str, Any]) -> list[str]:
     """Return where an exported configuration comes from and how far it is confirmed; nothing for other files."""
-    if not told.get("study"):
+    if not stored.get("study"):
         return []
-    lines = [f"from study {told['study']} on task {told.get('task', '?')}: {told.get('candidate', '?')}"]
-    verdict, sentence = str(told.get("verdict", "")), str(told.get("sentence", ""))
+    lines = [f"from study {stored['study']} on task {stored.get('task', '?')}: {stored.get('candidate', '?')}"]
+    verdict, sentence = str(stored.get("verdict", "")), str(stored.get("sentence", ""))
     if verdict and verdict != "O0":
         lines.append(f"verdict: {verdict}")
     return [*lines, sentence] if sentence else lines

@@ -28,8 +28,6 @@ import typer
 from workbench.core.files import DISK_FULL_CODES
 from workbench.core.rank_environment import is_first_rank
 
-__all__ = ["FAILED", "INTERRUPTED", "WRONG_INPUT", "Interrupted", "exit_code_of", "report", "sentence_of"]
-
 FAILED = 1
 WRONG_INPUT = 2
 INTERRUPTED = 130
@@ -69,17 +67,10 @@ class Interrupted(Exception):  # noqa: N818  # no error: the user asked for it
 
 
 def report(error: BaseException, *, traceback: bool = False) -> int:
-    """Say on stderr what went wrong.
+    """Say on stderr what ended the command, after Python's traceback if that is asked for; return the exit code.
 
     Where several ranks run one command, one of them says it: the one a ``RankFailure`` names, else rank 0, which hears
     of every other rank's error.
-
-    Args:
-        error: What ended the command.
-        traceback: Print Python's traceback first.
-
-    Returns:
-        The exit code.
     """
     if isinstance(error, BrokenPipeError):
         # `workbench schema | head`: whoever read has seen enough. Python would complain again when it flushes at the
@@ -88,14 +79,14 @@ def report(error: BaseException, *, traceback: bool = False) -> int:
         return FAILED
     if traceback and not isinstance(error, Interrupted):  # of every rank: what happened where is what it is for
         python_traceback.print_exception(error)
-    if not getattr(error, "tells", is_first_rank()):
-        return exit_code_of(error)
-    sentence = sentence_of(error)
-    if exit_code_of(error) == FAILED and not traceback and not _is_system(error) and not _is_ours(error):
-        sentence += "; --traceback shows the whole way there"
-    if sentence:
-        typer.echo(sentence if isinstance(error, Interrupted) else f"workbench: {sentence}", err=True)
-    return exit_code_of(error)
+    code = exit_code_of(error)
+    if getattr(error, "tells", is_first_rank()):
+        sentence = sentence_of(error)
+        if code == FAILED and not traceback and not _is_system(error) and not _is_ours(error):
+            sentence += "; --traceback shows the whole way there"
+        if sentence:
+            typer.echo(sentence if isinstance(error, Interrupted) else f"workbench: {sentence}", err=True)
+    return code
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -105,19 +96,18 @@ def exit_code_of(error: BaseException) -> int:
     """
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
         return INTERRUPTED
-    if _is_usage(error) or isinstance(error, _NOT_THERE):
-        return WRONG_INPUT
-    return WRONG_INPUT if _is_ours(error) and isinstance(error, ValueError) else FAILED
+    is_input = _is_usage(error) or isinstance(error, _NOT_THERE) or (_is_ours(error) and isinstance(error, ValueError))
+    return WRONG_INPUT if is_input else FAILED
 
 
 def sentence_of(error: BaseException) -> str:
     """Return the error as one line."""
-    told = _told(error)
-    notes = [note for note in getattr(error, "__notes__", ()) if told not in note]  # a full disk fails twice alike
-    return " ".join("; ".join([told, *notes]).split())
+    sentence = _sentence(error)
+    notes = [one for one in getattr(error, "__notes__", ()) if sentence not in one]  # a full disk fails twice alike
+    return " ".join("; ".join([sentence, *notes]).split())
 
 
-def _told(error: BaseException) -> str:
+def _sentence(error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted; what was finished before is saved"
     if _is_usage(error):
@@ -132,7 +122,8 @@ def _told(error: BaseException) -> str:
         return f"task {task!r}: {part} failed: {what}{line}"
     if _is_system(error):
         return what + line
-    where = line or _last_line(error)
+    frames = _frames(error)
+    where = line or (f" (line {frames[-1][1]} of {frames[-1][0].f_code.co_filename})" if frames else "")
     return f"unexpected error, probably a bug of the workbench: {what}{where}"
 
 
@@ -150,8 +141,7 @@ def _usage_sentence(error: BaseException) -> str:
     for long, short in _RULES.items():
         said = said.replace(long, short)
     came = _given(getattr(getattr(error, "param", None), "opts", ()))
-    said = said[:1].lower() + said[1:].rstrip(".")
-    return f"{said}{came}; see `{context.command_path} --help`"
+    return f"{said[:1].lower()}{said[1:].rstrip('.')}{came}; see `{context.command_path} --help`"
 
 
 def _given(options: Sequence[str]) -> str:
@@ -169,8 +159,7 @@ def _is_system(error: BaseException) -> bool:
 
 
 def _system_sentence(error: BaseException) -> str:
-    if not isinstance(error, OSError):
-        return str(error)
+    assert isinstance(error, OSError)  # _is_system looked
     if error.errno in DISK_FULL_CODES:
         where = f" ({error.filename})" if error.filename else ""
         return f"no space left on the disk{where}; free some and run the same command again, what is finished is kept"
@@ -181,14 +170,10 @@ def _system_sentence(error: BaseException) -> str:
 
 def _is_ours(error: BaseException) -> bool:
     """Return whether the error was raised by this package on purpose, in a sentence for a person."""
-    if _is_usage(error) or isinstance(error, Interrupted):
-        return True
-    if type(error).__module__.split(".")[0] == "workbench":
+    if _is_usage(error) or type(error).__module__.split(".")[0] == "workbench":
         return True
     without_number = isinstance(error, _NOT_THERE) and not error.strerror  # raised by us; the system's have one
-    if type(error) not in (ValueError, RuntimeError) and not without_number:
-        return False
-    frames = _frames(error)
+    frames = _frames(error) if without_number or type(error) in (ValueError, RuntimeError) else []
     return bool(frames) and _is_package_file(frames[-1][0].f_code.co_filename)
 
 
@@ -196,39 +181,21 @@ def _place_in_task(error: BaseException) -> tuple[str, str, str]:
     """Return task name, part of the task and ``" (line 7 of file.py)"``; empty where the traceback does not tell."""
     part = name = line = ""
     for frame, number in _frames(error):
-        module = frame.f_globals.get("__name__", "")
-        found = _PARTS.get((module, frame.f_code.co_name), "")
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        found = _PARTS.get((module, code.co_name), "")
         if found and not (found == _STEP and part):  # the innermost place, but an evaluation computes losses too
             part = found
-        if module.startswith("workbench."):
-            name = name or _task_name(frame)
-        if _is_users_file(frame.f_code.co_filename):
-            line = f" (line {number} of {frame.f_code.co_filename})"
+        if module.startswith("workbench.") and not name:
+            # A frame of ours is at work on a task that is an argument of it, or itself.
+            at_work: tuple[Any, ...] = (frame.f_locals.get("task"), frame.f_locals.get("self"))
+            name = next((str(value.name) for value in at_work if hasattr(value, "compute_loss")), "")
+        if _is_users_file(code.co_filename):
+            line = f" (line {number} of {code.co_filename})"
     return name or "?", part, line
-
-
-def _task_name(frame: FrameType) -> str:
-    """Return the name of the task that a frame of ours is at work on."""
-    values: tuple[Any, ...] = (frame.f_locals.get("task"), frame.f_locals.get("self"))
-    return next((str(value.name) for value in values if hasattr(value, "compute_loss")), "")
-
-
-def _last_line(error: BaseException) -> str:
-    frames = _frames(error)
-    if not frames:
-        return ""
-    frame, number = frames[-1]
-    return f" (line {number} of {frame.f_code.co_filename})"
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
     return list(python_traceback.walk_tb(error.__traceback__))
-
-
-@functools.cache
-def _library_folders() -> tuple[Path, ...]:
-    paths = sysconfig.get_paths()
-    return tuple({Path(paths[key]).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def _is_package_file(filename: str) -> bool:
@@ -239,5 +206,6 @@ def _is_package_file(filename: str) -> bool:
 def _is_users_file(filename: str) -> bool:
     if filename.startswith("<") or _is_package_file(filename):
         return False
+    libraries = {Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     path = Path(filename).resolve()
-    return path.suffix == ".py" and not any(folder in path.parents for folder in _library_folders())
+    return path.suffix == ".py" and libraries.isdisjoint(path.parents)

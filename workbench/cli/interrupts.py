@@ -11,8 +11,6 @@ from types import FrameType
 from workbench.cli.failures import Interrupted
 from workbench.core.signals import handling_signals
 
-__all__ = ["saying_on_ctrl_c", "stop_on_ctrl_c"]
-
 
 @contextmanager
 def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
@@ -36,14 +34,7 @@ def stop_on_ctrl_c() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def saying_on_ctrl_c(sentence: str) -> Iterator[None]:
-    """Turn Ctrl-C into a sentence.
-
-    Args:
-        sentence: What is saved, and which command continues.
-
-    Raises:
-        Interrupted: When Ctrl-C was pressed.
-    """
+    """Turn Ctrl-C into `Interrupted` with a sentence: what is saved, and which command continues."""
     try:
         yield
     except KeyboardInterrupt:

@@ -20,19 +20,12 @@ from workbench.cli.output import say
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
-__all__ = ["address_of", "lab", "notebook_named", "register"]
-
 _FOLDER = Path("notebooks")
 _SUFFIX = ".ipynb"
 _ANNOUNCEMENTS = "@jupyterlab/apputils-extension:announcements"
 
 NameArgument = typer.Argument(None, metavar="[NAME]", help="Notebook to open: 00_quickstart, quickstart, 00 or a path.")
 PortOption = typer.Option(8888, metavar="N", min=0, max=65535, help="Port, or the next free one; 0: any free one.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(lab)
 
 
 def lab(

@@ -20,13 +20,14 @@ import typer
 
 from workbench.core.rank_environment import is_first_rank
 
-__all__ = ["JsonOption", "only_result_on_stdout", "plain", "print_json", "print_table", "quoted", "say"]
-
 _ENDLESS = 10_000  # characters; wider than any table
 _LAST_COLUMN_WIDTH = 24
-_PADDING = (0, 1, 0, 0)  # one space to the right; the box adds another
 
 JsonOption = typer.Option(False, "--json", help="Print one JSON object on stdout and nothing else there.")
+DeviceOption = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda (cuda:1) or npu.")
+StorageOption = typer.Option(
+    None, metavar="URL", envvar="WORKBENCH_STORAGE", help="Optuna storage URL; without it SQLite beside the study."
+)
 
 
 def say(text: str) -> None:
@@ -39,8 +40,7 @@ def say(text: str) -> None:
 def only_result_on_stdout(active: bool) -> Iterator[None]:
     """Send to stderr whatever is printed to stdout while the block runs: by tasks, libraries and worker processes.
 
-    Args:
-        active: Whether to do it (``--json``); else nothing changes. A rank other than 0 always does.
+    With ``--json``, and on ranks other than 0; else nothing changes.
     """
     if not active and is_first_rank():
         yield
@@ -74,32 +74,26 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     from rich.text import Text
 
     cells = [[_cell(value) for value in row] for row in rows]
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        header_style="",
-        padding=_PADDING,
-        show_edge=False,
-        pad_edge=False,
-    )
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False)
+    table.padding = (0, 1, 0, 0)  # one space to the right; the box adds another
     for i, column in enumerate(columns):
-        numeric = bool(cells) and all(_is_number(row[i]) for row in cells)
         last = i == len(columns) - 1
         widest = max([len(column), *(len(row[i]) for row in cells)])
         table.add_column(
             column,
-            justify="right" if numeric else "left",
+            justify="right" if cells and all(_is_number(row[i]) for row in cells) else "left",
             no_wrap=not last,
             min_width=min(widest, _LAST_COLUMN_WIDTH) if last else widest,
         )
     for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     console, endless = Console(highlight=False), Console(width=_ENDLESS, highlight=False)
     if not sys.stdout.isatty():
         console = endless
     elif endless.measure(table).minimum > console.width:
-        say("\n\n".join(_paragraph(columns, row) for row in cells))
+        width = max(map(len, columns))
+        named = ([f"{name:{width}}  {cell}".rstrip() for name, cell in zip(columns, row, strict=True)] for row in cells)
+        say("\n\n".join("\n".join(paragraph) for paragraph in named))
         return
     with console.capture() as captured:
         console.print(table)
@@ -131,20 +125,13 @@ def plain(value: Any) -> Any:
         return value.isoformat()
     if hasattr(value, "item") and not isinstance(value, (str, bytes)):
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "-" if math.isnan(value) else f"{value:.5g}"
     return "-" if value is None else str(value)
-
-
-def _paragraph(columns: Sequence[str], row: Sequence[str]) -> str:
-    width = max(len(column) for column in columns)
-    return "\n".join(f"{column:{width}}  {value}".rstrip() for column, value in zip(columns, row, strict=True))
 
 
 def _is_number(text: str) -> bool:

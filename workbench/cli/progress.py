@@ -11,111 +11,83 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from workbench.core.rank_environment import is_first_rank
 
-__all__ = ["Bar", "clock", "progress_bar"]
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from workbench.study import TuneProgress
 
 _BAR_SECONDS = 0.1
 _LINE_SECONDS = 10.0
-_FORMAT = "{desc} |{bar:20}| {done}/{total:.0f} [{elapsed}<{left}{postfix}]"
 
 
 class Bar:
-    """Progress that is set to absolute positions.
-
-    Args:
-        total: Units in all.
-        text: What is being done.
-    """
+    """Progress that is set to absolute positions: so many units in all, of what is being done."""
 
     def __init__(self, total: float, text: str) -> None:
-        self._total = total
-        self._done = 0.0
-        self._text = text
-        self._note = ""
-        self._eta = math.nan
+        self._done, self._total, self._text, self._note, self._eta = 0.0, total, text, "", math.nan
         self._began = self._shown = time.monotonic()
         self._pending = False
         self._silent = not is_first_rank()
-        self._bar = _terminal_bar(total, text) if sys.stderr.isatty() and not self._silent else None
+        self._terminal = _on_terminal(text) if sys.stderr.isatty() and not self._silent else None
 
     def update(
         self, done: float, total: float | None = None, text: str = "", note: str = "", eta: float = math.nan
     ) -> None:
-        """Move on.
+        """Move on; total and text stay where they are not given.
 
-        Args:
-            done: Units done.
-            total: Units in all, when it changed.
-            text: What is being done, before the bar.
-            note: Current best or latest values, after the bar.
-            eta: Time left, seconds; NaN estimates it from the units done so far.
+        The note, current best or latest values, stands after the bar. An ``eta`` of NaN, seconds, is estimated from the
+        units done so far.
         """
         new_text = bool(text) and text != self._text
         self._done, self._note, self._eta = done, note, eta
         self._total = self._total if total is None else total
         self._text = text or self._text
         self._pending = True
-        every = _LINE_SECONDS if self._bar is None else _BAR_SECONDS
+        every = _LINE_SECONDS if self._terminal is None else _BAR_SECONDS
         if new_text or time.monotonic() - self._shown >= every:
             self._show()
 
     def say(self, sentence: str) -> None:
         """Write a line that stays, above the bar."""
-        if self._silent:
-            return
-        if self._bar is None:
+        if self._terminal is not None:
+            self._terminal.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        elif not self._silent:
             print(sentence, file=sys.stderr, flush=True)
-        else:
-            self._bar.write(sentence, file=sys.stderr)
 
     def close(self, *, keep: bool) -> None:
-        """End the display.
-
-        Args:
-            keep: Leave the last state on the screen; without, a message that follows stands alone.
-        """
-        if self._bar is not None:
-            if keep:
-                self._show()
-            self._bar.leave = keep
-            self._bar.close()
-        elif keep and self._pending:
+        """End the display; ``keep`` leaves the last state there, without it a message that follows stands alone."""
+        if keep and (self._pending or self._terminal is not None):
             self._show()
+        if self._terminal is not None:
+            self._terminal.live.transient = not keep
+            self._terminal.stop()
 
     def _show(self) -> None:
-        self._pending = False
-        self._shown = time.monotonic()
-        if self._silent:
-            return
-        if self._bar is None:
-            left = self._eta if math.isfinite(self._eta) else self._estimate()
-            told = [f"{self._text}: {math.floor(self._done)} of {self._total:.0f}"]
-            told += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
-            told += [self._note] if self._note else []
-            print(", ".join(told), file=sys.stderr, flush=True)
-            return
-        self._bar.total, self._bar.n, self._bar.eta = self._total, self._done, self._eta
-        self._bar.set_description_str(self._text, refresh=False)
-        self._bar.set_postfix_str(self._note, refresh=False)
-        self._bar.refresh()
-
-    def _estimate(self) -> float:
-        if not 0 < self._done <= self._total:
-            return math.nan
-        return (time.monotonic() - self._began) * (self._total - self._done) / self._done
+        self._pending, self._shown = False, time.monotonic()
+        elapsed, left = self._shown - self._began, self._eta
+        if not math.isfinite(left):
+            left = elapsed * (self._total - self._done) / self._done if 0 < self._done <= self._total else math.nan
+        done, total = math.floor(self._done), f"{self._total:.0f}"
+        if self._terminal is not None:
+            times = f"{clock(elapsed)}<{clock(left) if math.isfinite(left) else '?'}"
+            state = f"| {done}/{total} [{', '.join([times, *filter(None, [self._note])])}]"
+            (task,) = self._terminal.task_ids
+            self._terminal.update(
+                task, description=f"{self._text} |", total=self._total, completed=self._done, state=state, refresh=True
+            )
+        elif not self._silent:
+            words = [f"{self._text}: {done} of {total}"]
+            words += [f"{clock(left)} left"] if math.isfinite(left) and left >= 1 else []
+            print(", ".join([*words, *filter(None, [self._note])]), file=sys.stderr, flush=True)
 
 
 @contextmanager
 def progress_bar(total: float, text: str) -> Iterator[Bar]:
-    """Show progress while the block runs; when it fails, the bar makes room for the message.
-
-    Args:
-        total: Units in all.
-        text: What is being done.
-    """
+    """Show progress while the block runs; when it fails, the bar makes room for the message."""
     bar = Bar(total, text)
     try:
         yield bar
@@ -125,6 +97,12 @@ def progress_bar(total: float, text: str) -> Iterator[Bar]:
     bar.close(keep=True)
 
 
+def show_study(bar: Bar, progress: TuneProgress) -> None:
+    """Show how far a study is."""
+    leads = f"leading {progress.best}" if progress.best else ""
+    bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
+
+
 def clock(seconds: float) -> str:
     """Return a duration as ``m:ss`` or ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -132,23 +110,23 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _terminal_bar(total: float, text: str) -> Any:
-    from tqdm import tqdm
+def _on_terminal(text: str) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    class TerminalBar(tqdm):  # type: ignore[misc]  # tqdm ships no types
-        """A tqdm bar whose remaining time may come from somebody who knows better."""
-
-        eta = math.nan
-
-        @property
-        def format_dict(self) -> dict[str, Any]:
-            told: dict[str, Any] = super().format_dict
-            n, total, elapsed = told["n"], told["total"], told["elapsed"]
-            left = self.eta
-            if not math.isfinite(left) and n and total:
-                left = elapsed * (total - n) / n
-            return told | {"done": math.floor(n), "left": clock(left) if math.isfinite(left) else "?"}
-
-    return TerminalBar(
-        total=total, desc=text, file=sys.stderr, dynamic_ncols=True, miniters=math.inf, bar_format=_FORMAT
+    text_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True))
+    state_column = TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True))
+    console = Console(stderr=True, force_terminal=True, highlight=False)
+    shown = Progress(
+        text_column,
+        BarColumn(20),
+        state_column,
+        console=console,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
     )
+    shown.add_task(f"{text} |", total=None, state="|")
+    shown.start()
+    return shown

@@ -7,24 +7,9 @@ from typing import Any
 
 import typer
 
-from workbench.cli.output import (
-    JsonOption,
-    only_result_on_stdout,
-    print_json,
-    print_table,
-    quoted,
-    say,
-)
-
-__all__ = ["register"]
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, print_table, quoted, say
 
 DirectoryArgument = typer.Argument(..., metavar="DIR", help="Folder to write into; made when missing.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(init)
-    app.command()(doctor)
 
 
 def init(directory: Path = DirectoryArgument) -> None:

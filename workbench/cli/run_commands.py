@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from workbench.cli.failures import Interrupted
 from workbench.cli.interrupts import saying_on_ctrl_c, stop_on_ctrl_c
 from workbench.cli.output import (
+    DeviceOption,
     JsonOption,
     only_result_on_stdout,
     print_json,
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
 
     from workbench.training.run import RunProgress, RunResult
 
-__all__ = ["register"]
-
-DeviceOption = typer.Option("auto", metavar="NAME", help="auto, cpu, cuda (cuda:1) or npu.")
 TaskOption = typer.Option(
     ..., "--task", metavar="TASK", help="Built-in task, package.module:attribute or path/to/file.py:attribute."
 )
@@ -60,14 +59,6 @@ ToOption = typer.Option(..., "--to", metavar="WHERE", help="tensorboard[=DIR] or
 RunsArgument = typer.Argument(Path("runs"), metavar="[FOLDER]", help="Folder of run directories, or of studies.")
 
 runs_app = typer.Typer(help="List and tidy recorded runs.", no_args_is_help=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(train)
-    app.command()(compare)
-    app.command()(replay)
-    app.add_typer(runs_app, name="runs")
 
 
 def train(
@@ -110,9 +101,10 @@ def train(
             mirrors=mirror or (),
         )
     if json:
-        print_json({**_without_plan(result), "in_effect": result.plan.summary()})
+        fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "plan"}
+        print_json({**fields, "in_effect": result.plan.summary()})
     else:
-        _tell_run(result)
+        _print_run(result)
     if result.stopped:
         raise Interrupted(
             f"interrupted; the {result.steps} steps so far are recorded in {result.path}, and the same command trains "
@@ -120,11 +112,8 @@ def train(
         )
     if result.diverged:
         if is_first_rank():
-            typer.echo(
-                f"workbench: the run ended after {result.steps} steps: {result.message}; a lower learning rate may "
-                "help",
-                err=True,
-            )
+            ended = f"the run ended after {result.steps} steps: {result.message}"
+            typer.echo(f"workbench: {ended}; a lower learning rate may help", err=True)
         raise typer.Exit(1)
 
 
@@ -165,8 +154,7 @@ def compare(
         finite = [m for m in side.metrics if math.isfinite(m)]
         mean = sum(finite) / len(finite) if finite else math.nan
         speed = f"{1 / side.speed.ratio:.3f} x" if side.speed is not None else "1 x"
-        drop = side.drop.mean if side.drop is not None else math.nan
-        bound = side.drop.upper if side.drop is not None else math.nan
+        drop, bound = (side.drop.mean, side.drop.upper) if side.drop is not None else (math.nan, math.nan)
         rows.append((side.label, speed, mean, drop, bound, side.summary))
     print_table(("configuration", "speed", comparison.metric, "drop", "bound (95 %)", "in effect"), rows)
     for sentence in comparison.sentences():
@@ -220,10 +208,7 @@ def replay(
 
 
 @runs_app.command("list")
-def list_recorded(
-    root: Path = RunsArgument,
-    json: bool = JsonOption,
-) -> None:
+def list_recorded(root: Path = RunsArgument, json: bool = JsonOption) -> None:
     """List the runs of a folder, the newest first."""
     from workbench.runs import list_runs
 
@@ -288,7 +273,7 @@ def mirror_recorded(path: Path = MirroredArgument, to: list[str] = ToOption, jso
         say(f"{run}: {'sent to ' + ', '.join(places) if places else 'was there already'}")
 
 
-def _tell_run(result: RunResult) -> None:
+def _print_run(result: RunResult) -> None:
     say(f"in effect: {result.plan.summary()}")
     for dropped in result.plan.dropped:
         say(f"  not in effect: {dropped.reason}")
@@ -298,11 +283,8 @@ def _tell_run(result: RunResult) -> None:
     if math.isfinite(result.metric):
         say(f"{result.metric_name} {result.metric:.5g} after {result.steps} steps, {speed:.1f} ms per step")
     if result.overflows:
-        one = result.overflows == 1
-        say(
-            f"{result.overflows} update{'' if one else 's'} skipped because gradients overflowed; the loss scale ended "
-            f"at {result.final_loss_scale:g}"
-        )
+        skipped = f"{result.overflows} update{'' if result.overflows == 1 else 's'} skipped"
+        say(f"{skipped} because gradients overflowed; the loss scale ended at {result.final_loss_scale:g}")
     say(f"recorded in {result.path}")
     if result.overflows:
         say(f"other loss-scale policies, judged on this run: workbench replay {quoted(result.path)}")
@@ -320,9 +302,3 @@ def _note(progress: RunProgress) -> str:
     if progress.loss_scale != 1:
         parts.append(f"scale 2^{math.log2(progress.loss_scale):.0f}")
     return ", ".join(parts)
-
-
-def _without_plan(result: Any) -> dict[str, Any]:
-    import dataclasses
-
-    return {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "plan"}

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from workbench.cli.failures import WRONG_INPUT
 from workbench.cli.interrupts import saying_on_ctrl_c
 from workbench.cli.output import (
     JsonOption,
+    StorageOption,
     only_result_on_stdout,
     plain,
     print_json,
@@ -24,7 +26,7 @@ from workbench.cli.output import (
     quoted,
     say,
 )
-from workbench.cli.progress import Bar, clock, progress_bar
+from workbench.cli.progress import Bar, clock, progress_bar, show_study
 from workbench.cli.rank_processes import run_as_ranks
 from workbench.cli.waterfall import waterfall_rows
 from workbench.core.headline import parts_against_total
@@ -35,8 +37,6 @@ from workbench.core.trial_counts import outcome_of
 if TYPE_CHECKING:
     from workbench.core.records import TrialRecord
     from workbench.study import RayEngine, StudyResult, TuneProgress
-
-__all__ = ["register"]
 
 _SHOWN_TRIALS = 10
 
@@ -55,9 +55,6 @@ StudyOrTaskArgument = typer.Argument(
     help="Folder with a study.toml; or a task (digits-resnet, file.py:task, package.module:attribute), for which one "
     "is written.",
 )
-StorageOption = typer.Option(
-    None, metavar="URL", envvar="WORKBENCH_STORAGE", help="Optuna storage URL; without it SQLite beside the study."
-)
 EngineOption = typer.Option(
     Engine.PROCESSES, "--engine", help="Who runs the trials: processes of this machine, or a Ray cluster."
 )
@@ -72,13 +69,6 @@ WarmStartOption = typer.Option(
     help="Earlier study or boost_config.json whose best plans are tried first; may be given again.",
 )
 RequireOption = typer.Option(False, "--require-confirmed", help="Export confirmed candidates only.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(tune)
-    app.command()(status)
-    app.command()(export)
 
 
 def tune(
@@ -315,17 +305,8 @@ def _print_candidates(result: StudyResult) -> None:
     for target, (tuned, speed) in result.fair_baselines.items():
         shown = format_interval(speed, None, None, " x")
         rows.append((target, "tuned plain", shown, format_number(tuned.drop), "-", "-", "reference", "", tuned.summary))
-    columns = (
-        "for",
-        "candidate",
-        f"speed {result.per} (95 %)",
-        "drop",
-        "bound",
-        "seeds",
-        "verdict",
-        "exported",
-        "in effect",
-    )
+    speed_column = f"speed {result.per} (95 %)"
+    columns = ("for", "candidate", speed_column, "drop", "bound", "seeds", "verdict", "exported", "in effect")
     print_table(columns, rows)
 
 
@@ -345,23 +326,22 @@ def _end_while_loading(limit: float | None, began: float, loaded: threading.Even
 
     def watch() -> None:
         if not loaded.wait(max(began + limit - time.monotonic(), 0.0)):
-            told = f"the time limit of {limit:g} s is over before the task was loaded; give the command more time"
-            typer.echo(f"workbench: {told}", err=True)
+            reason = f"the time limit of {limit:g} s is over before the task was loaded; give the command more time"
+            typer.echo(f"workbench: {reason}", err=True)
             os._exit(WRONG_INPUT)  # an exception would have to find its way through whatever is being imported
 
     threading.Thread(target=watch, name="time limit while loading", daemon=True).start()
 
 
-def _show_on(bar: Bar, loaded: threading.Event) -> Any:
-    told = ""
+def _show_on(bar: Bar, loaded: threading.Event) -> Callable[[TuneProgress], None]:
+    said = ""
 
     def show(progress: TuneProgress) -> None:
-        nonlocal told
+        nonlocal said
         loaded.set()
-        leads = f"leading {progress.best}" if progress.best else ""
-        if progress.note and progress.note != told:
-            told = progress.note
-            bar.say(told)
-        bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
+        if progress.note and progress.note != said:
+            said = progress.note
+            bar.say(said)
+        show_study(bar, progress)
 
     return show

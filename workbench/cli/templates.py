@@ -10,8 +10,6 @@ from pathlib import Path
 
 from workbench.core.files import write_bytes_atomically
 
-__all__ = ["MissingTemplatesError", "copy_templates", "template_files"]
-
 _PACKAGED = Path(__file__).parents[1] / "packaged_templates"
 _CHECKOUT = Path(__file__).parents[2]
 _PATTERNS = (
@@ -25,7 +23,7 @@ _ANSWERS = "result"  # of a study: they belong to the machine that found them
 
 
 class MissingTemplatesError(RuntimeError):
-    """The package was installed without its notebooks and studies; nobody who runs it can help that."""
+    """The package was installed without its notebooks and studies, which whoever runs it cannot help."""
 
 
 def template_files() -> Iterator[tuple[Path, Path]]:
@@ -38,14 +36,9 @@ def template_files() -> Iterator[tuple[Path, Path]]:
 
 
 def copy_templates(directory: Path, *, folder: str = "") -> tuple[list[Path], list[Path]]:
-    """Write the templates into a folder; what is already there is kept.
+    """Write the templates into a folder, made when missing; return files written, and files that were there already.
 
-    Args:
-        directory: Folder to write into; made when missing.
-        folder: Only those of this folder, ``"notebooks"`` or ``"studies"``; empty means all.
-
-    Returns:
-        Files written and files kept.
+    ``folder`` asks for those of ``"notebooks"`` or ``"studies"`` only.
 
     Raises:
         MissingTemplatesError: When this installation has no templates.

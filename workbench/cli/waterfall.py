@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workbench.core.records import CandidateRecord, GainPart
 
-__all__ = ["waterfall_rows"]
-
 Row = tuple[str, str, str, str]
 
 _WIDTH = 24  # characters from the smallest speed to the largest; 80 hold a whole row
 _FULL, _LIGHT = "█", "░"
-_FULL_ASCII, _LIGHT_ASCII = "#", "."
 
 
 def waterfall_rows(parts: Sequence[GainPart], candidate: CandidateRecord | None = None) -> list[Row]:
     """Return a row per part and one for the whole: bar, factor, interval, and what it is.
 
     Bars stand on a logarithmic scale, each beginning where the one before it ends; that of a part that was not measured
-    by itself is light. What the terminal cannot write is replaced by ASCII.
-
-    Args:
-        parts: In the order in which they are built up from the task as given; at least one, factors above 0.
-        candidate: The whole set-up with its measured speed-up; None, or one that is not known, multiplies the parts.
+    by itself is light. What the terminal cannot write is replaced by ASCII. The parts come in the order in which they
+    are built up from the task as given. Without a candidate, the whole set-up with a measured speed-up, they multiply.
     """
     if candidate is not None and not 0.0 < candidate.speedup < math.inf:
         candidate = None
@@ -62,5 +56,5 @@ def _blocks() -> tuple[str, str]:
     try:
         f"{_FULL}{_LIGHT}".encode(sys.stdout.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
-        return _FULL_ASCII, _LIGHT_ASCII
+        return "#", "."
     return _FULL, _LIGHT

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import typer
 
 from workbench.cli.interrupts import saying_on_ctrl_c
-from workbench.cli.output import (
-    JsonOption,
-    only_result_on_stdout,
-    print_json,
-    quoted,
-    say,
-)
-from workbench.cli.progress import Bar, clock, progress_bar
+from workbench.cli.output import JsonOption, only_result_on_stdout, print_json, quoted, say
+from workbench.cli.progress import clock, progress_bar, show_study
 from workbench.core.signals import handling_signals
 
-if TYPE_CHECKING:
-    from workbench.study import TuneProgress
-
-__all__ = ["register"]
-
 StudyArgument = typer.Argument(..., metavar="STUDY", help="Folder with a study.toml, the same on every machine.")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(worker)
 
 
 def worker(
@@ -64,36 +49,23 @@ def worker(
         saying_on_ctrl_c("interrupted; the trial that was running is put back, and any worker runs it again"),
         handling_signals({signal.SIGTERM: _interrupt}),
     ):
-        from workbench import study as tuning
+        from workbench.study import join_study
 
-        result = tuning.join_study(
-            study,
-            storage,
-            trials=trials,
-            timeout=timeout,
-            grace_seconds=grace,
-            on_progress=lambda progress: _show(bar, progress),
-        )
+        show = functools.partial(show_study, bar)
+        result = join_study(study, storage, trials=trials, timeout=timeout, grace_seconds=grace, on_progress=show)
     if json:
         print_json(result)
         return
-    say(
-        f"{result.name}: {result.finished} of {result.n_trials} trials finished, "
-        f"{result.finished_here} by this worker in {clock(result.seconds)}"
-    )
+    finished = f"{result.finished} of {result.n_trials} trials finished"
+    say(f"{result.name}: {finished}, {result.finished_here} by this worker in {clock(result.seconds)}")
     source = context.get_parameter_source("storage")
-    told = source is not None and source.name == "COMMANDLINE"  # from the environment the next command has it, too
-    with_storage = f" --storage {quoted(result.storage)}" if told else ""
+    given = source is not None and source.name == "COMMANDLINE"  # from the environment the next command has it, too
+    with_storage = f" --storage {quoted(result.storage)}" if given else ""
     if result.complete:
         asked = f" --trials {trials}" if trials else ""
         say(f"next: workbench tune {quoted(study)}{with_storage}{asked} confirms the best and exports")
     else:
         say(f"next: workbench worker {quoted(study)}{with_storage} continues")
-
-
-def _show(bar: Bar, progress: TuneProgress) -> None:
-    leads = f"leading {progress.best}" if progress.best else ""
-    bar.update(progress.done, progress.total, progress.phase, leads, progress.eta_seconds)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -12,27 +12,19 @@ from collections.abc import Sequence
 
 import optuna
 from optuna.study import StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.objective import baseline_trial
 from workbench.study.sample.per_trial_sampler import PerTrialSampler
 from workbench.study.store.stored_records import FINISHED, allowed_drop_of, counted_trials
 
-__all__ = ["SearchEnd", "device_hours", "dominated_area", "trials_without_gain"]
-
 _REPEATS_PER_TRIAL = 3
 _ATTRIBUTE = "search_ended"
 
 
 class SearchEnd:
-    """Says whether a search is over.
-
-    Args:
-        study: The study, with its sampler.
-        file: Its file.
-        n_trials: Finished trials of the whole study.
-    """
+    """Says whether a search, of a study with its sampler, is over."""
 
     def __init__(self, study: optuna.Study, file: StudyFile, n_trials: int) -> None:
         self._study = study
@@ -42,16 +34,17 @@ class SearchEnd:
     def reason(self) -> str:
         """Return why no further trial is wanted, as a sentence; empty while one is."""
         counted = counted_trials(self._study)
-        if len(counted) >= self._n_trials:
+        n_counted, most = len(counted), self._most_plans
+        if n_counted >= self._n_trials:
             return f"The search ended with all {self._n_trials} trials."
         finished = f"{sum(trial.state in FINISHED for trial in counted)} of {self._n_trials} trials had finished"
         begun = self._study.get_trials(deepcopy=False, states=(*FINISHED, TrialState.RUNNING))
         # Repeats cost nothing, but a space with fewer plans than trials would be drawn from for ever.
-        if len(begun) - len(counted) >= _REPEATS_PER_TRIAL * self._n_trials:
+        if len(begun) - n_counted >= _REPEATS_PER_TRIAL * self._n_trials:
             return f"The search ended because nearly every draw repeated a plan; {finished}."
-        if self._most_plans == 1 and counted:
+        if most == 1 and counted:
             return "The search ended with O0, since nothing that is searched acts on this network."
-        if self._most_plans is not None and len(counted) >= self._most_plans:
+        if most is not None and n_counted >= most:
             return f"The search ended because nothing else that it may draw acts on this network; {finished}."
         sampler = self._study.sampler
         if isinstance(sampler, PerTrialSampler) and sampler.is_exhausted(self._study):
@@ -65,10 +58,8 @@ class SearchEnd:
         if patience is not None:
             idle = trials_without_gain(self._study)
             if idle >= patience:
-                return (
-                    f"The search ended because {idle} trials in a row found nothing better (`study.patience` is "
-                    f"{patience}); {finished}."
-                )
+                rule = f"`study.patience` is {patience}"
+                return f"The search ended because {idle} trials in a row found nothing better ({rule}); {finished}."
         return ""
 
     def out_of_time(self) -> str:
@@ -83,14 +74,10 @@ class SearchEnd:
 
 
 def device_hours(study: optuna.Study, ranks: int) -> float:
-    """Return what the trials of a study have taken: hours times processes that train each of them.
+    """Return what the trials of a study have taken: hours times ranks, and so devices, of one trial.
 
     Over all workers and all commands; failed trials and those that run now count, too. Of a trial that was interrupted
     and run again only the last run is known.
-
-    Args:
-        study: The study.
-        ranks: Processes, and so devices, of one trial.
     """
     now = datetime.datetime.now()
     seconds = 0.0
@@ -114,7 +101,8 @@ def trials_without_gain(study: optuna.Study) -> int:
     baseline = baseline_trial(study)
     for trial in finished:
         quality = -math.inf
-        if trial.state == TrialState.COMPLETE and _is_allowed(trial) and trial.values:
+        is_allowed = all(value <= 0.0 for value in trial.constraints.values())
+        if trial.state == TrialState.COMPLETE and is_allowed and trial.values:
             values = [sign * value for sign, value in zip(signs, trial.values, strict=True)]
             if len(values) == 1:
                 quality = -values[0]
@@ -143,7 +131,3 @@ def dominated_area(points: Sequence[tuple[float, float]]) -> float:
             area += -x * (reached - y)
             reached = y
     return area
-
-
-def _is_allowed(trial: FrozenTrial) -> bool:
-    return all(value <= 0.0 for value in trial.constraints.values())

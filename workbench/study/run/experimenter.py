@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ __all__ = [
     "TaskExperimenter",
     "Trained",
     "experimenter_for",
+    "replay_recorded",
 ]
 
 MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
@@ -57,19 +59,9 @@ MakeExperimenter = Callable[[StudyFile, Path], Experimenter]
 
 
 def experimenter_for(
-    file: StudyFile,
-    directory: Path,
-    make: MakeExperimenter | None = None,
-    device: torch.device | None = None,
+    file: StudyFile, directory: Path, make: MakeExperimenter | None = None, device: torch.device | None = None
 ) -> Experimenter:
-    """Return who trains a study.
-
-    Args:
-        file: The study's file.
-        directory: Folder of the study.
-        make: Makes another experimenter than the task's own, for tests.
-        device: This rank's device; None takes the one the file names.
-    """
+    """Return who trains a study: what ``make`` makes, else its task, on this device or the one the file names."""
     if make is not None:
         return make(file, directory)
     wanted = file.study.device if device is None else device
@@ -121,8 +113,8 @@ class TaskExperimenter:
         from workbench.runs import collect_environment
 
         device = {**devices.hardware_summary(), "device": devices.device_name(self._device)}
-        told = collect_environment(device=device, data_hash=self.data_hash, task=self._task.name)
-        return {**told, "world_size": ranks.world_size()}
+        found = collect_environment(device=device, data_hash=self.data_hash, task=self._task.name)
+        return {**found, "world_size": ranks.world_size()}
 
     def network_facts(self) -> NetworkFacts:
         """Measure on a fresh copy of the network what the methods will find there."""
@@ -139,7 +131,7 @@ class TaskExperimenter:
             case SpeedJob():
                 outcome = self._speed(job, monitor.stop)
             case ReplayJob():
-                outcome = self._replay(job)
+                outcome = replay_recorded(job, self._runs.parent)
             case AgreementJob():
                 outcome = self._agreement(job)
             case FreezingLimitJob():
@@ -196,46 +188,8 @@ class TaskExperimenter:
             # Several ranks end together, between two rounds.
             before_window=None if ranks.world_size() > 1 else lambda: end_if_asked(stop),
         )
-        return SpeedMeasured(
-            float(measured.ratio),
-            float(measured.low),
-            float(measured.high),
-            float(measured.baseline_ms),
-            float(measured.cold_ms),
-        )
-
-    def _replay(self, job: ReplayJob) -> Replayed:
-        from workbench.loss_scale import ScalePolicy
-        from workbench.runs import read_run
-        from workbench.runs.replay import replay
-
-        asked = [
-            ScalePolicy(
-                init=policy["init"],
-                factor=policy["factor"],
-                window=int(policy["window"]),
-                kind="fixed" if policy.get("kind") == "fixed" else "dynamic",
-            )
-            for policy in job.policies
-        ]
-        table = replay(read_run(self._runs.parent / job.run_path), asked).table
-        return Replayed(
-            tuple(
-                PolicyOutcome(
-                    init=float(row["init"]),
-                    factor=float(row["factor"]),
-                    window=int(row["window"]),
-                    overflows=float(row["overflows"]),
-                    overflows_low=float(row.get("overflows_low", math.nan)),
-                    overflows_high=float(row.get("overflows_high", math.nan)),
-                    wasted_share=float(row["wasted_share"]),
-                    underflow_share=float(row["underflow_share"]),
-                    final_scale=float(row["final_scale"]),
-                    kind=str(row["kind"]),
-                )
-                for row in table.to_dict("records")
-            )
-        )
+        names = ("ratio", "low", "high", "baseline_ms", "cold_ms")
+        return SpeedMeasured(*(float(getattr(measured, name)) for name in names))
 
     def _agreement(self, job: AgreementJob) -> Agreement:
         from workbench.training.agreement import agrees, first_gradient, first_losses, gradient_agrees
@@ -268,3 +222,31 @@ class TaskExperimenter:
         """Return a name that no run has; what an interrupted run left behind stays to be looked at."""
         names = (run_id, *(f"{run_id}.{attempt}" for attempt in range(2, 10_000)))
         return next(name for name in names if not (self._runs / name).exists())
+
+
+def replay_recorded(job: ReplayJob, folder: Path) -> Replayed:
+    """Run a `ReplayJob`, whose run lies in a study's folder; it needs no task."""
+    from workbench.loss_scale import ScalePolicy
+    from workbench.runs import read_run
+    from workbench.runs.replay import replay
+
+    policies = [
+        ScalePolicy(
+            init=policy["init"],
+            factor=policy["factor"],
+            window=int(policy["window"]),
+            kind="fixed" if policy.get("kind") == "fixed" else "dynamic",
+        )
+        for policy in job.policies
+    ]
+    rows = replay(read_run(folder / job.run_path), policies).table.to_dict("records")
+    return Replayed(tuple(_policy_outcome(row) for row in rows))
+
+
+def _policy_outcome(row: Mapping[Any, Any]) -> PolicyOutcome:
+    numbers = {
+        field.name: float(row.get(field.name, math.nan))
+        for field in fields(PolicyOutcome)
+        if field.name not in {"window", "kind"}
+    }
+    return PolicyOutcome(window=int(row["window"]), kind=str(row["kind"]), **numbers)

@@ -9,6 +9,8 @@
 Jobs and outcomes are frozen and can be pickled, so a job runs in this process, over several ranks or on another machine
 alike. A trial's outcomes are stored as ``to_json`` gives them. Callbacks stay with whoever asked for the job: they
 travel beside it, in a `Monitor`, and never leave the process.
+
+Micro-batches count steps; times are seconds unless they say milliseconds; an interval is one of 95 %.
 """
 
 from __future__ import annotations
@@ -21,28 +23,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from workbench.config import BoostConfig
 from workbench.config.run_request import RunRequest
-
-__all__ = [
-    "UNMONITORED",
-    "Agreement",
-    "AgreementJob",
-    "FreezingLimitJob",
-    "FreezingLimitMeasured",
-    "Job",
-    "Monitor",
-    "Outcome",
-    "OutcomeT",
-    "PolicyOutcome",
-    "ReplayJob",
-    "Replayed",
-    "RunStep",
-    "Side",
-    "SpeedJob",
-    "SpeedMeasured",
-    "TrainJob",
-    "Trained",
-    "plain",
-]
 
 _KEPT_LATER = ("baseline_ms", "cold_ms")
 
@@ -61,6 +41,10 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
 # -- outcomes ----------------------------------------------------------------------------------------------------------
 
 
@@ -76,26 +60,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trained(Outcome):
-    """What one training run gave.
+    """What one training run gave."""
 
-    Args:
-        metric: Final metric in the task's unit; NaN when the run ended early.
-        curve: Pairs (micro-batches, metric).
-        seconds: Wall-clock time.
-        diverged: Whether the loss became NaN or inf, or the loss scale collapsed.
-        message: One sentence when it did not end as planned.
-        path: Run directory, relative to the study; empty when nothing was recorded.
-        overflows: Updates whose gradients overflowed.
-        steps: Micro-batches trained.
-    """
-
-    metric: float
-    curve: tuple[tuple[int, float], ...]
+    metric: float  # final, in the task's unit; NaN when the run ended early
+    curve: tuple[tuple[int, float], ...]  # (step, metric)
     seconds: float
-    diverged: bool = False
-    message: str = ""
-    path: str = ""
-    overflows: int = 0
+    diverged: bool = False  # the loss became NaN or inf, or the loss scale collapsed
+    message: str = ""  # one sentence when it did not end as planned
+    path: str = ""  # run directory, relative to the study; empty when nothing was recorded
+    overflows: int = 0  # updates whose gradients overflowed
     steps: int = 0
 
     @classmethod
@@ -107,21 +80,13 @@ class Trained(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class SpeedMeasured(Outcome):
-    """Step time relative to O0 with its 95 % interval; smaller is faster.
-
-    Args:
-        ratio: The candidate's step time / O0's.
-        low: Lower end of the interval.
-        high: Upper end.
-        baseline_ms: O0's step time, milliseconds; NaN where it was not kept.
-        cold_ms: What the candidate's first steps took beyond later ones, milliseconds.
-    """
+    """Step time relative to O0's, with its interval; smaller is faster."""
 
     ratio: float
     low: float
     high: float
-    baseline_ms: float = math.nan
-    cold_ms: float = 0.0
+    baseline_ms: float = math.nan  # O0's step time; NaN where it was not kept
+    cold_ms: float = 0.0  # what the candidate's first steps took beyond later ones
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as strict JSON; what was not kept is left out, as studies begun before store it."""
@@ -136,20 +101,7 @@ class SpeedMeasured(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """What replay predicts for one loss-scale policy.
-
-    Args:
-        init: Initial scale.
-        factor: Growth and back-off factor.
-        window: Finite steps before the scale grows.
-        overflows: Predicted overflows.
-        overflows_low: Lower end of their error bar; NaN when there is none.
-        overflows_high: Upper end of their error bar; NaN when there is none.
-        wasted_share: Share of updates that are skipped, in [0, 1].
-        underflow_share: Mean share of gradient elements that underflow, in [0, 1]; NaN when not recorded.
-        final_scale: Scale at the end.
-        kind: ``"dynamic"`` or ``"fixed"``.
-    """
+    """What replay predicts for one loss-scale policy; the overflows with the ends of their error bar, NaN for none."""
 
     init: float
     factor: float
@@ -157,10 +109,10 @@ class PolicyOutcome:
     overflows: float
     overflows_low: float
     overflows_high: float
-    wasted_share: float
-    underflow_share: float
+    wasted_share: float  # of the updates, skipped
+    underflow_share: float  # of the gradient elements, on average; NaN when not recorded
     final_scale: float
-    kind: str = "dynamic"
+    kind: str = "dynamic"  # or "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,29 +124,18 @@ class Replayed(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Outcome):
-    """Whether a choice computes what the baseline does, within rounding.
-
-    Args:
-        why_not: What differs, a sentence; empty where they agree.
-    """
+    """Whether a choice computes what the baseline does, within rounding: what differs, empty where they agree."""
 
     why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FreezingLimitMeasured(Outcome):
-    """Step times of a freezing schedule, medians with the ends of their 95 % intervals.
+    """Step times of a freezing schedule, medians with the ends of their intervals.
 
-    Args:
-        realised: Speed of the schedule's steps relative to full ones; larger is faster.
-        realised_low: Lower end of its interval.
-        realised_high: Upper end of its interval.
-        limit: The same with layers that rest for good.
-        limit_low: Lower end of its interval.
-        limit_high: Upper end of its interval.
-        reached: Share of the time the limit saves that the schedule saves, too; NaN where the limit saves nothing.
-        reached_low: Lower end of its interval.
-        reached_high: Upper end of its interval.
+    ``realised`` is the speed of the schedule's steps relative to full ones, larger is faster; ``limit`` the same with
+    layers that rest for good; ``reached`` the share of the time the limit saves that the schedule saves, too, NaN where
+    the limit saves nothing.
     """
 
     realised: float
@@ -240,105 +181,74 @@ class TrainJob(RunRequest, Job[Trained]):
 
     @property
     def configs(self) -> tuple[BoostConfig, ...]:
-        """Configurations that it trains."""
+        """The one it trains."""
         return (self.config,)
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedJob(Job[SpeedMeasured]):
-    """Measure a step time relative to the baseline's by interleaved blocks.
-
-    Args:
-        baseline: What it is compared with.
-        candidate: What is measured.
-        seed: Seed of weights and data.
-        rounds: Pairs of blocks.
-        steps_per_block: Optimizer steps of a block at least.
-        loading: Whether a step includes loading its batch.
-        precision: Width of the interval, relative to the ratio, at which a noisy machine is measured no longer.
-    """
-
-    kind: ClassVar[str] = "speed"
+class _JobBesideBaseline(Job[OutcomeT]):
+    """Compare a candidate with a baseline."""
 
     baseline: Side
     candidate: Side
-    seed: int
-    rounds: int
-    steps_per_block: int
-    loading: bool = False
-    precision: float = 0.05
+    seed: int  # of weights and data
 
     @property
     def configs(self) -> tuple[BoostConfig, ...]:
-        """Configurations that it trains."""
+        """Both."""
         return (self.baseline[0], self.candidate[0])
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayJob(Job[Replayed]):
-    """Predict what loss-scale policies would have done to a recorded run.
+class SpeedJob(_JobBesideBaseline[SpeedMeasured]):
+    """Measure a step time relative to the baseline's by interleaved blocks."""
 
-    Args:
-        run_path: Run directory, relative to the study.
-        policies: ``init``, ``factor``, ``window`` and where it is not dynamic ``kind`` of each.
-    """
+    kind: ClassVar[str] = "speed"
+
+    rounds: int  # pairs of blocks
+    steps_per_block: int  # updates of a block, at least
+    loading: bool = False  # whether a step includes loading its batch
+    precision: float = 0.05  # relative width of the interval at which a noisy machine is measured no longer
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementJob(_JobBesideBaseline[Agreement]):
+    """Compare first losses and the first gradient with the baseline's, at the same weights."""
+
+    kind: ClassVar[str] = "agreement"
+
+
+@dataclass(frozen=True, slots=True)
+class FreezingLimitJob(Job[FreezingLimitMeasured]):
+    """Time a freezing schedule beside layers that rest for good."""
+
+    kind: ClassVar[str] = "freezing_limit"
+
+    candidate: Side  # freezes
+    seed: int  # of weights, data and schedule
+    rounds: int  # each visits every kind of step of all sides
+    steps_per_block: int  # at least
+
+    @property
+    def configs(self) -> tuple[BoostConfig, ...]:
+        """The one it trains."""
+        return (self.candidate[0],)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayJob(Job[Replayed]):
+    """Predict what loss-scale policies would have done to a recorded run."""
 
     kind: ClassVar[str] = "replay"
     trains: ClassVar[bool] = False
 
-    run_path: str
-    policies: tuple[Mapping[str, Any], ...]
+    run_path: str  # run directory, relative to the study
+    policies: tuple[Mapping[str, Any], ...]  # `init`, `factor`, `window`, and where it is not dynamic `kind`
 
     @property
     def configs(self) -> tuple[BoostConfig, ...]:
         """None: nothing is trained."""
         return ()
-
-
-@dataclass(frozen=True, slots=True)
-class FreezingLimitJob(Job[FreezingLimitMeasured]):
-    """Time a freezing schedule beside layers that rest for good.
-
-    Args:
-        candidate: A configuration that freezes.
-        seed: Seed of weights, data and schedule.
-        rounds: Rounds; each visits every kind of step of all sides.
-        steps_per_block: Steps per block at least.
-    """
-
-    kind: ClassVar[str] = "freezing_limit"
-
-    candidate: Side
-    seed: int
-    rounds: int
-    steps_per_block: int
-
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """Configurations that it trains."""
-        return (self.candidate[0],)
-
-
-@dataclass(frozen=True, slots=True)
-class AgreementJob(Job[Agreement]):
-    """Compare first losses and the first gradient with a baseline's, at the same weights.
-
-    Args:
-        baseline: What they should be.
-        candidate: What changes the time of a step, and should not change them.
-        seed: Seed of weights and data.
-    """
-
-    kind: ClassVar[str] = "agreement"
-
-    baseline: Side
-    candidate: Side
-    seed: int
-
-    @property
-    def configs(self) -> tuple[BoostConfig, ...]:
-        """Configurations that it trains."""
-        return (self.baseline[0], self.candidate[0])
 
 
 # -- who watches a job -------------------------------------------------------------------------------------------------
@@ -355,22 +265,12 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """Who watches a job, and may end it; called in the thread that runs it.
+    """Who watches a job, and may end it; called in the thread that runs it."""
 
-    Args:
-        on_evaluation: Told step and metric of each evaluation of a `TrainJob`; True ends the run.
-        on_step: Told where a `TrainJob` stands.
-        stop: Asked at each step of a job that trains; True ends it early.
-    """
-
-    on_evaluation: Callable[[int, float], bool] | None = None
-    on_step: Callable[[RunStep], None] | None = None
-    stop: Callable[[], bool] | None = None
+    on_evaluation: Callable[[int, float], bool] | None = None  # with step and metric of a `TrainJob`; True ends the run
+    on_step: Callable[[RunStep], None] | None = None  # of a `TrainJob`
+    stop: Callable[[], bool] | None = None  # asked at each step of a job that trains; True ends it early
 
 
 UNMONITORED = Monitor()
 """Nobody watches."""
-
-
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)

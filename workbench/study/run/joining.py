@@ -13,21 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
-
-from workbench.study.ask.study_file import StudyFile, read_study, study_folder
+from workbench.study.ask.study_file import read_study, study_folder
 from workbench.study.errors import OutOfTimeError, StudyError
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
 from workbench.study.run.progress import StudyWatch, TuneProgress
-from workbench.study.run.runner import Experimenter
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 from workbench.study.store.quiet import quiet_optuna
 from workbench.study.store.stored_records import FINISHED, counted_trials
-
-__all__ = ["WorkerResult", "join_study"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +84,19 @@ def join_study(
     """
     began = time.monotonic()
     file, directory = read_study(study_dir), study_folder(study_dir)
-    _check(file, trials, timeout, grace_seconds)
+    if file.study.ranks > 1:
+        raise StudyError(
+            f"`study.ranks` is {file.study.ranks}, and a worker trains alone; run such a study with `workbench tune`"
+        )
+    if trials is not None and not trials >= 1:
+        raise StudyError(f"--trials must be at least 1, got {trials}")
+    for option, seconds in (("--timeout", timeout), ("--grace", grace_seconds)):
+        if seconds is not None and not seconds > 0.0:
+            raise StudyError(f"{option} must be greater than 0 seconds, got {seconds}")
     url = storage or kept.default_storage(directory)
     deadline = None if timeout is None else began + timeout
     with quiet_optuna(), kept.plain_storage_errors():
-        experimenter: Experimenter = experimenter_for(file, directory, make_experimenter)
-        if stop is not None or deadline is not None:
-            experimenter = StoppableExperimenter(experimenter, stop, deadline)
+        experimenter = StoppableExperimenter(experimenter_for(file, directory, make_experimenter), stop, deadline)
         allowed = file.allowed_drops(experimenter.metric_name)
         database = kept.open_storage(url, role="worker", grace_seconds=grace_seconds, wait=True)
         study = kept.open_study(database, file, experimenter)
@@ -110,30 +111,12 @@ def join_study(
         with contextlib.suppress(OutOfTimeError):  # O0 waits for the next worker
             search.run_baseline()
             search.run()
-        finished = _finished(study)
         return WorkerResult(
             name=file.study.name,
             finished_here=search.finished_here,
-            finished=finished,
+            finished=sum(trial.state in FINISHED for trial in counted_trials(study)),
             n_trials=n_trials,
             complete=not search.is_wanted(),
             storage=kept.shown_url(url),
             seconds=time.monotonic() - began,
         )
-
-
-def _finished(study: optuna.Study) -> int:
-    return sum(trial.state in FINISHED for trial in counted_trials(study))
-
-
-def _check(file: StudyFile, trials: int | None, timeout: float | None, grace_seconds: float | None) -> None:
-    if file.study.ranks > 1:
-        raise StudyError(
-            f"`study.ranks` is {file.study.ranks}, and a worker trains alone; run such a study with `workbench tune`"
-        )
-    if trials is not None and not trials >= 1:
-        raise StudyError(f"--trials must be at least 1, got {trials}")
-    if timeout is not None and not timeout > 0.0:
-        raise StudyError(f"--timeout must be greater than 0 seconds, got {timeout}")
-    if grace_seconds is not None and not grace_seconds > 0.0:
-        raise StudyError(f"--grace must be greater than 0 seconds, got {grace_seconds}")

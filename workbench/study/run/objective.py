@@ -6,7 +6,8 @@ goes into the trial's user attributes as it becomes known; a trial that is inter
 measured.
 
 Words: the *deficit* of a metric is how far it lies on the wrong side of O0's (positive = worse); *relative time* of a
-step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself.
+step is the step number times the relative step time, in O0 steps, after a *warm-up* of so many steps of O0 itself. A
+*curve* is pairs (micro-batches, metric) in increasing order; an *allowed* drop is in the metric's unit.
 """
 
 from __future__ import annotations
@@ -27,70 +28,35 @@ from workbench.study.errors import StudyFailedError
 from workbench.study.run.job import Monitor, RunStep, SpeedJob, SpeedMeasured, Trained, TrainJob, plain
 from workbench.study.run.runner import Experimenter
 from workbench.study.run.stopping import end_if_over
-from workbench.study.run.warm_up import (
-    NO_WARM_UP,
-    WarmUp,
-    WarmUpError,
-    WarmUps,
-)
-from workbench.study.store.trial_in_hand import TrialInHand
-
-__all__ = [
-    "Baseline",
-    "Objective",
-    "Prospect",
-    "Score",
-    "baseline_trial",
-    "deficit_at_equal_time",
-    "metric_deficit",
-    "prospect",
-    "score",
-    "steps_to_target",
-]
+from workbench.study.run.warm_up import NO_WARM_UP, WarmUp, WarmUpError, WarmUps
+from workbench.study.store.study_storage import StudyStorage
 
 _PENALTY = 10.0
 """Diverged runs count as this many times O0's cost: finite, and beyond anything a run that works can show."""
 
-
-STEP_TIME_COUNTS = frozenset({"speed", "time_to_quality"})
+_TIMED_AS_MEASURED = frozenset({"speed", "time_to_quality"})
 """Objectives whose value is the relative time as it was measured: of a step, or of a whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """O0's run, against which everything is scored.
-
-    Args:
-        metric: Final metric.
-        curve: Pairs (micro-batches, metric), in increasing order.
-        higher_is_better: Direction of the metric.
-        budget_steps: Micro-batches of a trial.
-    """
+    """O0's run, against which everything is scored."""
 
     metric: float
     curve: tuple[tuple[int, float], ...]
     higher_is_better: bool
-    budget_steps: int
+    budget_steps: int  # micro-batches of a trial
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a measurement is worth.
+    """What a measurement is worth."""
 
-    Args:
-        values: Objective values, one or (pareto) two; always finite.
-        deficit: Metric deficit against O0; inf when the run diverged.
-        allowed: Allowed drop.
-        steps_to_target: Micro-batches to O0's final metric less the allowed drop, a warm-up's not among them; inf when
-            not reached.
-        constraint: Finite number, at most 0 when the deficit is allowed.
-    """
-
-    values: tuple[float, ...]
-    deficit: float
+    values: tuple[float, ...]  # of the objective, one or (pareto) two; always finite
+    deficit: float  # against O0; inf when the run diverged
     allowed: float
-    steps_to_target: float
-    constraint: float
+    steps_to_target: float  # micro-batches to O0's final metric less the allowed drop, without a warm-up's; inf: never
+    constraint: float  # finite, at most 0 when the deficit is allowed
 
     @property
     def feasible(self) -> bool:
@@ -106,16 +72,7 @@ def metric_deficit(baseline: float, metric: float, *, higher_is_better: bool) ->
 
 
 def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher_is_better: bool) -> float:
-    """Return when a curve first reaches a target.
-
-    Args:
-        curve: Pairs (micro-batches, metric), in increasing order.
-        target: Metric to reach.
-        higher_is_better: Direction of the metric.
-
-    Returns:
-        Micro-batches, interpolated linearly between evaluations; inf when the target is never reached.
-    """
+    """Return after how many micro-batches a curve first reaches a metric, interpolated linearly; inf for never."""
     sign = 1.0 if higher_is_better else -1.0
     before: tuple[int, float] | None = None
     for step, metric in curve:
@@ -131,18 +88,10 @@ def steps_to_target(curve: Sequence[tuple[int, float]], target: float, *, higher
 def deficit_at_equal_time(
     baseline: Baseline, step: int, metric: float, relative_step_time: float, warm_up_steps: int = 0
 ) -> float | None:
-    """Return the metric deficit against O0's curve after the same time.
+    """Return a run's metric deficit against O0's curve after the same time.
 
-    Args:
-        baseline: O0's run.
-        step: Micro-batches of the trial so far.
-        metric: Its metric there.
-        relative_step_time: Its step time / O0's.
-        warm_up_steps: Micro-batches of O0 before its first one.
-
-    Returns:
-        Deficit (positive = worse), inf for a NaN metric; None before O0's first evaluation, when nothing is known.
-        After O0's last evaluation O0 keeps its final metric.
+    Inf for a NaN metric; None before O0's first evaluation, when nothing is known. After its last one O0 keeps its
+    final metric.
     """
     time = warm_up_steps + step * relative_step_time
     if not baseline.curve or time < baseline.curve[0][0]:
@@ -156,26 +105,12 @@ def deficit_at_equal_time(
 
 
 def score(
-    trained: Trained,
-    speed: SpeedMeasured,
-    baseline: Baseline,
-    allowed: float,
-    objective: str,
-    warm_up_steps: int = 0,
+    trained: Trained, speed: SpeedMeasured, baseline: Baseline, allowed: float, objective: str, warm_up_steps: int = 0
 ) -> Score:
-    """Score a measurement.
+    """Score a measurement at an allowed drop.
 
-    Args:
-        trained: The run.
-        speed: Its relative step time.
-        baseline: O0's run.
-        allowed: Allowed drop, in the metric's unit.
-        objective: ``"time_to_target"``, ``"speed"``, ``"time_to_quality"`` or ``"pareto"``.
-        warm_up_steps: Micro-batches of O0 before the run; part of the time to the target.
-
-    Returns:
-        The score. A target that is not reached is censored at the budget, which the run itself has after any warm-up;
-        a diverged run gets a finite penalty.
+    A target that is not reached is censored at the budget, which the run itself has after any warm-up; a diverged run
+    gets a finite penalty.
     """
     higher = baseline.higher_is_better
     sign = 1.0 if higher else -1.0
@@ -189,7 +124,7 @@ def score(
     if objective == "pareto":
         metric = baseline.metric - sign * scale if diverged else trained.metric
         return Score((metric, max(ratio, _PENALTY) if diverged else ratio), deficit, allowed, steps, constraint)
-    if objective in STEP_TIME_COUNTS:
+    if objective in _TIMED_AS_MEASURED:
         value = _PENALTY * max(ratio, 1.0) if diverged else ratio
     elif diverged:
         value = _PENALTY * max(ratio, 1.0) * baseline.budget_steps
@@ -200,12 +135,7 @@ def score(
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a run that goes on can still get.
-
-    Args:
-        least: The smallest value possible.
-        reached: Whether it has reached its target.
-    """
+    """What a run that goes on can still get: the smallest value possible; and whether it has reached its target."""
 
     least: float
     reached: bool
@@ -219,15 +149,9 @@ def prospect(
     objective: str,
     warm_up_steps: int = 0,
 ) -> Prospect:
-    """Say what a run can still get, from its evaluations so far.
+    """Say what a run can still get, from its evaluations so far, of which there is one at least.
 
-    Args:
-        curve: Pairs (micro-batches, metric) so far, at least one.
-        ratio: Its relative step time; the lower end of its interval, so that noise ends no run.
-        baseline: O0's run.
-        allowed: Allowed drop, in the metric's unit.
-        objective: ``"time_to_target"`` or ``"speed"``.
-        warm_up_steps: Micro-batches of O0 before the run.
+    ``ratio`` is the lower end of its relative step time, so that noise ends no run.
     """
     if objective == "speed":
         return Prospect(ratio, reached=False)
@@ -243,25 +167,16 @@ def baseline_trial(study: optuna.Study) -> FrozenTrial | None:
 
 
 class Objective:
-    """Run one trial.
+    """Run one trial, which is buffered in the study's database; of the allowed drops, the target's is scored at.
 
-    Args:
-        file: The study.
-        study: The Optuna study.
-        experimenter: Who trains.
-        allowed_drops: Allowed drop per export; trials are scored at that of the study's target.
-        warm_ups: Weight snapshots for plans that need them.
-        deadline: ``time.monotonic()`` by which a trial has to end; None for none. Who trains ends it then; no training
-            is begun here that would take longer.
-        on_step: Told while a trial trains.
-
-    Attributes:
-        deadline: May be set anew between two trials.
+    ``deadline`` is ``time.monotonic()`` by which a trial has to end, None for none: who trains ends it then, and no
+    training is begun here that would take longer. It may be changed between two trials.
     """
 
     def __init__(
         self,
         file: StudyFile,
+        database: StudyStorage,
         study: optuna.Study,
         experimenter: Experimenter,
         allowed_drops: dict[str, float],
@@ -270,48 +185,38 @@ class Objective:
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
         self.deadline = deadline
+        self._file, self._hand, self._study, self._experimenter = file, database, study, experimenter
         self._drops = allowed_drops
-        self._file = file
-        self._hand = TrialInHand(study)
-        self._study = self._hand.study
-        self._experimenter = experimenter
         self._allowed = allowed_drops[file.allowed_drop.target]
         self._base = file.base_config()
-        self._plans = file.plans
-        self._dimensions = file.dimensions
-        self._warm_ups = warm_ups
-        self._on_step = on_step
-        self._reported: frozenset[int] = frozenset()  # steps at which the trial in hand was evaluated before
+        self._plans, self._dimensions = file.plans, file.dimensions
+        self._warm_ups, self._on_step = warm_ups, on_step
+        self._reported: frozenset[int] = frozenset()  # steps at which the running trial was evaluated before
 
-    def __call__(self, trial: optuna.Trial, trials: Sequence[FrozenTrial] | None = None) -> tuple[float, ...]:
-        """Run the trial and return its objective values.
-
-        Args:
-            trial: The trial, which is running.
-            trials: All trials of the study as they have just been read; None reads them.
+    def __call__(self, trial: optuna.Trial) -> tuple[float, ...]:
+        """Run the trial, which is running and buffered, and return its objective values.
 
         Raises:
             optuna.TrialPruned: When it is not worth finishing.
             StudyFailedError: When O0 itself does not train.
         """
-        with self._hand.holding(trial, trials):
-            return self._outcome(trial)
-
-    def _outcome(self, trial: optuna.Trial) -> tuple[float, ...]:
         is_baseline = bool(trial.user_attrs.get("baseline"))
-        self._reported = frozenset(trial._cached_frozen_trial.intermediate_values)
+        self._reported = frozenset(self._hand.get_trial(trial._trial_id).intermediate_values)
         try:
             suggestion = self._baseline(trial) if is_baseline else self._drawn(trial)
             plan = self._plans.resolve(suggestion.config, suggestion.level)
         except ConfigError as error:
             return self._refused(trial, f"not a valid configuration: {error}")
-        trial.set_user_attr("level", suggestion.level)
-        trial.set_user_attr("config", suggestion.config.to_dict())
-        trial.set_user_attr("parameters", plain(dict(suggestion.parameters)))
-        trial.set_user_attr("summary", plan.summary())
-        trial.set_user_attr("plan_key", plan.key())
-        trial.set_user_attr("training_key", plan.training_key())
-        trial.set_user_attr("allowed_drop", self._allowed)
+        _note(
+            trial,
+            level=suggestion.level,
+            config=suggestion.config.to_dict(),
+            parameters=plain(dict(suggestion.parameters)),
+            summary=plan.summary(),
+            plan_key=plan.key(),
+            training_key=plan.training_key(),
+            allowed_drop=self._allowed,
+        )
         self._hand.write()
         if is_baseline:
             return self._run_baseline(trial, plan)
@@ -337,11 +242,8 @@ class Objective:
 
     def _baseline(self, trial: optuna.Trial) -> Suggestion:
         # The level is drawn (it was enqueued as O0) so that the sampler learns from this trial, too.
-        parameters: dict[str, Any] = {}
-        for dimension in self._dimensions:
-            if dimension.path == "level" and "O0" in dimension.choices:
-                parameters["level"] = dimension.draw(trial)
-        return Suggestion("O0", self._baseline_config(), parameters)
+        level = next((one for one in self._dimensions if one.path == "level" and "O0" in one.choices), None)
+        return Suggestion("O0", self._baseline_config(), {} if level is None else {"level": level.draw(trial)})
 
     def _run_baseline(self, trial: optuna.Trial, plan: Plan) -> tuple[float, ...]:
         trained = self._train(trial, plan, NO_WARM_UP, None)
@@ -357,23 +259,20 @@ class Objective:
         return self._finish(trial, trained, speed, self._baseline_of(trained))
 
     def _run(self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp) -> tuple[float, ...]:
-        baseline = self._stored_baseline()
+        baseline, file = self._stored_baseline(), self._file
+        objective, budget = file.study.objective, file.study.budget_steps
+        config = explicit_config(plan, warm_up.snapshots)
         if "speed" in trial.user_attrs:  # measured before the trial was interrupted
             speed = SpeedMeasured.from_json(trial.user_attrs["speed"])
         else:
-            file = self._file
+            sides = (all_off(self._base), "O0"), (config, plan.level)
             job = SpeedJob(
-                (all_off(self._base), "O0"),
-                (explicit_config(plan, warm_up.snapshots), plan.level),
-                seed=file.study.seed,
-                rounds=file.speed.rounds,
-                steps_per_block=file.speed.steps_per_block,
+                *sides, file.study.seed, rounds=file.speed.rounds, steps_per_block=file.speed.steps_per_block
             )
             speed = self._experimenter.run(job)
             trial.set_user_attr("speed", speed.to_json())
             self._hand.write()  # an interrupted trial finds it here
         end_if_over(self.deadline, speed.ratio * self._baseline_seconds())
-        objective = self._file.study.objective
         every_run = objective == "pareto" or isinstance(self._study.pruner, optuna.pruners.NopPruner)
         limits = {} if every_run else self._limits(baseline)
         curve: list[tuple[int, float]] = []
@@ -383,55 +282,51 @@ class Objective:
             nonlocal pruned, why
             curve.append((step, metric))
             deficit = deficit_at_equal_time(baseline, step, metric, speed.ratio, warm_up.steps)
-            if deficit is None or step >= file_budget:
+            if deficit is None or step >= budget:
                 return False
             self._report(trial, step, deficit)
-            told = [prospect(curve, speed.low, baseline, drop, objective, warm_up.steps) for drop in limits]
-            if limits and all(one.least > limit for one, limit in zip(told, limits.values(), strict=True)):
+            prospects = [
+                (prospect(curve, speed.low, baseline, drop, objective, warm_up.steps), limit)
+                for drop, limit in limits.items()
+            ]
+            if prospects and all(one.least > limit for one, limit in prospects):
                 pruned, why = True, "it can no longer be better than O0 and the trials that would be confirmed"
             # One that has reached its target in time goes to its end, which says whether it stays there.
-            elif not any(one.reached and one.least <= limit for one, limit in zip(told, limits.values(), strict=True)):
+            elif not any(one.reached and one.least <= limit for one, limit in prospects):
                 pruned, why = trial.should_prune(), "worse than the median at equal time"
             return pruned
 
-        file_budget = self._file.study.budget_steps
-        prunes = objective != "pareto"
-        trained = self._train(trial, plan, warm_up, on_evaluation if prunes else None)
+        trained = self._train(trial, plan, warm_up, None if objective == "pareto" else on_evaluation)
         trial.set_user_attr("trained", trained.to_json())
         if pruned:
             last = trained.curve[-1]
-            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up.steps))
             trial.set_user_attr("message", f"pruned after {last[0]} steps: {why}")
-            raise optuna.TrialPruned
+            self._prune(trial, baseline, last, speed.ratio, warm_up.steps)
         return self._finish(trial, trained, speed, baseline, warm_up.steps)
 
     def _repeat(self, trial: optuna.Trial, twin: FrozenTrial) -> tuple[float, ...]:
-        """Score an equal plan from what is stored, for the sampler to learn from; nobody else counts it as a trial."""
-        trained, speed = _measured(twin.user_attrs)
-        trial.set_user_attr("trained", twin.user_attrs["trained"])
-        trial.set_user_attr("speed", twin.user_attrs["speed"])
-        trial.set_user_attr("repeats", twin.number)
-        warm_up_steps = int(twin.user_attrs.get("warm_up_steps", 0))
-        trial.set_user_attr("warm_up_steps", warm_up_steps)
-        note = f"same plan as trial {twin.number}, not run again"
-        trial.set_user_attr("message", note)
+        """Score an equal plan from what is stored, for the sampler to learn from; it counts as no trial of its own."""
+        stored = twin.user_attrs
+        trained, speed = _measured(stored)
+        warm_up_steps = int(stored.get("warm_up_steps", 0))
+        _note(
+            trial,
+            trained=stored["trained"],
+            speed=stored["speed"],
+            repeats=twin.number,
+            warm_up_steps=warm_up_steps,
+            message=f"same plan as trial {twin.number}, not run again",
+        )
         baseline = self._stored_baseline()
         if twin.state == TrialState.PRUNED:
             # Only here: a repeated complete trial would vote twice in the pruner's median.
             for step, deficit in twin.intermediate_values.items():
                 self._report(trial, step, deficit)
-            last = trained.curve[-1]
-            self._constrain(trial, self._pruned_constraint(baseline, last, speed.ratio, warm_up_steps))
-            raise optuna.TrialPruned
+            self._prune(trial, baseline, trained.curve[-1], speed.ratio, warm_up_steps)
         return self._finish(trial, trained, speed, baseline, warm_up_steps)
 
     def _finish(
-        self,
-        trial: optuna.Trial,
-        trained: Trained,
-        speed: SpeedMeasured,
-        baseline: Baseline,
-        warm_up_steps: int = 0,
+        self, trial: optuna.Trial, trained: Trained, speed: SpeedMeasured, baseline: Baseline, warm_up_steps: int = 0
     ) -> tuple[float, ...]:
         scored = score(trained, speed, baseline, self._allowed, self._file.study.objective, warm_up_steps)
         trial.set_user_attr("score", plain({**asdict(scored), "feasible": scored.feasible}))
@@ -442,12 +337,20 @@ class Objective:
 
     def _refused(self, trial: optuna.Trial, sentence: str) -> tuple[float, ...]:
         """Score a combination of values that cannot be trained."""
-        baseline = self._stored_baseline()
         nothing = Trained(math.nan, (), 0.0, diverged=True, message=sentence)
-        scored = score(nothing, SpeedMeasured(1.0, 1.0, 1.0), baseline, 0.0, self._file.study.objective)
+        as_o0 = SpeedMeasured(1.0, 1.0, 1.0)
+        scored = score(nothing, as_o0, self._stored_baseline(), 0.0, self._file.study.objective)
         trial.set_user_attr("message", sentence)
         self._constrain(trial, scored.constraint)
         return scored.values
+
+    def _prune(
+        self, trial: optuna.Trial, baseline: Baseline, last: tuple[int, float], ratio: float, warm_up_steps: int
+    ) -> None:
+        deficit = deficit_at_equal_time(baseline, *last, ratio, warm_up_steps)
+        limit = _PENALTY * (abs(baseline.metric) + 1.0)
+        self._constrain(trial, min((limit if deficit is None else deficit) - self._allowed, limit))
+        raise optuna.TrialPruned
 
     def _train(
         self, trial: optuna.Trial, plan: Plan, warm_up: WarmUp, on_evaluation: Callable[[int, float], bool] | None
@@ -461,11 +364,6 @@ class Objective:
             run_id=f"trial_{trial.number:04d}",
         )
         return self._experimenter.run(job, Monitor(on_evaluation, self._on_step))
-
-    def _baseline_seconds(self) -> float:
-        """Return how long O0 trained."""
-        stored = baseline_trial(self._study)
-        return math.nan if stored is None else Trained.from_json(stored.user_attrs["trained"]).seconds
 
     def _limits(self, baseline: Baseline) -> dict[float, float]:
         """Return allowed drop -> the value that a trial has to stay below to be of use, as far as is known now.
@@ -502,32 +400,28 @@ class Objective:
             trial.storage.set_trial_system_attr(trial._trial_id, "constraints", [value])
             trial.set_constraint("metric_deficit", value)
 
-    def _pruned_constraint(
-        self, baseline: Baseline, last: tuple[int, float], ratio: float, warm_up_steps: int
-    ) -> float:
-        deficit = deficit_at_equal_time(baseline, last[0], last[1], ratio, warm_up_steps)
-        limit = _PENALTY * (abs(baseline.metric) + 1.0)
-        return min((limit if deficit is None else deficit) - self._allowed, limit)
-
     def _stored_baseline(self) -> Baseline:
+        return self._baseline_of(self._baseline_run())
+
+    def _baseline_seconds(self) -> float:
+        """Return how long O0 trained."""
+        return self._baseline_run().seconds
+
+    def _baseline_run(self) -> Trained:
         trial = baseline_trial(self._study)
         if trial is None:
             raise StudyFailedError("the study has no finished O0 trial to compare with")
-        return self._baseline_of(Trained.from_json(trial.user_attrs["trained"]))
+        return Trained.from_json(trial.user_attrs["trained"])
 
     def _baseline_of(self, trained: Trained) -> Baseline:
         higher = self._experimenter.higher_is_better
         return Baseline(trained.metric, trained.curve, higher, self._file.study.budget_steps)
 
     def _equal_plan(self, plan: Plan, number: int) -> FrozenTrial | None:
-        keys = {
-            "plan_key": plan.key(),
-            "training_key": plan.training_key(),
-        }  # trials of version 0.6 have the first only
-        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+        keys = {"plan_key": plan.key(), "training_key": plan.training_key()}  # version 0.6 stored the first only
         twins = [
             trial
-            for trial in finished
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
             if any(trial.user_attrs.get(name) == key for name, key in keys.items())
             and "trained" in trial.user_attrs
             and trial.number != number
@@ -535,6 +429,11 @@ class Objective:
         # A run that went to the end says more than a pruned one.
         twins.sort(key=lambda trial: ("repeats" in trial.user_attrs, trial.state != TrialState.COMPLETE, trial.number))
         return twins[0] if twins else None
+
+
+def _note(trial: optuna.Trial, **attributes: Any) -> None:
+    for key, value in attributes.items():
+        trial.set_user_attr(key, value)
 
 
 def _measured(attributes: Mapping[str, Any]) -> tuple[Trained, SpeedMeasured]:

@@ -3,7 +3,7 @@
 A database server is restarted, a network has a bad minute: no reason to lose hours of training. What failed is tried
 again after 0.5, 1, 2, 4, 8, 8, ... seconds, up to a limit; the waits are shortened by a random part, so that a hundred
 workers do not come back at the same instant. Only what can pass by itself is waited for: a wrong password or a full
-disk is told at once.
+disk is reported at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import optuna
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError, SQLAlchemyError
 
 from workbench.core.credentials import hide_passwords
-
-__all__ = ["STORAGE_ERRORS", "Patience", "may_pass", "reason_of"]
 
 STORAGE_ERRORS = (optuna.exceptions.StorageInternalError, SQLAlchemyError)
 """What Optuna and the database driver raise when the database cannot be used."""
@@ -42,10 +40,10 @@ def may_pass(error: BaseException) -> bool:
         return True  # what broke its connection was raised before; a new session has a new one
     if not isinstance(cause, DBAPIError):
         return False
-    told = str(cause.orig).lower()
+    reason = str(cause.orig).lower()
     if type(cause.orig).__module__.startswith("sqlite3"):
-        return "locked" in told or "busy" in told  # anything else, a full disk say, is the machine's
-    if any(word in told for word in _REFUSED):
+        return "locked" in reason or "busy" in reason  # anything else, a full disk say, is the machine's
+    if any(word in reason for word in _REFUSED):
         return False
     return cause.connection_invalidated or isinstance(cause, (OperationalError, InterfaceError))
 
@@ -79,42 +77,30 @@ class Patience:
         self._failed_at = time.monotonic()
 
     def call(self, request: Callable[[], _Result]) -> _Result:
-        """Make a request, again and again while it fails in a way that may pass.
+        """Make a request, again and again while it fails in a way that may pass; return what it returns.
 
-        Args:
-            request: What to do; harmless to repeat, since an answer that was lost looks like a failure.
-
-        Returns:
-            What it returns.
-
-        Raises:
-            StorageInternalError: When it still fails after the longest wait, or in a way that does not pass.
-            SQLAlchemyError: The same, where Optuna does not wrap it.
+        It must be harmless to repeat, since an answer that was lost looks like a failure. After the longest wait, or
+        where a failure does not pass, one of `STORAGE_ERRORS` is raised.
         """
-        began = time.monotonic()
-        wait = _FIRST_WAIT_SECONDS
-        told = False
+        began, wait, noted = time.monotonic(), _FIRST_WAIT_SECONDS, False
         while True:
             try:
                 result = request()
             except STORAGE_ERRORS as error:
-                waited = time.monotonic() - began
                 if not may_pass(error):
                     raise
                 self.note_failure()
-                if self._suspended or waited >= self._seconds:
+                left = self._seconds - (time.monotonic() - began)
+                if self._suspended or left <= 0.0:
                     raise
-                if not told:
-                    told = True
-                    _log.warning(
-                        "the study's database does not answer (%s); trying again for up to %.0f s",
-                        reason_of(error),
-                        self._seconds,
-                    )
-                self._sleep(min(wait * random.uniform(0.5, 1.0), max(self._seconds - waited, 0.0)))
+                if not noted:
+                    noted = True
+                    why = f"the study's database does not answer ({reason_of(error)})"
+                    _log.warning("%s; trying again for up to %.0f s", why, self._seconds)
+                self._sleep(min(wait * random.uniform(0.5, 1.0), left))
                 wait = min(2.0 * wait, _LONGEST_WAIT_SECONDS)
                 continue
-            if told:
+            if noted:
                 _log.warning("the study's database answers again after %.0f s", time.monotonic() - began)
             return result
 

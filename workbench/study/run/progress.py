@@ -19,8 +19,6 @@ from workbench.study.run.job import RunStep
 from workbench.study.set_up.standing import standing_now
 from workbench.study.store.stored_records import records_of, trials_of
 
-__all__ = ["StudyWatch", "TuneProgress"]
-
 _DECIDING = frozenset({"confirm", "export"})
 """Phases in which the search's leader is no news any more: they decide what is exported."""
 
@@ -50,16 +48,7 @@ class TuneProgress:
 
 
 class StudyWatch:
-    """Turn what happens into `TuneProgress`.
-
-    Args:
-        study: The study.
-        file: Its file.
-        n_trials: Finished trials of the whole study.
-        confirm_seeds: Seeds of the confirmation; None follows the file.
-        on_progress: Who is told; None for nobody.
-        deadline: ``time.monotonic()`` at which no further run is begun; None for none.
-    """
+    """Turn what happens into `TuneProgress`; ``confirm_seeds`` of None follows the file, and no deadline is None."""
 
     def __init__(
         self,
@@ -70,89 +59,73 @@ class StudyWatch:
         on_progress: Callable[[TuneProgress], None] | None,
         deadline: float | None = None,
     ) -> None:
-        self._study = study
-        self._file = file
-        self._n_trials = n_trials
-        self._on_progress = on_progress
+        self._study, self._file, self._n_trials, self._on_progress = study, file, n_trials, on_progress
         self._began = time.monotonic()
         self._deadline = math.inf if deadline is None else deadline
-        self._phase = "search"
-        self._done = 0.0
-        self._total = float(n_trials)
-        self._share = 0.0
+        self._phase, self._done, self._total, self._share = "search", 0.0, float(n_trials), 0.0
         self._trial_seconds = math.nan
-        self._best = ""
-        self._ended = 0
-        self._note = ""
+        self._best, self._note, self._ended = "", "", 0
         self._records: dict[int, TrialRecord] = {}  # of trials that have ended
         self._attributes: dict[str, Any] = {}  # the study's, which stand once its drops are known
         self._notes = Notes(study, file)
         seeds = file.confirm.seeds_min if confirm_seeds is None else confirm_seeds
-        plans = 1 + file.confirm.candidates
-        self._later_runs = float(seeds * plans) if file.confirm.enabled else 0.0
+        self._later_runs = float(seeds * (1 + file.confirm.candidates)) if file.confirm.enabled else 0.0
 
     def phase(self, name: str, done: float = 0.0, total: float = 1.0) -> None:
         """Begin a phase."""
         if name == "search":
             self._phase = name
-            self._keep_notes()
-            self._refresh()
-        else:
-            self._phase, self._done, self._total, self._share = name, done, total, 0.0
-            if name in _DECIDING:
-                self._best = ""
-            if name == "export":
-                self._later_runs = 0.0
-        self._tell()
+            self.trial_finished()
+            return
+        self._phase, self._done, self._total, self._share = name, done, total, 0.0
+        if name in _DECIDING:
+            self._best = ""
+        if name == "export":
+            self._later_runs = 0.0
+        self._report()
 
     def step(self, step: RunStep) -> None:
         """Take a step of the run in progress."""
         self._share = min(step.step / max(step.steps, 1), 1.0)
-        self._tell()
+        self._report()
 
     def trial_finished(self) -> None:
         """Look at the trials again."""
-        self._keep_notes()
-        self._refresh()
-        self._tell()
+        if self._notes.are_due:
+            self._notes.write(trials_of(self._study))
+        if self._on_progress is not None:
+            self._refresh()
+        self._report()
 
     def run_finished(self, done: int, total: int) -> None:
         """Take the number of confirmation runs done."""
-        self._phase, self._done, self._total, self._share = "confirm", float(done), float(total), 0.0
-        self._best = ""
         self._later_runs = 0.0
-        self._tell()
+        self.phase("confirm", float(done), float(total))
 
     def note(self, sentence: str) -> None:
         """Pass a sentence on."""
-        self._note = sentence
-        self._best = ""
-        self._tell()
+        self._note, self._best = sentence, ""
+        self._report()
 
     def done(self) -> None:
         """End the last phase."""
         self._done, self._share = self._total, 0.0
-        self._tell()
-
-    def _keep_notes(self) -> None:
-        if self._notes.are_due:
-            self._notes.write(trials_of(self._study))
+        self._report()
 
     def _refresh(self) -> None:
-        if self._on_progress is None:
-            return
         trials = self._study.get_trials(deepcopy=False)  # once: each look asks the database
         if any(map(math.isnan, self._attributes.get("allowed_drops", {"": math.nan}).values())):
             self._attributes = self._study.user_attrs
         attributes = self._attributes
         records = records_of(trials, attributes, known=self._records)
-        complete = [one for one in trials if one.state == TrialState.COMPLETE]
+        complete = (one for one in trials if one.state == TrialState.COMPLETE)
         baseline = next((one.number for one in complete if one.user_attrs.get("baseline")), None)
+        ended = [one for one in records if one.state in {"complete", "pruned", "failed"}]
         if baseline is not None:  # what has ended is not read again
-            self._records = {one.number: one for one in records if one.state in {"complete", "pruned", "failed"}}
-        finished = [one for one in records if one.state in {"complete", "pruned"}]
-        self._ended = sum(record.state in {"complete", "pruned", "failed"} for record in records)
+            self._records = {one.number: one for one in ended}
+        finished = [one for one in ended if one.state != "failed"]
         seconds = [record.seconds for record in finished if record.seconds > 0.0]
+        self._ended = len(ended)
         self._trial_seconds = sum(seconds) / len(seconds) if seconds else math.nan
         if self._phase != "attribution":
             self._phase, self._done, self._total = "search", float(len(finished)), float(self._n_trials)
@@ -161,8 +134,15 @@ class StudyWatch:
 
     def _best_of(self, records: list[TrialRecord], baseline: int, attributes: Mapping[str, Any]) -> str:
         """Say which trial leads the search, for the export it aims at or else another."""
-        if self._file.study.objective == "time_to_quality":
-            return self._leader_of(records)
+        objective = self._file.study.objective
+
+        def described(trial: TrialRecord) -> str:
+            factor = f"{1.0 / trial.relative_step_time:.2f} x {timed_per(objective)}"
+            return f"trial {trial.number}, {factor}, {trial.summary}"
+
+        if objective == "time_to_quality":  # the set-up that surely keeps the quality
+            leader = standing_now(self._study, self._file).leader
+            return next((described(record) for record in records if record.number == leader), "")
         reference = next(one for one in records if one.number == baseline)
         for target in sorted(attributes["allowed_drops"], key=lambda one: one != self._file.allowed_drop.target):
             ranked = competing_trials(
@@ -170,24 +150,14 @@ class StudyWatch:
                 reference,
                 target,
                 attributes["allowed_drops"][target],
-                objective=self._file.study.objective,
+                objective=objective,
                 higher_is_better=bool(attributes["higher_is_better"]),
                 plans=self._file.plans,
             )
             best = next(ranked, None)
             if best is not None:
-                return f"{target}: {self._said(best)}"
+                return f"{target}: {described(best)}"
         return ""
-
-    def _leader_of(self, records: list[TrialRecord]) -> str:
-        """Say which set-up leads: one that surely keeps the quality."""
-        leader = standing_now(self._study, self._file).leader
-        led = next((record for record in records if record.number == leader), None)
-        return "" if led is None else self._said(led)
-
-    def _said(self, trial: TrialRecord) -> str:
-        factor = f"{1.0 / trial.relative_step_time:.2f} x {timed_per(self._file.study.objective)}"
-        return f"trial {trial.number}, {factor}, {trial.summary}"
 
     def _search_seconds(self) -> float:
         """Return the time left to a search for the fastest set-up."""
@@ -195,7 +165,7 @@ class StudyWatch:
         later += self._file.confirm.time_share if self._file.confirm.enabled else 0.0
         return max(self._deadline - later * (self._deadline - self._began) - time.monotonic(), 0.0)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._on_progress is None:
             return
         ended_by_time = self._file.study.objective == "time_to_quality" and math.isfinite(self._deadline)

@@ -14,8 +14,6 @@ from workbench.study.errors import StudyError
 from workbench.study.run.job import UNMONITORED, FreezingLimitJob, Job, Monitor, OutcomeT
 from workbench.study.run.runner import Experimenter, ExperimenterWrapper
 
-__all__ = ["LeadingExperimenter", "follow"]
-
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -25,13 +23,7 @@ class _End:
 
 
 def follow(experimenter: Experimenter) -> Any:
-    """Do what rank 0 does until its study is over: what every other rank does.
-
-    Args:
-        experimenter: This rank's own.
-
-    Returns:
-        What rank 0 gave to ``LeadingExperimenter.end``.
+    """Do what rank 0 does until it calls ``LeadingExperimenter.end``; return what it gave there.
 
     Raises:
         RankFailure: When a rank has died, or rank 0's study ended with an error.
@@ -40,11 +32,11 @@ def follow(experimenter: Experimenter) -> Any:
     from workbench.core import distributed as ranks
 
     while True:
-        told: Any = ranks.broadcast_object(None)
-        if isinstance(told, _End):
-            return told.result
+        job: Any = ranks.broadcast_object(None)
+        if isinstance(job, _End):
+            return job.result
         try:
-            _run_together(experimenter, told, UNMONITORED)
+            run_together(experimenter, job, UNMONITORED)
         except OSError:  # a lost rank, a full disk: the study ends on every rank, as it would on one
             raise
         except Exception:  # it failed alike on every rank, and rank 0 decides what that means
@@ -52,11 +44,11 @@ def follow(experimenter: Experimenter) -> Any:
 
 
 class LeadingExperimenter(ExperimenterWrapper):
-    """Rank 0's experimenter: has the other ranks run each job together with its own.
+    """Rank 0's experimenter: has the other ranks run each job together with its own."""
 
-    Args:
-        inner: Who trains on this rank.
-    """
+    def __init__(self, inner: Experimenter) -> None:
+        super().__init__(inner)
+        self._inner = inner
 
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job over all ranks; measured is by this rank's clock.
@@ -72,7 +64,7 @@ class LeadingExperimenter(ExperimenterWrapper):
         if not job.trains:
             return self._inner.run(job, monitor)
         ranks.broadcast_object(job)
-        return _run_together(self._inner, job, monitor)
+        return run_together(self._inner, job, monitor)
 
     def end(self, result: Any) -> None:
         """Let the other ranks go, with the study's result."""
@@ -81,7 +73,7 @@ class LeadingExperimenter(ExperimenterWrapper):
         ranks.broadcast_object(_End(result))
 
 
-def _run_together(experimenter: Experimenter, job: Job[OutcomeT], monitor: Monitor) -> OutcomeT:
+def run_together(experimenter: Experimenter, job: Job[OutcomeT], monitor: Monitor) -> OutcomeT:
     """Run a job that every rank runs; raises what it raised, or RankFailure when only some ranks failed."""
     from workbench.core import distributed as ranks
 

@@ -1,43 +1,66 @@
 """``workbench tune --engine ray``: the trials of a study on the machines of a Ray cluster.
 
-    driver: Study.ask / tell, sampler, pruner, database          places: workers in the cluster
-      one thread per place, which only waits   <-- messages -->    one process (or one per rank) that trains
+    driver: Study.ask / tell, sampler, pruner, database          slots: actors in the cluster
+      one thread per slot, which only waits   --- run(job) --->    one process (or one per rank) that trains
+                                              <- a generator ->    evaluations, each answered; at last the outcome
 
-The database and its credentials stay with the driver; workers get configurations and numbers. Queueing,
-placement and scaling are Ray's: a place that has no room yet waits in Ray's queue, and that is what an autoscaler sees.
-A dead driver takes its workers along, and the same command continues, as without Ray.
+The database and its credentials stay with the driver; workers get configurations and numbers. Queueing, placement and
+scaling are Ray's: a slot that has no room yet waits in Ray's queue, and that is what an autoscaler sees. A worker or
+node that dies costs the job under way, which is run again. A dead driver takes its workers along, and the same command
+continues, as without Ray.
+
+Ray is imported here and only when a study asks for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import itertools
+import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from workbench.study.ask.study_file import StudyFile
 from workbench.study.errors import StudyError, StudyStoppedError
-from workbench.study.run import ray_folders
-from workbench.study.run.experimenter import MakeExperimenter
+from workbench.study.run.experimenter import MakeExperimenter, replay_recorded
+from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT, ReplayJob, RunStep, Trained
 from workbench.study.run.progress import StudyWatch
-from workbench.study.run.ray_cluster import joined_cluster, n_places, wait_for_room
-from workbench.study.run.ray_experimenter import RayExperimenter
-from workbench.study.run.ray_place import Place
-from workbench.study.run.ray_resources import parse_resources
+from workbench.study.run.ray_resources import TrialResources, parse_resources
+from workbench.study.run.ray_worker import Evaluated, RayWorker, TaskFacts, marked, python_files, unpack_run
+from workbench.study.run.runner import ExperimenterWrapper
 from workbench.study.run.searching import Search
 from workbench.study.run.stopping import StoppableExperimenter, end_if_asked
 from workbench.study.run.warm_up import WarmUps
 from workbench.study.store import storage as kept
 
-__all__ = ["RayCrew", "RayEngine"]
-
+_WAIT_VARIABLE = "WORKBENCH_RAY_WAIT"
+_WAIT_SECONDS = 30.0
+_MOST_LOSSES = 3
 _POLL_SECONDS = 0.5
+_STOP_SECONDS = 0.2
+_NOTE_SECONDS = 5.0
+_CONNECT_SECONDS = 5.0
 _GRACE_SECONDS = 10.0
-_TELL_SECONDS = 30.0
+_MEETING_SECONDS = 300.0
+
+
+_R = TypeVar("_R")
+
+
+class LostTrialError(RuntimeError):
+    """Worker after worker died under the same job; the message is one sentence."""
+
+
+class _LostWorkerError(ConnectionError):
+    """The process or the node that ran something is gone; the message says what Ray knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +87,7 @@ class RayEngine:
         stop: Callable[[], bool] | None = None,
         deadline: float | None = None,
     ) -> Iterator[RayCrew]:
-        """Join the cluster and get a first place there, while the block runs.
-
-        Args:
-            file: The study's file.
-            directory: Folder of the study.
-            make: Makes another experimenter than the task's own, for tests.
-            stop: Asked while waiting; True ends the study.
-            deadline: ``time.monotonic()`` until which to wait for room; None for as long as it takes.
+        """Join the cluster and get a first slot there, while the block runs.
 
         Raises:
             StudyError: When the resources or the cluster are wrong, or the cluster never has room, or none before the
@@ -83,71 +99,197 @@ class RayEngine:
                 f"a study with `study.ranks` = {ranks} needs whole accelerators per rank, got {resources} in "
                 "--resources-per-trial"
             )
-        with joined_cluster(self.address) as ray, ray_folders.marked(directory) as token:
-            code = ray_folders.python_files(directory)
-            arguments = (file, directory.resolve(), token, code, make)
-            places: list[Place] = []
 
-            def new_place() -> Place:
-                places.append(Place(ray, resources, ranks, arguments))
-                return places[-1]
+        def end_if_waited_enough() -> None:
+            end_if_asked(stop)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise StudyError(
+                    "the time limit ended before the Ray cluster had room for a trial; give the command more time"
+                )
 
+        with _joined_cluster(self.address) as ray, marked(directory) as token, contextlib.ExitStack() as slots:
+            arguments = (file, directory.resolve(), token, python_files(directory), make)
+
+            def new_slot() -> Slot:
+                slot = Slot(ray, resources, ranks, arguments)
+                slots.callback(slot.close)
+                return slot
+
+            first = new_slot()  # before there is room: an autoscaler sees who waits
+            _wait_for_room(ray, resources, ranks, first.ready(), end_if_waited_enough)
+            jobs = self.jobs or max(1, _n_slots(ray, resources, ranks))
+            yield RayCrew(file, directory.resolve(), first, new_slot, jobs)
+
+
+class Slot:
+    """Where trials run one after the other: one worker, or one per rank of the trial.
+
+    Making one asks Ray for room and does not wait for it. In place of a worker that dies Ray is asked for another, on
+    whatever node has room. Ranks are held together by a placement group; when one dies all of them begin again in it.
+    """
+
+    def __init__(self, ray: Any, resources: TrialResources, ranks: int, arguments: tuple[Any, ...]) -> None:
+        self._ray, self._ranks, self._arguments = ray, ranks, arguments
+        self._numbers = itertools.count(1)
+        self._leave: Callable[[], None] = lambda: None
+        actor = ray.remote(max_concurrency=2, **resources.options)(RayWorker)
+        self._actors = [actor]
+        if ranks > 1:
+            groups = importlib.import_module("ray.util.placement_group")
+            strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
+            group = groups.placement_group([dict(resources.amounts)] * ranks, strategy="PACK")
+            self._leave = lambda: groups.remove_placement_group(group)
+            self._actors = [
+                actor.options(scheduling_strategy=strategy(group, placement_group_bundle_index=rank))
+                for rank in range(ranks)
+            ]
+        self._start()
+
+    def ready(self) -> Any:
+        """Return what Ray calls a reference: it is there when the slot is."""
+        return self._workers[0].address.remote()
+
+    def facts(self) -> TaskFacts:
+        """Return what the workers know of the task; waits for the slot."""
+
+        def ask() -> TaskFacts:
+            self._meet()
+            facts: list[TaskFacts] = self._ray.get([worker.facts.remote() for worker in self._workers])
+            return facts[0]
+
+        return self._call(ask)
+
+    def work(self, job: Job[Any], monitor: Monitor, on_evaluation: Callable[[int, float], bool]) -> tuple[Any, bytes]:
+        """Let the workers run one job; return its outcome, and the run directory that was sent with it.
+
+        Raises:
+            _LostWorkerError: When a worker or its node died; the slot is ready for another try.
+        """
+
+        def listen() -> tuple[Any, bytes]:
+            self._meet()
+            number, evaluates = next(self._numbers), monitor.on_evaluation is not None
+            streams = [worker.run.remote(number, job, evaluates=evaluates) for worker in self._workers]
+            outcomes: dict[Any, Any] = {}
+            ended = False
+            while len(outcomes) < len(streams):
+                left = [stream for stream in streams if stream not in outcomes]
+                ready, _ = self._ray.wait(left, num_returns=1, timeout=_STOP_SECONDS)
+                if not ended and monitor.stop is not None and monitor.stop():
+                    ended = True
+                    self._workers[0].end.remote(number)
+                for stream in ready:
+                    news = self._ray.get(next(stream))  # raises what the job raised
+                    if isinstance(news, Evaluated):
+                        self._workers[0].answer.remote(on_evaluation(news.step, news.metric))
+                    elif not isinstance(news, RunStep):
+                        outcomes[stream] = news
+                    elif monitor.on_step is not None:
+                        monitor.on_step(news)
+            result: tuple[Any, bytes] = outcomes[streams[0]]
+            return result
+
+        return self._call(listen)
+
+    def close(self) -> None:
+        """End the workers and give the room back."""
+        self._kill()
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            self._leave()
+
+    def _start(self) -> None:
+        self._workers = [actor.remote(*self._arguments) for actor in self._actors]
+        self._met = self._ranks == 1
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(Exception):
+                self._ray.kill(worker)
+
+    def _meet(self) -> None:
+        if not self._met:
+            where = self._ray.get(self.ready())
+            joining = [one.join.remote(rank, self._ranks, *where) for rank, one in enumerate(self._workers)]
             try:
-                first = new_place()  # before there is room: an autoscaler sees who waits
-                wait_for_room(ray, resources, ranks, lambda: _end_waiting(stop, deadline))
-                ready = first.ready()
-                began, told = time.monotonic(), False
-                while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
-                    _end_waiting(stop, deadline)
-                    if not told and time.monotonic() - began > _TELL_SECONDS:
-                        told = True
-                        print(
-                            f"note: waiting for room in the Ray cluster: a trial needs {ranks} x ({resources})",
-                            file=sys.stderr,
-                            flush=True,
-                        )
-                jobs = self.jobs or max(1, n_places(ray, resources, ranks))
-                yield RayCrew(ray, file, directory.resolve(), first, new_place, jobs, stop)
-            finally:
-                for place in places:
-                    place.close()
+                self._ray.get(joining, timeout=_MEETING_SECONDS)
+            except self._ray.exceptions.GetTimeoutError:
+                raise _LostWorkerError(f"the ranks have not met within {_MEETING_SECONDS:g} seconds") from None
+            self._met = True
+
+    def _call(self, ask: Callable[[], _R]) -> _R:
+        """Ask the workers; when one is lost, begin again with others and say so."""
+        errors = self._ray.exceptions
+        lost = (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)
+        try:
+            return ask()
+        except (*lost, _LostWorkerError) as error:
+            reason = str(error)
+        except errors.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            if type(cause).__name__ != "RankFailure":
+                if isinstance(cause, Exception) and not isinstance(cause, errors.RayError):
+                    raise cause from None
+                raise RuntimeError(str(error).strip().splitlines()[-1]) from None
+            reason = str(cause)
+        # Not Ray's max_restarts: calls to an actor that is being restarted fail at once, those to a new one wait; and
+        # ranks come back together or not at all.
+        self._kill()
+        self._start()
+        raise _LostWorkerError(" ".join(reason.split())[:300])
+
+
+class RayExperimenter(ExperimenterWrapper):
+    """Trains in a slot; the driver keeps the study, and what the search knows of pruning and progress."""
+
+    def __init__(self, slot: Slot, facts: TaskFacts, directory: Path) -> None:
+        super().__init__(facts)
+        self._slot, self._directory = slot, directory
+
+    def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
+        """Run a job there; a run directory that is not shared is brought back.
+
+        Raises:
+            LostTrialError: When worker after worker died.
+            StudyStoppedError: When the study is to end.
+        """
+        result: Any
+        if isinstance(job, ReplayJob):  # arithmetic on a run that is here
+            result = replay_recorded(job, self._directory)
+            return result  # type: ignore[no-any-return]
+        answered: dict[int, bool] = {}  # the same seed gives the same curve: no evaluation is asked about twice
+
+        def on_evaluation(step: int, metric: float) -> bool:
+            if step not in answered:
+                answered[step] = monitor.on_evaluation is not None and monitor.on_evaluation(step, metric)
+            return answered[step]
+
+        for losses in itertools.count(1):
+            end_if_asked(monitor.stop)
+            try:
+                result, run = self._slot.work(job, monitor, on_evaluation)
+                break
+            except _LostWorkerError as error:
+                end_if_asked(monitor.stop)
+                if losses >= _MOST_LOSSES:
+                    raise LostTrialError(
+                        f"the worker died {losses} times during `{job.kind}`; Ray says of the last: {error}"
+                    ) from None
+        if run and isinstance(result, Trained):
+            result = replace(result, path=unpack_run(self._directory, result.path, run))
+        return result  # type: ignore[no-any-return]
 
 
 class RayCrew:
-    """The places of a study in the cluster: the first for everything that is done one by one, more for the search.
+    """The slots of a study in the cluster: the first for everything that is done one by one, more for the search."""
 
-    Args:
-        ray: The module.
-        file: The study's file.
-        directory: Folder of the study.
-        first: The first place, which is ready.
-        new_place: Makes one more.
-        jobs: Trials at a time.
-        stop: Asked while waiting; True ends the study.
-    """
-
-    def __init__(
-        self,
-        ray: Any,
-        file: StudyFile,
-        directory: Path,
-        first: Place,
-        new_place: Callable[[], Place],
-        jobs: int,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self._ray = ray
-        self._file = file
-        self._directory = directory
-        self._first = first
-        self._new_place = new_place
-        self._stop = stop
+    def __init__(self, file: StudyFile, directory: Path, first: Slot, new_slot: Callable[[], Slot], jobs: int) -> None:
+        self._file, self._directory, self._first, self._new_slot = file, directory, first, new_slot
         self._facts = first.facts()  # loads the task there
         self.jobs = jobs
 
     def experimenter(self) -> RayExperimenter:
-        """Return who trains at the first place."""
-        return RayExperimenter(self._first, self._facts, self._directory, self._stop)
+        """Return who trains in the first slot."""
+        return RayExperimenter(self._first, self._facts, self._directory)
 
     def search(
         self,
@@ -157,14 +299,9 @@ class RayCrew:
         deadline: float | None,
         on_poll: Callable[[], None],
     ) -> None:
-        """Run trials at all places until the study has enough; with one place there is nothing to do beside the driver.
+        """Run trials in all slots until the study has enough; with one slot there is nothing to do beside the driver.
 
-        Args:
-            database: The study's database, which only this process opens.
-            allowed: Allowed drop per export.
-            n_trials: Finished trials of the whole study.
-            deadline: ``time.monotonic()`` after which no trial is begun; None for none.
-            on_poll: Called now and then; may raise to end the search.
+        ``on_poll`` is called now and then; it may raise to end the search.
 
         Raises:
             StudyFailedError: When trials keep failing.
@@ -172,66 +309,142 @@ class RayCrew:
         if self.jobs == 1:
             return
         ending, enough = threading.Event(), threading.Event()
-        errors: list[BaseException] = []
 
-        def run(place: Place) -> None:
-            try:
-                # No trial is drawn for a place that has no room yet: it would be drawn from less than is known later.
-                ready = place.ready()
-                while not self._ray.wait([ready], timeout=_POLL_SECONDS)[0]:
-                    over = deadline is not None and time.monotonic() >= deadline
-                    if over or enough.is_set() or ending.is_set():
-                        return
-                self._searching(place, database, allowed, n_trials, deadline, ending.is_set).run()
+        def run(slot: Slot) -> None:
+            # No trial is drawn for a slot that has no room yet: it would be drawn from less than is known later.
+            ready = slot.ready()
+            while not slot._ray.wait([ready], timeout=_POLL_SECONDS)[0]:
+                if ending.is_set() or enough.is_set() or (deadline is not None and time.monotonic() >= deadline):
+                    return
+            trains = StoppableExperimenter(RayExperimenter(slot, self._facts, self._directory), ending.is_set, deadline)
+            study = kept.find_study(database, self._file.study.name)  # each its own: a study object has one sampler
+            file = kept.on_its_network(self._file, study)
+            watch = StudyWatch(study, file, n_trials, None, None)
+            warm_ups = WarmUps(file, self._directory, trains, watch.step)
+            search = Search(file, database, study, trains, warm_ups, allowed, n_trials, deadline, watch, ending.is_set)
+            with contextlib.suppress(StudyStoppedError):  # its trial is back in the queue
+                search.run()
                 enough.set()
-            except StudyStoppedError:
-                pass  # its trial is back in the queue
-            except BaseException as error:  # the driver's own thread says it
-                errors.append(error)
+
+        slots = [self._first, *(self._new_slot() for _ in range(self.jobs - 1))]
+        with ThreadPoolExecutor(self.jobs, "slot") as pool:
+            searches = [pool.submit(run, slot) for slot in slots]
+            try:
+                while True:
+                    done, running = wait(searches, _POLL_SECONDS, FIRST_EXCEPTION)
+                    if not running or any(one.exception() for one in done):
+                        break
+                    on_poll()
+            finally:
                 ending.set()
-
-        places = [self._first, *(self._new_place() for _ in range(self.jobs - 1))]
-        threads = [threading.Thread(target=run, args=(place,), name=f"place {i}") for i, place in enumerate(places)]
-        try:
-            for thread in threads:
-                thread.start()
-            while alive := [thread for thread in threads if thread.is_alive()]:
-                alive[0].join(_POLL_SECONDS)
-                on_poll()
-        finally:
-            ending.set()
-            until = time.monotonic() + _GRACE_SECONDS
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join(max(until - time.monotonic(), 0.0))
-            for place in places[1:]:  # what comes after the search needs one place; a call that did not end, ends now
-                place.close()
-            if any(thread.is_alive() for thread in threads):
-                self._first.close()
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-        if errors:
-            raise errors[0]
-
-    def _searching(
-        self,
-        place: Place,
-        database: kept.StudyStorage,
-        allowed: dict[str, float],
-        n_trials: int,
-        deadline: float | None,
-        stop: Callable[[], bool],
-    ) -> Search:
-        trains = StoppableExperimenter(RayExperimenter(place, self._facts, self._directory, stop), stop, deadline)
-        study = kept.find_study(database, self._file.study.name)  # each its own: a study object has one sampler
-        file = kept.on_its_network(self._file, study)
-        watch = StudyWatch(study, file, n_trials, None, None)
-        warm_ups = WarmUps(file, self._directory, trains, watch.step)
-        return Search(file, database, study, trains, warm_ups, allowed, n_trials, deadline, watch, stop)
+                running = wait(searches, _GRACE_SECONDS).not_done
+                for slot in slots if running else slots[1:]:  # what comes after the search needs one slot
+                    slot.close()
+        for one in searches:
+            one.result()
 
 
-def _end_waiting(stop: Callable[[], bool] | None, deadline: float | None) -> None:
-    end_if_asked(stop)
-    if deadline is not None and time.monotonic() >= deadline:
-        raise StudyError("the time limit ended before the Ray cluster had room for a trial; give the command more time")
+@contextlib.contextmanager
+def _joined_cluster(address: str | None) -> Iterator[Any]:
+    """Join a Ray cluster while the block runs, and leave it at the end; one that was joined before is kept.
+
+    Without an address it is what Ray finds by its own rule (``RAY_ADDRESS``, a running cluster), or else a small one on
+    this machine, for as long as the study runs.
+    """
+    # Since Ray 2.5x a task without accelerators no longer hides them, and says so at every start unless asked not to.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A cluster that Ray starts itself listens on localhost, as elsewhere than on Linux; one that is joined is as it is.
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise StudyError('--engine ray needs Ray; pip install "boost-workbench[cluster]"') from None
+    if ray.is_initialized():
+        yield ray
+        return
+    if address not in {None, "auto", "local"}:
+        _check_address(str(address))
+    # Only a cluster that Ray starts itself takes this.
+    starts = address in {None, "local"} and not os.environ.get("RAY_ADDRESS")
+    options = {"include_dashboard": False} if starts else {}
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False, **options)
+    except Exception as error:  # Ray raises one class per mistake, and plain Exception, too
+        where = "on this machine" if address in {None, "auto"} else f"at {address}"
+        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        raise StudyError(
+            f"no Ray cluster can be joined {where} ({reason}); `ray start --head` starts one, --address HOST:PORT "
+            "names one, and one with token authentication needs RAY_AUTH_MODE=token here, too"
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address that Ray would wait for in vain: its own client ends the whole process then."""
+    if "://" in address:
+        raise StudyError(
+            f"--address must be auto or HOST:PORT, got {address}; run this command on a machine of the cluster"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise StudyError(f"--address must be auto or HOST:PORT (Ray's port is 6379 unless set), got {address!r}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StudyError(
+            f"no Ray cluster answers at {address} ({reason}); `ray start --head` starts one and prints its address"
+        ) from None
+
+
+def _n_slots(ray: Any, resources: TrialResources, ranks: int) -> int:
+    """Return how many trials the cluster has room for as it is now; 0 when it has none."""
+    return sum(resources.room(node) for node in _nodes(ray)) // ranks
+
+
+def _wait_for_room(
+    ray: Any, resources: TrialResources, ranks: int, ready: Any, end_if_waited_enough: Callable[[], None]
+) -> None:
+    """Wait until the first slot is ready; one that is submitted already moves an autoscaler to help.
+
+    Raises:
+        StudyError: When the cluster cannot hold a trial at all after half a minute, or the seconds in
+            ``WORKBENCH_RAY_WAIT``.
+    """
+    text = os.environ.get(_WAIT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else _WAIT_SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise StudyError(f"{_WAIT_VARIABLE} must be a number of seconds, 0 or more, got {text!r}")
+    needs = f"{resources}" if ranks == 1 else f"{ranks} x ({resources})"
+    began, noted = time.monotonic(), False
+    while not ray.wait([ready], timeout=_POLL_SECONDS)[0]:
+        end_if_waited_enough()
+        waited = time.monotonic() - began
+        if waited > seconds and _n_slots(ray, resources, ranks) < 1:
+            raise StudyError(
+                f"a trial needs {needs}, and no node of the Ray cluster has that ({_node_summary(ray)}); ask for less "
+                f"with --resources-per-trial, add nodes, or set {_WAIT_VARIABLE} to the seconds that adding them takes"
+            )
+        if not noted and waited > _NOTE_SECONDS:
+            noted = True
+            note = f"note: waiting for room in the Ray cluster: a trial needs {needs}; there is {_node_summary(ray)}"
+            print(note, file=sys.stderr, flush=True)
+
+
+def _nodes(ray: Any) -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _node_summary(ray: Any) -> str:
+    nodes, total = _nodes(ray), dict[str, float]()
+    for name, amount in itertools.chain.from_iterable(node.items() for node in nodes):
+        if not name.startswith(("node:", "object_store_memory", "memory", "accelerator_type:")):
+            total[name] = total.get(name, 0.0) + amount
+    has = ", ".join(f"{name}={total[name]:g}" for name in sorted(total)) or "no resources"
+    return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} with {has} in all"

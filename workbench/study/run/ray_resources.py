@@ -15,8 +15,6 @@ from typing import Any
 
 from workbench.study.errors import StudyError
 
-__all__ = ["TrialResources", "parse_resources"]
-
 _ACCELERATORS = ("GPU", "NPU", "TPU", "HPU", "neuron_cores")
 _NAMES = ("CPU", "memory", *_ACCELERATORS)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]*")
@@ -26,31 +24,22 @@ _EXAMPLE = 'write it like "GPU=1" or "CPU=2, GPU=0.5"'
 
 @dataclass(frozen=True, slots=True)
 class TrialResources:
-    """Resources of one process of a trial.
-
-    Args:
-        amounts: Resource name -> amount, > 0; CPU is always among them.
-    """
+    """Resources of one process of a trial: name -> amount, above 0; CPU is always among them."""
 
     amounts: Mapping[str, float]
 
     @property
     def options(self) -> dict[str, Any]:
         """What ``ray.remote(...).options`` calls these."""
-        rest = {name: amount for name, amount in self.amounts.items() if name not in {"CPU", "GPU", "memory"}}
-        memory = {"memory": int(self.amounts["memory"])} if "memory" in self.amounts else {}
-        return {
-            "num_cpus": self.amounts["CPU"],
-            "num_gpus": self.amounts.get("GPU", 0.0),
-            **memory,
-            **({"resources": rest} if rest else {}),
+        own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        options: dict[str, Any] = {"num_gpus": 0.0} | {
+            own[name]: amount for name, amount in self.amounts.items() if name in own
         }
+        rest = {name: amount for name, amount in self.amounts.items() if name not in own}
+        return options | ({"resources": rest} if rest else {})
 
     def room(self, node: Mapping[str, float]) -> int:
-        """Return how many such processes one node has room for.
-
-        Args:
-            node: The node's resources.
+        """Return how many such processes fit on a node with these resources.
 
         Example:
             >>> parse_resources("GPU=0.5").room({"CPU": 8.0, "GPU": 2.0})
@@ -80,15 +69,13 @@ def parse_resources(text: str | Iterable[str]) -> TrialResources:
         >>> str(parse_resources("GPU=0.5"))
         'CPU=1, GPU=0.5'
     """
-    pieces = [text] if isinstance(text, str) else list(text)
     amounts: dict[str, float] = {}
-    for pair in (part.strip() for piece in pieces for part in piece.split(",")):
-        if not pair:
-            continue
-        name, amount = _pair(pair)
-        if name in amounts:
-            raise StudyError(f"--resources-per-trial names {name} twice")
-        amounts[name] = amount
+    for pair in ",".join([text] if isinstance(text, str) else text).split(","):
+        if pair.strip():
+            name, amount = _pair(pair.strip())
+            if name in amounts:
+                raise StudyError(f"--resources-per-trial names {name} twice")
+            amounts[name] = amount
     if not amounts:
         raise StudyError(f"--resources-per-trial names nothing; {_EXAMPLE}")
     return TrialResources({"CPU": amounts.pop("CPU", 1.0), **amounts})

@@ -1,49 +1,45 @@
-"""What runs on a node of a Ray cluster: one process of a trial.
+"""What runs on a node of a Ray cluster: one process of a trial, and the study's folder as that node sees it.
 
-A `RayWorker` is the class of a Ray actor. It trains in one thread, the only one of its default concurrency group; two
-more groups with a thread each let the driver listen and answer meanwhile:
-
-    driver                                      worker
-      work(job)  ----------------------------->   experimenter.run(job, monitor)
-      messages()  <----------------------------     on_step, on_evaluation: a message
-      answer(True)  -------------------------->     ... which waits for its answer: go on, or end here
-      end_call()  ---------------------------->     stop() is True at the next step
-      result  <--------------------------------   Trained(...)
-
-It knows neither the study's database nor the other trials. Over several ranks every rank is such a worker; all make
-the same call, and rank 0 alone has messages.
+Usually all machines share the folder, and a worker writes runs where the driver reads them. A marker in it tells: the
+driver writes a secret word there, and a worker that finds it is at the same place. A worker that does not gets a folder
+of its own with the study's Python files, and sends each recorded run back with its result.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import queue
+import secrets
 import shutil
 import socket
+import tarfile
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from workbench.config import NetworkFacts
+from workbench.core.files import write_text_atomically
 from workbench.study.ask.study_file import StudyFile
-from workbench.study.run import ray_folders
 from workbench.study.run.experimenter import MakeExperimenter, experimenter_for
-from workbench.study.run.job import UNMONITORED, Job, Monitor, ReplayJob, RunStep, Trained
+from workbench.study.run.job import UNMONITORED, Job, Monitor, RunStep, Trained
+from workbench.study.run.rank_experimenter import run_together
 from workbench.study.run.runner import Experimenter
 
-__all__ = ["CONCURRENCY_GROUPS", "Evaluated", "RayWorker", "TaskFacts"]
-
-CONCURRENCY_GROUPS = {"messages": 1, "answers": 1}
-"""Threads beside the one that trains: one waits for messages, one takes what the driver says."""
-
 _STEP_SECONDS = 0.5
+_MARKER = ".ray-driver"
+_LARGEST_RUN_BYTES = 64 * 1024**2
+_LARGEST_CODE_BYTES = 8 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """An evaluation whose run waits for an answer."""
+    """An evaluation, after which the run waits for `RayWorker.answer`."""
 
     step: int
     metric: float
@@ -56,12 +52,23 @@ class TaskFacts:
     metric_name: str
     higher_is_better: bool
     data_hash: str
-    environment: Mapping[str, Any]
+    machine: Mapping[str, Any]
     network: NetworkFacts | None
+
+    def environment(self) -> dict[str, Any]:
+        """Return versions, hardware and data of the machine that was asked."""
+        return dict(self.machine)
+
+    def network_facts(self) -> NetworkFacts | None:
+        """Return what the task's network offers to the methods."""
+        return self.network
 
 
 class RayWorker:
-    """One process of a trial, on whatever node Ray has put it.
+    """One process of a trial, on whatever node Ray has put it; the class of a Ray actor with two threads.
+
+    One waits in `run`, the other takes what the driver says meanwhile. Training has a thread of its own, always the
+    same one, since torch counts its threads per thread.
 
     Args:
         file: The study's file.
@@ -74,150 +81,172 @@ class RayWorker:
     def __init__(
         self, file: StudyFile, directory: Path, token: str, code: Mapping[str, bytes], make: MakeExperimenter | None
     ) -> None:
-        self._file = file
-        self._make = make
-        self._folder, self._shared = ray_folders.study_folder_here(directory, token, code)
-        self._messages: queue.SimpleQueue[RunStep | Evaluated] = queue.SimpleQueue()
+        self._file, self._make = file, make
+        self._folder, self._shared = study_folder_here(directory, token, code)
         self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._number = 0
-        self._ended = -1  # calls are numbered; an end may overtake the call it is for
-        self._experimenter: Experimenter | None = (
-            None  # made in the thread that trains: torch counts threads per thread
-        )
+        self._trainer = ThreadPoolExecutor(1)
+        self._experimenter: Experimenter | None = None
         self._joined: Any = None
         self._device: Any = None
+        self._rank = 0
+        self._ended = 0  # number of the last job that is to end
 
-    def address(self) -> tuple[str, int, int]:
-        """Return this node's address, a free port on it and this process's number."""
+    def address(self) -> tuple[str, int]:
+        """Return this node's address and a free port on it."""
         import ray
 
         host = str(ray.util.get_node_ip_address())
         with socket.socket() as free:
-            free.bind(("", 0))
-            return host, int(free.getsockname()[1]), os.getpid()
+            free.bind((host, 0))
+            return host, int(free.getsockname()[1])
 
     def join(self, rank: int, world_size: int, host: str, port: int) -> None:
-        """Join the other ranks of the trial, as torchrun's variables would say.
+        """Join the other ranks of the trial, as torchrun's variables would say; rank 0 is at this host and port."""
+        variables = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "MASTER_ADDR": host, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        self._rank = rank
+        self._trainer.submit(self._join).result()
 
-        Args:
-            rank: This worker's number.
-            world_size: How many there are.
-            host: Node of rank 0.
-            port: Free port there.
-        """
+    def _join(self) -> None:
         from workbench.core import distributed as ranks
 
-        told = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": world_size, "MASTER_ADDR": host, "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in told.items()})
         # For as long as this process lives; every worker sees its own accelerators only, so each has number 0.
         self._joined = ranks.joined(self._file.study.device)
         self._device = self._joined.__enter__()
 
     def facts(self) -> TaskFacts:
         """Return what is known of the task and of this machine."""
+        return self._trainer.submit(self._facts).result()
+
+    def _facts(self) -> TaskFacts:
         one = self._own()
         return TaskFacts(one.metric_name, one.higher_is_better, one.data_hash, one.environment(), one.network_facts())
 
-    def sees_folder(self) -> bool:
-        """Return whether the study's folder here is the driver's."""
-        return self._shared
-
-    def work(self, number: int, job: Job[Any], *, evaluates: bool = False, packed: bytes = b"") -> tuple[Any, bytes]:
+    def run(self, number: int, job: Job[Any], *, evaluates: bool) -> Iterator[Any]:
         """Run one job.
 
         Args:
-            number: Of the call; larger than any before.
+            number: Of the job; larger than any before.
             job: What to do.
-            evaluates: Whether evaluations are told and wait for an answer.
-            packed: The run that a `ReplayJob` names, for a worker that does not see it.
+            evaluates: Whether evaluations wait for an answer.
 
-        Returns:
-            The outcome, and the packed run directory when the driver cannot see the folder; else empty.
+        Yields:
+            Of rank 0 each `Evaluated` and now and then a `RunStep`; at last the outcome, and the packed run directory
+            when the driver does not see the folder.
         """
-        self._number = number
-        ray_folders.check_snapshots(job.configs, self._shared)
-        if packed and isinstance(job, ReplayJob):
-            job = replace(job, run_path=ray_folders.unpack_run(self._folder, job.run_path, packed))
+        news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        result = self._trainer.submit(self._work, number, job, news if self._rank == 0 else None, evaluates)
+        result.add_done_callback(lambda _: news.put(None))
+        while (one := news.get()) is not None:
+            yield one
+        yield result.result()
+
+    def answer(self, end: bool) -> None:
+        """Answer the evaluation that waits: whether the run is to end."""
+        self._answers.put(end)
+
+    def end(self, number: int) -> None:
+        """End a job at its next step."""
+        self._ended = number
+
+    def _work(
+        self, number: int, job: Job[Any], news: queue.SimpleQueue[Any] | None, evaluates: bool
+    ) -> tuple[Any, bytes]:
+        self._check_snapshots(job)
+        sent_at = -_STEP_SECONDS
+
+        def on_step(step: RunStep) -> None:
+            nonlocal sent_at
+            if news is not None and time.monotonic() - sent_at >= _STEP_SECONDS:
+                sent_at = time.monotonic()
+                news.put(step)
+
+        def on_evaluation(step: int, metric: float) -> bool:
+            assert news is not None
+            news.put(Evaluated(step, metric))
+            return self._answers.get()
+
         monitor = UNMONITORED
-        if self._is_first():
-            on_evaluation = self._evaluated if evaluates else None
-            monitor = Monitor(on_evaluation, on_step=_Throttled(self._messages), stop=self._is_ended)
-        result = self._run(job, monitor)
-        if self._shared or not self._is_first() or not isinstance(result, Trained) or not result.path:
+        if news is not None:
+            monitor = Monitor(on_evaluation if evaluates else None, on_step, stop=lambda: self._ended >= number)
+        own = self._own()
+        result: Any = own.run(job, monitor) if self._joined is None else run_together(own, job, monitor)
+        if self._shared or news is None or not isinstance(result, Trained) or not result.path:
             return result, b""
-        run = ray_folders.pack_run(self._folder, result.path)
+        run = pack_run(self._folder, result.path)
         if run is None:
             stays = f"{result.path} was too large to be sent; it stays in {self._folder} on {socket.gethostname()}"
             return replace(result, path="", message=result.message or stays), b""
         shutil.rmtree(self._folder / result.path)
         return result, run
 
-    def messages(self, seconds: float) -> list[RunStep | Evaluated]:
-        """Return what has happened since last asked; waits up to some seconds for the first of it."""
-        told: list[RunStep | Evaluated] = []
-        try:
-            told.append(self._messages.get(timeout=seconds))
-            while True:
-                told.append(self._messages.get_nowait())
-        except queue.Empty:
-            return told
-
-    def answer(self, end: bool) -> None:
-        """Answer the evaluation that waits: whether the run is to end."""
-        self._answers.put(end)
-
-    def end_call(self, number: int) -> None:
-        """End a call at its next step."""
-        self._ended = number
-        self._answers.put(True)
-
-    def _run(self, job: Job[Any], monitor: Monitor) -> Any:
-        """Run a job; over ranks they end together, whether by a result or by the same error."""
-        own = self._own()
-        if self._joined is None or not job.trains:
-            return own.run(job, monitor)
-        from workbench.core import distributed as ranks
-
-        try:
-            result = own.run(job, monitor)
-        except Exception as raised:
-            error = ranks.explained(raised)
-            if isinstance(error, ranks.RankFailure):
-                raise error from raised
-            ranks.together(raised)
-            raise
-        ranks.together(None)
-        return result
-
     def _own(self) -> Experimenter:
         if self._experimenter is None:
             self._experimenter = experimenter_for(self._file, self._folder, self._make, self._device)
         return self._experimenter
 
-    def _is_first(self) -> bool:
-        return self._joined is None or os.environ["RANK"] == "0"
-
-    def _is_ended(self) -> bool:
-        return self._ended >= self._number
-
-    def _evaluated(self, step: int, metric: float) -> bool:
-        while not self._answers.empty():  # an answer to a run that was ended without a question
-            self._answers.get()
-        if self._is_ended():
-            return True
-        self._messages.put(Evaluated(step, metric))
-        return self._answers.get()
+    def _check_snapshots(self, job: Job[Any]) -> None:
+        """Refuse a configuration whose weight snapshots lie in a folder that this machine does not have."""
+        for config in job.configs if not self._shared else ():
+            folder = config.dim_reduce.weight_load_dir
+            if config.snapshots.count or (folder and not Path(folder).exists()):
+                raise ValueError(
+                    "dim_reduce reads weight snapshots from the study's folder, which this node does not see; put the "
+                    "study into a folder that all nodes share"
+                )
 
 
-class _Throttled:
-    """Tell a run's steps now and then; a driver with a thousand trials need not hear of each."""
+@contextlib.contextmanager
+def marked(directory: Path) -> Iterator[str]:
+    """Mark a study's folder while the block runs; yield the word in the marker."""
+    token = secrets.token_hex(16)
+    write_text_atomically(directory / _MARKER, token)
+    try:
+        yield token
+    finally:
+        (directory / _MARKER).unlink(missing_ok=True)
 
-    def __init__(self, messages: queue.SimpleQueue[RunStep | Evaluated]) -> None:
-        self._messages = messages
-        self._told = 0.0
 
-    def __call__(self, step: RunStep) -> None:
-        now = time.monotonic()
-        if now - self._told >= _STEP_SECONDS:
-            self._told = now
-            self._messages.put(step)
+def python_files(directory: Path) -> dict[str, bytes]:
+    """Return name -> content of the Python files beside a study file, as long as they are few."""
+    found: dict[str, bytes] = {}
+    for path in sorted(directory.glob("*.py")):
+        content = path.read_bytes()
+        if sum(map(len, found.values())) + len(content) <= _LARGEST_CODE_BYTES:
+            found[path.name] = content
+    return found
+
+
+def study_folder_here(directory: Path, token: str, code: Mapping[str, bytes]) -> tuple[Path, bool]:
+    """Return where this machine keeps the study's runs, and whether the driver sees that folder."""
+    # Else no such folder is here, or another machine's of the same name.
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if (directory / _MARKER).read_text(encoding="utf-8") == token:
+            return directory, True
+    own = Path(tempfile.mkdtemp(prefix="workbench-study-"))
+    for name, content in code.items():
+        (own / name).write_bytes(content)
+    return own, False
+
+
+def pack_run(folder: Path, path: str) -> bytes | None:
+    """Return a recorded run, named relative to a folder, as bytes; None when it is larger than 64 MiB."""
+    files = [file for file in sorted((folder / path).rglob("*")) if file.is_file()]
+    if sum(file.stat().st_size for file in files) > _LARGEST_RUN_BYTES:
+        return None
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
+        for file in files:
+            archive.add(file, arcname=file.relative_to(folder / path).as_posix(), recursive=False)
+    return buffer.getvalue()
+
+
+def unpack_run(directory: Path, path: str, packed: bytes) -> str:
+    """Write a packed run into the study's folder; return its name there, with a number when its own is taken."""
+    asked = PurePosixPath(path)
+    names = (asked, *(asked.with_name(f"{asked.name}.{attempt}") for attempt in range(2, 10_000)))
+    free = next(name for name in names if not (directory / name).exists())
+    (directory / free).mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as archive:
+        archive.extractall(directory / free, filter="data")  # Python refuses links and paths that lead outside
+    return free.as_posix()

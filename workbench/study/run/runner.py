@@ -1,7 +1,7 @@
 """Whoever runs the jobs of a study: one method, and what is known of the task.
 
 `TaskExperimenter` trains in this process. Ending on request or at a deadline (``stopping.py``), several ranks
-(``rank_experimenter.py``) and a Ray cluster (``ray_experimenter.py``) each wrap ``run``.
+(``rank_experimenter.py``) and a Ray cluster (``ray_engine.py``) each wrap ``run``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from workbench.config import NetworkFacts
 from workbench.study.run.job import UNMONITORED, Job, Monitor, OutcomeT
 
-__all__ = ["Experimenter", "ExperimenterWrapper", "JobRunner"]
-
 
 class JobRunner(Protocol):
     """Runs jobs."""
@@ -20,17 +18,13 @@ class JobRunner(Protocol):
     def run(self, job: Job[OutcomeT], monitor: Monitor = UNMONITORED) -> OutcomeT:
         """Run a job to its end, or until its monitor ends it.
 
-        Args:
-            job: What to do.
-            monitor: Who is told on the way, and may end it.
-
         Raises:
             StudyStoppedError: When the monitor's ``stop`` ended it where nothing can be made of a part.
         """
 
 
-class Experimenter(JobRunner, Protocol):
-    """Runs the jobs of one task, and knows the task."""
+class KnownTask(Protocol):
+    """What is known of a task."""
 
     @property
     def metric_name(self) -> str:
@@ -48,38 +42,29 @@ class Experimenter(JobRunner, Protocol):
         """Return versions, hardware and data as plain values."""
 
     def network_facts(self) -> NetworkFacts | None:
-        """Return what the task's network offers to the methods; None where nobody knows."""
+        """Return what the task's network offers to the methods; None where that is unknown."""
+
+
+class Experimenter(JobRunner, KnownTask, Protocol):
+    """Runs the jobs of one task, and knows the task."""
 
 
 class ExperimenterWrapper:
-    """What the wrappers have in common: they pass on what the inner experimenter knows of the task.
+    """What the wrappers have in common: they pass on what the inner one knows of the task."""
 
-    Args:
-        inner: Who trains.
-    """
-
-    def __init__(self, inner: Experimenter) -> None:
-        self._inner = inner
-
-    @property
-    def metric_name(self) -> str:
-        """Name of the task's metric."""
-        return self._inner.metric_name
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Direction of the metric."""
-        return self._inner.higher_is_better
+    def __init__(self, task: KnownTask) -> None:
+        self._task = task
+        self.metric_name, self.higher_is_better = task.metric_name, task.higher_is_better
 
     @property
     def data_hash(self) -> str:
-        """Hash of the training data; empty when unknown."""
-        return self._inner.data_hash
+        """Hash of the training data; reading them takes a while."""
+        return self._task.data_hash
 
     def environment(self) -> dict[str, Any]:
         """Return versions, hardware and data as plain values."""
-        return self._inner.environment()
+        return self._task.environment()
 
     def network_facts(self) -> NetworkFacts | None:
         """Return what the task's network offers to the methods."""
-        return self._inner.network_facts()
+        return self._task.network_facts()

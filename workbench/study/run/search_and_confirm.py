@@ -26,7 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import optuna
 
 from workbench.core.rank_environment import is_first_rank, rank_environment
 from workbench.study.answer.confirming import Confirmation
@@ -58,8 +60,6 @@ from workbench.study.store.write_ahead import writing_ahead
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["tune"]
-
 _WRITING_SECONDS = 1.0
 _WRITING_SHARE = 0.25
 """At least so many seconds, and at most such a share of the time limit, are kept for writing the answer."""
@@ -89,7 +89,7 @@ def tune(
         trials: Finished trials of the whole study; None follows the file.
         timeout: Seconds this command may take, the answer's files included; None follows the file. What runs when they
             are over ends at its next step, and the next command runs it again.
-        fresh: Archive what the study has produced and begin anew.
+        fresh: Archive what the study has produced and start over.
         confirm_seeds: Paired seeds of the confirmation, at least 2; None follows the file.
         require_confirmed: Export confirmed candidates only.
         jobs: Processes that search at the same time.
@@ -129,15 +129,14 @@ def tune(
             followed: StudyResult = follow(experimenter_for(file, directory, make_experimenter, device))
             return followed
         with quiet_optuna(), kept.holding_study(directory), kept.plain_storage_errors(), ExitStack() as leaving:
-            crew = None
+            crew = leading = None
             if ray is not None:
                 end = None if limit is None else began + limit
                 crew = leaving.enter_context(ray.crew(file, directory, make_experimenter, stop, end))
-            # The task and its drops first: a study that cannot run must not archive one that did.
-            leading = None
             if limit is not None:
                 # What counts importances takes a second or more to load: now, where it is known how long.
                 importlib.import_module("optuna.importance")
+            # The task and its drops first: a study that cannot run must not archive one that did.
             experimenter: Experimenter
             if crew is not None:
                 experimenter = crew.experimenter()
@@ -145,45 +144,33 @@ def tune(
                 experimenter = experimenter_for(file, directory, make_experimenter, device)
                 leading = LeadingExperimenter(experimenter) if file.study.ranks > 1 else None
                 experimenter = leading or experimenter
-            guard = experimenter = StoppableExperimenter(experimenter, stop)
-            allowed = file.allowed_drops(experimenter.metric_name)
+            guard = StoppableExperimenter(experimenter, stop)
+            file.allowed_drops(guard.metric_name)
             archived = kept.archive_study(directory) if fresh else None
             database = kept.open_storage(url)
             leaving.enter_context(writing_ahead(database.engine))
-            study = kept.open_study(database, file, experimenter)
+            study = kept.open_study(database, file, guard)
             file = kept.on_its_network(file, study)
-            finished = baseline_trial(study)
-            if finished is not None:  # of whose value a drop may be a share
-                allowed = file.allowed_drops(experimenter.metric_name, finished.user_attrs["trained"]["metric"])
-            refuse_other_targets(study, allowed[file.allowed_drop.target])
-            study.set_user_attr("allowed_drops", allowed)
-            study.set_user_attr("target", file.allowed_drop.target)
-            study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
-            study.set_user_attr("n_trials", n_trials)  # for workers that join
+            allowed = _keep_question(study, file, guard, n_trials)
             enqueue_warm_start(study, file, directory, warm_start, n_trials)
             kept.requeue_interrupted(database, study)
             search_deadline, deadline = _deadlines(file, began, limit)
             watch = StudyWatch(study, file, n_trials, confirm_seeds, on_progress, deadline)
-
-            warm_ups = WarmUps(file, directory, experimenter, watch.step)
+            warm_ups = WarmUps(file, directory, guard, watch.step)
+            search = Search(file, database, study, guard, warm_ups, allowed, n_trials, search_deadline, watch, stop)
 
             def on_poll() -> None:
                 end_if_asked(stop)
                 watch.trial_finished()
 
-            search = Search(
-                file, database, study, experimenter, warm_ups, allowed, n_trials, search_deadline, watch, stop
-            )
-            guard.deadline = deadline
-            loaded = time.monotonic()
+            guard.deadline, loaded = deadline, time.monotonic()
             try:
                 search.run_baseline(deadline)
             except OutOfTimeError as error:
-                needed = error.needed_seconds + loaded - began
-                raise StudyError(_too_short(limit or 0.0, needed)) from None
+                raise StudyError(_too_short(limit or 0.0, error.needed_seconds + loaded - began)) from None
             guard.deadline = search_deadline
             if file.study.objective == "time_to_quality":
-                prepare_search(study, file, experimenter, search, deadline=search_deadline, on_note=watch.note)
+                prepare_search(study, file, guard, search, deadline=search_deadline, on_note=watch.note)
             if crew is not None:
                 crew.search(database, allowed, n_trials, search_deadline, on_poll)
             elif jobs > 1:
@@ -200,34 +187,19 @@ def tune(
                 else:
                     guard.deadline = _half_way(deadline) if _measures_later(file) else deadline
                 search.run_until(guard.deadline)
-
-            cut_short: list[str] = []
             if file.study.objective == "time_to_quality":
                 guard.deadline = confirmation_begins(study, file, deadline)
                 settle(study, file, search, deadline=guard.deadline)
                 watch.phase("attribution")
-                take_apart(study, file, experimenter, search, deadline=guard.deadline)
-            policy = None
+                take_apart(study, file, guard, search, deadline=guard.deadline)
             guard.deadline = _half_way(deadline)
-            if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
-                watch.phase("loss scale")
-            try:
-                policy = tune_loss_scale(study, file, experimenter, on_step=watch.step)
-            except OutOfTimeError:
-                cut_short.append("the choice of a loss-scale policy")
-
-            if file.freezing_limit is not None and file.freezing_limit.enabled:
-                watch.phase("freezing limit")
-            try:
-                measure_freezing_limits(study, file, experimenter)
-            except OutOfTimeError:
-                cut_short.append("the measurement of what freezing could save")
+            policy, cut_short = _measure_more(study, file, guard, watch)
 
             guard.deadline = deadline
             confirmation = Confirmation(
                 study,
                 file,
-                experimenter,
+                guard,
                 warm_ups,
                 command=f"workbench tune {study_dir} --confirm-seeds {{seeds}}",
                 confirm_seeds=confirm_seeds,
@@ -238,33 +210,62 @@ def tune(
             )
             candidates = confirmation.judge(contenders(study, file, policy))
             keep_candidates(study, candidates)
-            if confirmation.cut_short:
-                cut_short.append("the confirmation")
+            cut_short += ["the confirmation"] if confirmation.cut_short else []
             if file.study.objective == "time_to_quality":
-                keys = confirmation.keys_of(candidates)
-                compare_with_plain(
-                    study, file, experimenter, keys, monitor=Monitor(on_step=watch.step), deadline=deadline
-                )
+                keys, monitor = confirmation.keys_of(candidates), Monitor(on_step=watch.step)
+                compare_with_plain(study, file, guard, keys, monitor=monitor, deadline=deadline)
             by_time = f"The time limit ended {' and '.join(cut_short)}; the same command goes on from there."
             study.set_user_attr("cut_short", by_time if cut_short else "")
-
             watch.phase("export")
+            folder = directory / "result"
             result = write_answer(
-                study,
-                file,
-                directory,
-                candidates,
-                policy,
-                folder=directory / "result",
-                require_confirmed=require_confirmed,
+                study, file, directory, candidates, policy, folder=folder, require_confirmed=require_confirmed
             )
             watch.done()
-        told = [] if archived is None else [f"The earlier study is archived in {archived}."]
-        messages = [*result.messages, *told]
-        result = replace(result, messages=messages, n_trials=n_trials, seconds=time.monotonic() - began)
+        if archived is not None:
+            result = replace(result, messages=[*result.messages, f"The earlier study is archived in {archived}."])
+        result = replace(result, n_trials=n_trials, seconds=time.monotonic() - began)
         if leading is not None:
             leading.end(result)
         return result
+
+
+def _keep_question(study: optuna.Study, file: StudyFile, guard: Experimenter, n_trials: int) -> dict[str, float]:
+    """Store what this command asks of the study, and return the allowed drops.
+
+    Raises:
+        StudyChangedError: When finished trials were scored at another drop.
+    """
+    finished = baseline_trial(study)
+    # A drop may be a share of the baseline's value.
+    value = () if finished is None else (finished.user_attrs["trained"]["metric"],)
+    allowed = file.allowed_drops(guard.metric_name, *value)
+    refuse_other_targets(study, allowed[file.allowed_drop.target])
+    study.set_user_attr("allowed_drops", allowed)
+    study.set_user_attr("target", file.allowed_drop.target)
+    study.set_user_attr("usual_seeds", file.confirm.usual_seeds)
+    study.set_user_attr("n_trials", n_trials)  # for workers that join
+    return allowed
+
+
+def _measure_more(
+    study: optuna.Study, file: StudyFile, guard: Experimenter, watch: StudyWatch
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Choose a loss-scale policy and time freezing, where the study asks for it; return the policy and what was cut."""
+    policy, cut_short = None, list[str]()
+    if file.loss_scale_replay is not None and file.loss_scale_replay.enabled:
+        watch.phase("loss scale")
+    try:
+        policy = tune_loss_scale(study, file, guard, on_step=watch.step)
+    except OutOfTimeError:
+        cut_short.append("the choice of a loss-scale policy")
+    if file.freezing_limit is not None and file.freezing_limit.enabled:
+        watch.phase("freezing limit")
+    try:
+        measure_freezing_limits(study, file, guard)
+    except OutOfTimeError:
+        cut_short.append("the measurement of what freezing could save")
+    return policy, cut_short
 
 
 @contextmanager
@@ -316,11 +317,11 @@ def _measures_later(file: StudyFile) -> bool:
 
 
 def _too_short(limit: float, needed: float) -> str:
-    told = f"the time limit of {limit:g} s is too short for O0 itself"
+    too_short = f"the time limit of {limit:g} s is too short for O0 itself"
     if math.isnan(needed):
-        return f"{told}, which had not taken a step by then; give the command more time"
+        return f"{too_short}, which had not taken a step by then; give the command more time"
     at_least = math.ceil(needed / (1.0 - _WRITING_SHARE))
-    return f"{told}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
+    return f"{too_short}, which takes about {needed:.0f} s from the start of the command; give it {at_least} s at least"
 
 
 def _check_arguments(

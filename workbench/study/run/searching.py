@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +35,6 @@ from workbench.study.store.stored_records import FINISHED, counted_among
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["Search", "search"]
 
 _FAILURES_IN_A_ROW = 3
 _POLL_SECONDS = 0.25
@@ -71,8 +70,7 @@ def search(
     file = read_study(study_dir)
     with quiet_optuna():
         experimenter: Experimenter = experimenter_for(file, study_dir, make_experimenter, device)
-        if deadline is not None:
-            experimenter = StoppableExperimenter(experimenter, deadline=deadline)
+        experimenter = StoppableExperimenter(experimenter, deadline=deadline)
         database = kept.open_storage(url, role="worker", wait=True)
         study = kept.find_study(database, file.study.name)
         file = kept.on_its_network(file, study)
@@ -91,13 +89,9 @@ def search(
 class Search:
     """Run trials until the whole study has enough of them or the time is over.
 
-    Args:
-        deadline: ``time.monotonic()`` after which no trial is begun; who trains ends the one that runs then
-            (`StoppableExperimenter`). None for none.
-        stop: Asked between trials; True ends the study.
-
-    Attributes:
-        finished_here: Trials that were run to their end here.
+    ``deadline`` is ``time.monotonic()`` after which no trial is begun, None for none; who trains ends the one that runs
+    then (`StoppableExperimenter`). ``stop`` is asked between trials; True ends the study. ``finished_here`` counts
+    trials that were run to their end here.
     """
 
     def __init__(
@@ -113,18 +107,13 @@ class Search:
         watch: StudyWatch,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self._file = file
-        self._database = database
-        self._study = study
-        self._n_trials = n_trials
-        self._deadline = deadline
-        self._watch = watch
-        self._stop = stop
+        self._database, self._study, self._n_trials = database, study, n_trials
+        self._deadline, self._watch, self._stop = deadline, watch, stop
         self._stale = kept.StaleTrials(database, study)
-        self._heart: kept.Heart | None = None
+        self._lost: threading.Event | None = None  # set once another process has the trial that runs here
         self.finished_here = 0
         trial = SetUpObjective if file.study.objective == "time_to_quality" else Objective
-        self._objective = trial(file, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
+        self._objective = trial(file, database, study, experimenter, allowed, warm_ups, deadline, on_step=self._step)
         study.pruner = make_pruner(file.pruner.name, file.pruner.options, budget_steps=file.study.budget_steps)
         study.sampler = make_sampler(
             file.sampler.name,
@@ -137,25 +126,20 @@ class Search:
         self._end = SearchEnd(study, file, n_trials)
 
     def run_baseline(self, deadline: float | None = None) -> None:
-        """Run O0 if it has not been run, or wait for the process that runs it.
-
-        Args:
-            deadline: ``time.monotonic()`` until which to wait; None takes the search's.
+        """Run O0 if it has not been run, or wait for the process that runs it: until a deadline, or the search's.
 
         Raises:
             OutOfTimeError: When O0 has not finished by then.
         """
         self._watch.phase("search")
         while True:
-            trials = self._study.get_trials(deepcopy=False)  # read once: another process may finish it at any moment
+            trials = self._trials()  # read once: another process may finish it at any moment
             baseline = {trial.state: trial for trial in trials if trial.user_attrs.get("baseline")}
             if TrialState.COMPLETE in baseline:
                 return
             if TrialState.WAITING in baseline:
                 # This very trial: asked for the next one, Optuna draws a new one where another process was faster.
-                trial_id = baseline[TrialState.WAITING]._trial_id
-                if self._database.set_trial_state_values(trial_id, TrialState.RUNNING):
-                    self._run_one(optuna.Trial(self._study, trial_id))
+                self._run_waiting(baseline[TrialState.WAITING])
             elif TrialState.RUNNING in baseline:
                 end_if_asked(self._stop)
                 end_if_over(self._deadline if deadline is None else deadline)
@@ -184,17 +168,15 @@ class Search:
         failures = 0
         self._end.note("")
         self._watch.phase("search")
-        while not self._out_of_time():
+        while self._deadline is None or time.monotonic() <= self._deadline:
             end_if_asked(self._stop)  # before a trial is drawn
             self._stale.put_back()
-            with self._database.one_look():
-                self._watch.trial_finished()
-                trials = self._study.get_trials(deepcopy=False)
-                _end_if_workers_keep_dying(trials)
-                begun = self._study.ask() if self._wanted() else None
-            if begun is not None:
+            self._watch.trial_finished()
+            trials = self._trials()
+            _end_if_workers_keep_dying(trials)
+            if not self._end.reason():
                 try:
-                    failures = 0 if self._run_one(begun) else failures + 1
+                    failures = 0 if self._run_one(self._study.ask()) else failures + 1
                 except OutOfTimeError:  # it waits for the next command
                     break
             elif any(trial.state == TrialState.RUNNING for trial in trials):
@@ -208,14 +190,11 @@ class Search:
         self._watch.trial_finished()
 
     def run_given(self, values: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-        """Run a trial whose parameters are given instead of drawn.
+        """Run a trial whose parameters are given instead of drawn, and return its number.
 
         Args:
             values: Config path -> value, on top of the ground that every trial starts from.
             attributes: Further user attributes of the trial.
-
-        Returns:
-            Its number.
 
         Raises:
             OutOfTimeError: When the time is over; the trial waits for the next command.
@@ -228,48 +207,54 @@ class Search:
             same = [one for one in waiting if asked.items() <= one.user_attrs.items()]
             if not same:
                 self._study.enqueue_trial({}, user_attrs=asked)
-            elif self._database.set_trial_state_values(same[0]._trial_id, TrialState.RUNNING):
-                break
-        self._run_one(optuna.Trial(self._study, same[0]._trial_id))
-        self._watch.trial_finished()
-        return same[0].number
+            elif self._run_waiting(same[0]):
+                self._watch.trial_finished()
+                return same[0].number
 
     def is_wanted(self) -> bool:
         """Return whether the study wants further trials, or some are running."""
-        trials = self._study.get_trials(deepcopy=False)
-        return self._wanted() or any(trial.state == TrialState.RUNNING for trial in trials)
+        return not self._end.reason() or any(trial.state == TrialState.RUNNING for trial in self._trials())
 
-    def _wanted(self) -> bool:
-        return not self._end.reason()
+    def _trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _run_waiting(self, waiting: FrozenTrial) -> bool:
+        """Run a trial that waits; return whether it was taken here and not by another process."""
+        taken = self._database.set_trial_state_values(waiting._trial_id, TrialState.RUNNING)
+        if taken:
+            self._run_one(optuna.Trial(self._study, waiting._trial_id))
+        return taken
 
     def _run_one(self, trial: optuna.Trial) -> bool:
         """Run a trial that has been begun; return whether it finished."""
-        study = self._study
+        database, trial_id = self._database, trial._trial_id
         try:
-            with kept.beating(self._database, trial._trial_id) as self._heart:
-                state, values = self._outcome(trial)
-                self._tell(trial, state, values)
+            trials = self._trials()  # again: others may have begun the last ones with this one
+            with kept.heartbeat(database, trial_id) as self._lost, database.buffering(trial_id, trials):
+                state, values = self._outcome(trial, trials)
+                self._study.tell(trial, values, state=state)
         except kept.TAKEN_ERRORS:
             _log.warning("trial %d: this process was silent for so long that another runs it now", trial.number)
             return True
         except (Exception, KeyboardInterrupt, SystemExit):
             # Somebody asked to end, O0 does not train, the disk is full or the database gone: no later trial would do
             # better, and this one is worth repeating.
-            kept.put_back(self._database, study, trial.number)
+            kept.put_back(database, self._study, trial.number)
             raise
         finally:
-            self._heart = None
-            self._database.forget(trial._trial_id)
+            self._lost = None
+            database.forget(trial_id)
         self.finished_here += state in FINISHED
-        return state != TrialState.FAIL or self._is_surplus(trial.number, study.get_trials(deepcopy=False))
+        return state != TrialState.FAIL or self._is_surplus(trial.number, self._trials())
 
-    def _outcome(self, trial: optuna.Trial) -> tuple[TrialState, tuple[float, ...] | None]:
+    def _outcome(
+        self, trial: optuna.Trial, trials: Sequence[FrozenTrial]
+    ) -> tuple[TrialState, tuple[float, ...] | None]:
         """Run a trial and return how it ended; one configuration that cannot run must not end the search."""
-        trials = self._study.get_trials(deepcopy=False)  # anew: others may have begun the last ones with this one
         if self._is_surplus(trial.number, trials):
             return TrialState.FAIL, None
         try:
-            return TrialState.COMPLETE, self._objective(trial, trials)
+            return TrialState.COMPLETE, self._objective(trial)
         except optuna.TrialPruned:
             return TrialState.PRUNED, None
         except (StudyFailedError, StudyStoppedError, OSError, *kept.TAKEN_ERRORS, *kept.STORAGE_ERRORS):
@@ -281,31 +266,16 @@ class Search:
             return TrialState.FAIL, None
 
     def _step(self, step: RunStep) -> None:
-        if self._heart is not None:
-            self._heart.end_if_lost()
+        if self._lost is not None and self._lost.is_set():
+            raise kept.TrialTakenError("another process runs this trial now")
         self._watch.step(step)
-
-    def _tell(self, trial: optuna.Trial, state: TrialState, values: tuple[float, ...] | None = None) -> None:
-        """Store how a trial ended.
-
-        Raises:
-            TrialTakenError: When another process has it.
-        """
-        if not self._database.holds(trial._trial_id):
-            raise kept.TrialTakenError(f"another process has trial {trial.number}")
-        with self._database.remembering(trial._cached_frozen_trial):
-            self._study.tell(trial, values, state=state)
 
     def _is_surplus(self, number: int, trials: Sequence[FrozenTrial]) -> bool:
         """Return whether other processes have begun the last trials in the meantime."""
         if GIVEN in next(one for one in trials if one.number == number).user_attrs:
             return False
         others = [one for one in counted_among(trials) if one.number != number]
-        earlier = [one for one in others if one.state in FINISHED or one.number < number]
-        return len(earlier) >= self._n_trials
-
-    def _out_of_time(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return sum(one.state in FINISHED or one.number < number for one in others) >= self._n_trials
 
 
 def _end_if_workers_keep_dying(trials: Sequence[FrozenTrial]) -> None:

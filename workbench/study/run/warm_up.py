@@ -5,7 +5,7 @@ of the confirmation when the first candidate needs it. All trials of a seed shar
 counted where a trial's time is: its micro-batches, each at O0's step time.
 
 A recording counts once its note lies beside the runs, which is written last and as a whole. One that was killed leaves
-a run without a note, which nobody looks at again.
+a run without a note, which is never looked at again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ from workbench.study.ask.study_file import StudyFile
 from workbench.study.run.job import Monitor, RunStep, TrainJob
 from workbench.study.run.runner import JobRunner
 
-__all__ = ["NO_WARM_UP", "WarmUp", "WarmUpError", "WarmUps", "find_warm_up"]
-
-_NOTES = "warm_ups"
-"""Folder of the notes, inside the folder of the runs."""
-
 
 class WarmUpError(ValueError):
     """O0 did not train as far as its snapshots; the message is one sentence."""
@@ -37,16 +32,10 @@ class WarmUpError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What a plan was given before it was trained.
+    """What a plan was given before it was trained."""
 
-    Args:
-        snapshots: Folder of weight snapshots; None for a plan that needs none.
-        steps: Micro-batches of O0 it took.
-        seconds: Wall-clock time it took.
-    """
-
-    snapshots: Path | None = None
-    steps: int = 0
+    snapshots: Path | None = None  # folder of weight snapshots; None for a plan that needs none
+    steps: int = 0  # micro-batches of O0 it took
     seconds: float = 0.0
 
 
@@ -56,11 +45,6 @@ NO_WARM_UP = WarmUp()
 
 def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
     """Return a seed's warm-up if it was recorded to its end, as the study file asks for it, and its files are there.
-
-    Args:
-        file: The study's file.
-        directory: Folder of the study.
-        seed: Seed of the weights.
 
     Raises:
         WarmUpError: When it was recorded and O0 did not get to its end.
@@ -80,14 +64,7 @@ def find_warm_up(file: StudyFile, directory: Path, seed: int) -> WarmUp | None:
 
 
 class WarmUps:
-    """The warm-ups of a study, recorded where they are needed and missing.
-
-    Args:
-        file: The study's file.
-        directory: Folder of the study.
-        experimenter: Who trains.
-        on_step: Told while one is recorded.
-    """
+    """The warm-ups of a study, recorded where they are needed and missing."""
 
     def __init__(
         self,
@@ -96,17 +73,10 @@ class WarmUps:
         experimenter: JobRunner,
         on_step: Callable[[RunStep], None] | None = None,
     ) -> None:
-        self._file = file
-        self._directory = directory
-        self._experimenter = experimenter
-        self._on_step = on_step
+        self._file, self._directory, self._experimenter, self._on_step = file, directory, experimenter, on_step
 
     def before(self, plan: Plan, seed: int) -> WarmUp:
-        """Return what a plan needs before it can be trained, recorded now if it is missing.
-
-        Args:
-            plan: What is going to be trained.
-            seed: Seed of its weights.
+        """Return what a plan needs before it can be trained on a seed, recorded now if it is missing.
 
         Raises:
             WarmUpError: When O0 does not train as far as its snapshots.
@@ -123,32 +93,28 @@ class WarmUps:
         return found
 
     def _record(self, seed: int) -> None:
-        file, asked = self._file, self._file.warm_up
+        file, snapshots_asked = self._file, self._file.warm_up
         plan = file.plans.resolve(all_off(file.base_config()), "O0")
         job = TrainJob(
-            explicit_config(plan).with_values({f"snapshots.{name}": value for name, value in asked}),
+            explicit_config(plan).with_values({f"snapshots.{name}": value for name, value in snapshots_asked}),
             "O0",
             seed=seed,
             steps=file.warm_up_steps,
             evaluate_every=file.warm_up_steps,
             run_id=f"warm_up_seed_{seed}",
         )
-        trained = self._experimenter.run(job, Monitor(on_step=self._share))
-        snapshots = self._directory / trained.path / "snapshots"
+        trained = self._experimenter.run(job, Monitor(on_step=self._pass_on))
+        n_kept = _count(self._directory / trained.path / "snapshots")
         failed = ""
-        if trained.diverged or math.isnan(trained.metric) or _count(snapshots) != asked.count:
-            why = trained.message or f"{_count(snapshots)} of {asked.count} snapshots were kept"
+        if trained.diverged or math.isnan(trained.metric) or n_kept != snapshots_asked.count:
+            why = trained.message or f"{n_kept} of {snapshots_asked.count} snapshots were kept"
             failed = f"no subspace for dim_reduce: O0 with seed {seed} did not get through its warm-up ({why})"
-        note = {
-            "asked": _asked(file),
-            "failed": failed,
-            "seconds": trained.seconds,
-            "snapshots": f"{trained.path}/snapshots",
-        }
+        note = {"asked": _asked(file), "failed": failed, "seconds": trained.seconds}
+        note["snapshots"] = f"{trained.path}/snapshots"
         write_text_atomically(_note(self._directory, seed), json.dumps(note, indent=2) + "\n")
 
-    def _share(self, step: RunStep) -> None:
-        """Tell a step of the warm-up as one of the run it belongs to."""
+    def _pass_on(self, step: RunStep) -> None:
+        """Show a step of the warm-up as one of the run it belongs to."""
         if self._on_step is not None:
             self._on_step(RunStep(step.step, step.steps + self._file.study.budget_steps, step.metric))
 
@@ -158,7 +124,7 @@ def _asked(file: StudyFile) -> dict[str, int]:
 
 
 def _note(directory: Path, seed: int) -> Path:
-    return directory / "runs" / _NOTES / f"seed_{seed}.json"
+    return directory / "runs" / "warm_ups" / f"seed_{seed}.json"
 
 
 def _count(snapshots: Path) -> int:
@@ -170,10 +136,9 @@ def _one_at_a_time(note: Path) -> Iterator[None]:
     """Keep other processes from recording the same; the system lets go when the process ends, whatever ends it."""
     note.parent.mkdir(parents=True, exist_ok=True)
     with note.with_suffix(".lock").open("a", encoding="utf-8") as handle:
-        try:
+        # No such lock outside Unix; two would record the same twice, and the last note holds.
+        with contextlib.suppress(ImportError):
             import fcntl
-        except ImportError:  # no such lock outside Unix; two would record the same twice, and the last note holds
-            yield
-            return
-        fcntl.flock(handle, fcntl.LOCK_EX)
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -2,8 +2,11 @@
 
 Processes, not threads: training in threads shares one interpreter lock and one set of random states. They are spawned
 fresh (a forked process may not use an accelerator) and end by themselves when the process that started them is gone,
-so that ``kill -9`` leaves nobody training on. Each has an accelerator of its own where there are several, and on a CPU
-a share of the cores (``worker_place.py``).
+so that ``kill -9`` leaves no process training on.
+
+Each has an accelerator of its own where there are several, and on a CPU a share of the cores: two workers that both
+let torch take all cores slow each other down by more than half, and the speed they measure is then mostly the other's
+noise.
 
 A worker that dies (killed, out of memory, crashed in a library) is replaced, and its trial is run again; a trial that
 ends one worker after another is given up (``study_storage.py``). A worker that ends with an error of its own says why,
@@ -19,35 +22,36 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from workbench.core.credentials import hide_passwords
 from workbench.study.ask.study_file import read_study
 from workbench.study.errors import StudyFailedError
 from workbench.study.run.experimenter import MakeExperimenter
 from workbench.study.run.searching import search
-from workbench.study.run.worker_place import take_place
 
-__all__ = ["run_workers"]
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger("workbench")
 
 _POLL_SECONDS = 0.25
 _SECONDS_TO_END = 15.0
-_DEATHS_PER_PLACE = 20
+_DEATHS_PER_WORKER = 20
 _MINUTES_OF_DEATHS = 10
-_TOLD = 3
-"""Exit code of a worker whose error is told by the process that started it."""
+_HAS_SAID_WHY = 3
+"""Exit code of a worker that has sent its error to the process that started it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What a worker process is told; sent to it through a pipe, so that no password stands in a list of processes."""
+    """What a worker process has to know; it goes through a pipe, so that no password stands in a list of processes."""
 
     directory: Path
     url: str
@@ -55,17 +59,9 @@ class _Order:
     deadline: float | None  # seconds since 1970, since the monotonic clock may be another in another process
     seconds: float | None  # from when it was sent to the deadline: no more than that, whoever sets the clock meanwhile
     make_experimenter: MakeExperimenter | None
-    place: int
-    places: int
+    index: int
+    n_workers: int
     parent: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """A worker process and the end of the pipe on which it tells its error."""
-
-    process: SpawnProcess
-    told: Connection
 
 
 def run_workers(
@@ -77,62 +73,54 @@ def run_workers(
     make_experimenter: MakeExperimenter | None,
     on_poll: Callable[[], None],
 ) -> None:
-    """Let ``jobs`` processes run the trials of a study whose O0 is done.
+    """Let ``jobs`` processes run the trials of a study whose O0 is done, until the study has enough.
 
-    Args:
-        directory: Folder of the study.
-        url: Optuna storage URL.
-        jobs: Number of processes.
-        n_trials: Finished trials of the whole study.
-        deadline: ``time.monotonic()`` at which running trials are put back; None for none.
-        make_experimenter: Who trains; a function at module level, or None.
-        on_poll: Called now and then while they work.
+    At the deadline, by ``time.monotonic()``, running trials are put back. ``on_poll`` is called now and then; it may
+    raise to end the search.
 
     Raises:
         StudyFailedError: When a worker ended with an error, or one died after the other.
     """
+    context = multiprocessing.get_context("spawn")
 
-    def start(place: int) -> _Worker:
+    def start(index: int) -> tuple[SpawnProcess, Connection]:
+        """Start a worker; return it with the end of the pipe on which it says what its error was."""
         left = None if deadline is None else deadline - time.monotonic()
         ends = None if left is None else time.time() + left
-        return _start(_Order(directory, url, n_trials, ends, left, make_experimenter, place, jobs, os.getpid()))
+        order = _Order(directory, url, n_trials, ends, left, make_experimenter, index, jobs, os.getpid())
+        errors, own_end = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(order, own_end))
+        process.start()
+        own_end.close()
+        return process, errors
 
-    workers = {place: start(place) for place in range(jobs)}
+    workers = {index: start(index) for index in range(jobs)}
     died_at: list[float] = []
     try:
         while workers:
-            for place, worker in list(workers.items()):
-                worker.process.join(_POLL_SECONDS / jobs)
-                code = worker.process.exitcode
+            for index, (process, errors) in list(workers.items()):
+                process.join(_POLL_SECONDS / jobs)
+                code = process.exitcode
                 if code is None:
                     continue
-                del workers[place]
-                if code == _TOLD:
-                    raise StudyFailedError(f"a worker process ended with an error: {_read(worker)}")
+                del workers[index]
+                if code == _HAS_SAID_WHY:
+                    raise StudyFailedError(f"a worker process ended with an error: {_read(errors)}")
                 if code != 0:
                     now = time.monotonic()
                     died_at = [*(one for one in died_at if now - one < _MINUTES_OF_DEATHS * 60.0), now]
-                    if len(died_at) > _DEATHS_PER_PLACE * jobs:  # not even between trials do they live
+                    if len(died_at) > _DEATHS_PER_WORKER * jobs:  # not even between trials do they live
                         raise StudyFailedError(
                             f"{len(died_at)} worker processes died within {_MINUTES_OF_DEATHS} minutes, the last by "
                             f"{_how(code)}; start fewer with --jobs, or look at what they print"
                         )
-                    if deadline is not None and time.monotonic() >= deadline:
+                    if deadline is not None and now >= deadline:
                         continue
                     _log.warning("a worker process died (%s); another takes its place", _how(code))
-                    workers[place] = start(place)
+                    workers[index] = start(index)
             on_poll()
     finally:
-        _end([worker.process for worker in workers.values()])
-
-
-def _start(order: _Order) -> _Worker:
-    context = multiprocessing.get_context("spawn")
-    told, telling = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(order, telling))
-    process.start()
-    telling.close()
-    return _Worker(process, told)
+        _end([process for process, _ in workers.values()])
 
 
 def _end(processes: list[SpawnProcess]) -> None:
@@ -147,9 +135,9 @@ def _end(processes: list[SpawnProcess]) -> None:
             process.join()
 
 
-def _read(worker: _Worker) -> str:
+def _read(errors: Connection) -> str:
     try:
-        return str(worker.told.recv()) if worker.told.poll(1.0) else "it did not say which"
+        return str(errors.recv()) if errors.poll(1.0) else "it did not say which"
     except EOFError:
         return "it did not say which"
 
@@ -163,7 +151,10 @@ def _how(code: int) -> str:
         return f"signal {-code}"
 
 
-def _work(order: _Order, telling: Connection) -> None:
+# -- in the worker -----------------------------------------------------------------------------------------------------
+
+
+def _work(order: _Order, errors: Connection) -> None:
     signal.signal(signal.SIGTERM, _end_now)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C goes to all; who started us ends us
     threading.Thread(target=_end_with, args=(order.parent,), name="parent watch", daemon=True).start()
@@ -171,26 +162,21 @@ def _work(order: _Order, telling: Connection) -> None:
     if order.deadline is not None and order.seconds is not None:
         deadline = time.monotonic() + min(order.deadline - time.time(), order.seconds)
         threading.Thread(target=_end_at, args=(deadline, begun), name="deadline watch", daemon=True).start()
+    make, device = order.make_experimenter, read_study(order.directory).study.device
     try:
-        device = take_place(
-            order.place,
-            order.places,
-            read_study(order.directory).study.device,
-            trains=order.make_experimenter is None,
-        )
         search(
             order.directory,
             order.url,
             n_trials=order.n_trials,
             deadline=deadline,
-            make_experimenter=order.make_experimenter,
-            device=device,
+            make_experimenter=make,
+            device=take_device(order.index, order.n_workers, device, trains=make is None),
             on_begin=begun.set,
         )
     except Exception as error:
-        told = str(error) if type(error).__module__.startswith("workbench.") else f"{type(error).__name__}: {error}"
-        telling.send(hide_passwords(told))
-        sys.exit(_TOLD)
+        said = str(error) if type(error).__module__.startswith("workbench.") else f"{type(error).__name__}: {error}"
+        errors.send(hide_passwords(said))
+        sys.exit(_HAS_SAID_WHY)
 
 
 def _end_now(number: int, frame: FrameType | None) -> None:
@@ -208,3 +194,43 @@ def _end_at(deadline: float, begun: threading.Event) -> None:
     """End this process if it is still loading at its deadline; no trial is lost that way."""
     if not begun.wait(max(deadline - time.monotonic(), 0.0)):
         os._exit(0)
+
+
+def core_share(cores: Sequence[int], index: int, n_workers: int) -> list[int]:
+    """Return the cores of one worker: neighbours, each in one share; of more workers than cores some share one.
+
+    Example:
+        >>> [core_share([0, 1, 2, 3, 4], index, 2) for index in range(2)]
+        [[0, 1], [2, 3, 4]]
+        >>> [core_share([0, 1], index, 3) for index in range(3)]
+        [[0], [1], [0]]
+    """
+    ordered = sorted(cores)
+    if n_workers >= len(ordered):
+        return [ordered[index % len(ordered)]]
+    return ordered[index * len(ordered) // n_workers : (index + 1) * len(ordered) // n_workers]
+
+
+def take_device(index: int, n_workers: int, device: str, *, trains: bool = True) -> torch.device | None:
+    """Take a worker's accelerator, or pin it to its share of the cores; call it before torch is imported.
+
+    Returns the device to train on; None leaves it to the study, which names ``device``. A stand-in for training does
+    not train, and needs no torch.
+    """
+    everything = os.sched_getaffinity(0) if device in {"auto", "cpu"} and hasattr(os, "sched_setaffinity") else set()
+    share = core_share(list(everything), index, n_workers) if everything else []
+    if share:
+        os.sched_setaffinity(0, share)
+    if not trains:
+        return None
+    from workbench.core import devices  # with torch, whose thread pools see the cores it is pinned to
+
+    hardware = devices.hardware_summary()
+    if hardware["accelerator_count"] and device != "cpu":
+        if everything:
+            os.sched_setaffinity(0, everything)  # its loaders and copies may run anywhere
+        named = ":" in device
+        return None if named else devices.rank_device(device, index % hardware["accelerator_count"])
+    if share:
+        devices.use_threads(min(hardware["torch_threads"], len(share)))
+    return None

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 
 import optuna
 
-__all__ = ["quiet_optuna"]
-
 
 @contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:
@@ -20,8 +18,6 @@ def quiet_optuna() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # We send the heartbeats ourselves (storage.beating).
-            warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used with")
             yield
     finally:
         optuna.logging.set_verbosity(before)

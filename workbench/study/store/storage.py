@@ -2,9 +2,9 @@
 
 By default a SQLite file beside the study, or any database that Optuna takes, for several machines. While ``tune`` runs
 it holds an exclusive lock on ``study.db.lock``, which the system releases however the process ends. Every running
-trial carries the mark of its process (``process_mark.py``) and heartbeats; a trial whose process is gone goes back into
-the queue under its own number, with what it had already drawn and measured (``stale_trials.py``). So after ``kill -9``
-no trial stays RUNNING and no number is lost. A database that is away for a moment is waited for (``patience.py``).
+trial carries the mark of its process and heartbeats; a trial whose process is gone goes back into the queue under its
+own number, with what it had already drawn and measured (``liveness.py``). So after ``kill -9`` no trial stays RUNNING
+and no number is lost. A database that is away for a moment is waited for (``patience.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import json
 import os
 import random
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,37 +24,30 @@ from typing import Any
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from workbench.config import NetworkFacts
 from workbench.core.credentials import hide_passwords
 from workbench.core.files import DiskFullError
 from workbench.study.ask.study_file import StudyFile, asked
-from workbench.study.errors import (
-    StudyBusyError,
-    StudyChangedError,
-    StudyError,
-    StudyFailedError,
-)
+from workbench.study.errors import StudyBusyError, StudyChangedError, StudyError, StudyFailedError
 from workbench.study.run.job import plain
 from workbench.study.run.patience import STORAGE_ERRORS, Patience, reason_of
 from workbench.study.run.runner import Experimenter
-from workbench.study.store.stale_trials import HEARTBEATS_PER_GRACE, StaleTrials
-from workbench.study.store.study_storage import StudyStorage, TrialTakenError, was_given_up
+from workbench.study.store.liveness import StaleTrials, heartbeat
+from workbench.study.store.study_storage import TAKEN_ERRORS, StudyStorage, TrialTakenError, was_given_up
 
 __all__ = [
     "STORAGE_ERRORS",
     "TAKEN_ERRORS",
-    "Heart",
     "StaleTrials",
     "StudyStorage",
     "TrialTakenError",
     "archive_study",
-    "beating",
-    "changed_values",
     "default_storage",
     "find_study",
+    "heartbeat",
     "holding_study",
     "on_its_network",
     "open_storage",
@@ -66,9 +58,6 @@ __all__ = [
     "shown_url",
     "was_given_up",
 ]
-
-TAKEN_ERRORS = (TrialTakenError, optuna.exceptions.UpdateFinishedTrialError)
-"""What writing to a trial raises when another process has it by now, or has even finished it."""
 
 _BESIDE_STUDY = "study.db"
 _NETWORK = "network_facts"
@@ -101,21 +90,59 @@ def open_storage(
     grace = _seconds_from("WORKBENCH_GRACE_SECONDS", _GRACE_SECONDS) if grace_seconds is None else grace_seconds
     patience = Patience(_seconds_from("WORKBENCH_PATIENCE_SECONDS", _PATIENCE_SECONDS))
     try:
-        parsed = make_url(url)
-        return _open(parsed, url, patience, role, grace, wait=wait)
+        options = _engine_options(url)
+
+        def open_once() -> StudyStorage:
+            return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=options)
+
+        for attempt in range(_TIMES_TO_MAKE_TABLES):
+            try:
+                return patience.call(open_once) if wait else open_once()
+            except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
+                # Of several processes that come to an empty database at once, one makes each table.
+                reason = str(error.__cause__ or error)
+                made_meanwhile = any(
+                    word in reason for word in ("already exists", "duplicate key", "UNIQUE constraint")
+                )
+                if not made_meanwhile or attempt == _TIMES_TO_MAKE_TABLES - 1:
+                    raise
+                time.sleep(random.uniform(0.05, 0.5))
+        raise AssertionError("the loop above returns or raises")
     except ImportError as error:
         raise StudyError(
             f"the storage {shown_url(url)!r} needs a driver that is not installed ({error}); "
             'for PostgreSQL: pip install "boost-workbench[cluster]"'
         ) from None
-    except (SQLAlchemyError, ValueError) as error:
-        if not isinstance(error, DBAPIError):  # the text of a mistyped URL may repeat its password
+    except Exception as error:  # SQLAlchemy raises one class per driver and mistake
+        if isinstance(error, (SQLAlchemyError, ValueError)) and not isinstance(error, DBAPIError):
+            # The text of a mistyped URL may repeat its password.
             raise StudyError(
                 "the storage given is no database URL such as postgresql+psycopg://user@host/database"
             ) from None
         raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
-    except Exception as error:  # SQLAlchemy raises one class per driver and mistake
-        raise StudyError(f"the storage {shown_url(url)!r} cannot be opened: {reason_of(error)}") from None
+
+
+def _engine_options(url: str) -> dict[str, Any]:
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        # SQLite waits for another writer instead of failing; five seconds, its default, is short on a busy disk.
+        return {"connect_args": {"timeout": 60}}
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if parsed.drivername in {"postgresql+psycopg", "postgresql+psycopg2", "postgresql"}:
+        # A server whose machine was switched off sends no farewell (libpq, "Parameter Key Words").
+        options["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
+    return options
+
+
+def _seconds_from(variable: str, default: float) -> float:
+    text = os.environ.get(variable, "")
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 < seconds < 1e9:
+        raise StudyError(f"the environment variable {variable} must be a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def shown_url(url: str) -> str:
@@ -129,56 +156,8 @@ def shown_url(url: str) -> str:
     return hide_passwords(shown.replace("%2A", "*"))
 
 
-def _open(parsed: URL, url: str, patience: Patience, role: str, grace: float, *, wait: bool) -> StudyStorage:
-    backend = parsed.get_backend_name()
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if backend == "sqlite":
-        # SQLite waits for another writer instead of failing; five seconds, its default, is short on a busy disk.
-        options = {"connect_args": {"timeout": 60}}
-    elif backend == "postgresql" and parsed.get_driver_name() in {"psycopg", "psycopg2"}:
-        # A server whose machine was switched off sends no farewell (libpq, "Parameter Key Words").
-        options["connect_args"] = {"connect_timeout": 10, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
-
-    def open_once() -> StudyStorage:
-        return StudyStorage(url, patience=patience, role=role, grace_seconds=grace, engine_kwargs=dict(options))
-
-    for attempt in range(_TIMES_TO_MAKE_TABLES):
-        try:
-            return patience.call(open_once) if wait else open_once()
-        except (optuna.exceptions.StorageInternalError, DBAPIError) as error:
-            # Of several processes that come to an empty database at once, one makes each table.
-            told = str(error.__cause__ or error)
-            if not any(word in told for word in ("already exists", "duplicate key", "UNIQUE constraint")):
-                raise
-            if attempt == _TIMES_TO_MAKE_TABLES - 1:
-                raise
-            time.sleep(random.uniform(0.05, 0.5))
-    raise AssertionError("the loop above returns or raises")
-
-
-def _seconds_from(variable: str, default: float) -> float:
-    told = os.environ.get(variable, "")
-    if not told:
-        return default
-    try:
-        seconds = float(told)
-    except ValueError:
-        seconds = -1.0
-    if not 0.0 < seconds < 1e9:
-        raise StudyError(f"the environment variable {variable} must be a number of seconds above 0, got {told!r}")
-    return seconds
-
-
 def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimenter) -> optuna.Study:
-    """Open or create the Optuna study and see that it still asks the same question.
-
-    Args:
-        storage: Opened database.
-        file: The study as it stands now.
-        experimenter: Who trains; knows the metric and the data.
-
-    Returns:
-        The study, with O0 enqueued as its first trial.
+    """Open or create the Optuna study, with O0 enqueued as its first trial, and see that it asks the same question.
 
     Raises:
         StudyChangedError: When ``study.toml`` or the data changed since the study began.
@@ -190,28 +169,32 @@ def open_study(storage: StudyStorage, file: StudyFile, experimenter: Experimente
     # A new study is completed before it gets its name's attributes, in an order that a kill may cut anywhere: the
     # file last, so that a study without it is one that never began.
     name = _stored_name(storage, file.study.name)
-    if name is not None:
-        study = optuna.load_study(study_name=name, storage=storage)
-        stored = study.user_attrs.get("study_file")
-        if stored is not None:
-            _refuse_changes(stored, file.canonical())
-            _refuse_other_data(study.user_attrs.get("data_hash", ""), experimenter.data_hash)
-    else:  # several processes may come here at once
+    if name is None:  # several processes may come here at once
         study = optuna.create_study(
             study_name=file.study.name, storage=storage, directions=directions, load_if_exists=True
         )
+    else:
+        study = optuna.load_study(study_name=name, storage=storage)
+    stored = study.user_attrs
+    if name is not None and stored.get("study_file") is not None:
+        _refuse_changes(stored["study_file"], file.canonical())
+        _refuse_other_data(stored.get("data_hash", ""), experimenter.data_hash)
     alive = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING))
     if not any(trial.user_attrs.get("baseline") for trial in alive):
         levels = next((one.choices for one in file.dimensions if one.path == "level"), ())
         study.enqueue_trial({"level": "O0"} if "O0" in levels else {}, user_attrs={"baseline": True})
     if "study_file" not in study.user_attrs:
-        study.set_user_attr("data_hash", experimenter.data_hash)
-        study.set_user_attr("metric_name", experimenter.metric_name)
-        study.set_user_attr("higher_is_better", experimenter.higher_is_better)
-        study.set_user_attr("environment", plain(experimenter.environment()))
         network = experimenter.network_facts()
-        study.set_user_attr(_NETWORK, None if network is None else network.to_dict())
-        study.set_user_attr("study_file", file.canonical())
+        attributes = {
+            "data_hash": experimenter.data_hash,
+            "metric_name": experimenter.metric_name,
+            "higher_is_better": experimenter.higher_is_better,
+            "environment": plain(experimenter.environment()),
+            _NETWORK: None if network is None else network.to_dict(),
+            "study_file": file.canonical(),
+        }
+        for key, value in attributes.items():
+            study.set_user_attr(key, value)
     return study
 
 
@@ -241,7 +224,7 @@ def _stored_name(storage: StudyStorage, name: str) -> str | None:
 
 
 def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
-    """Return a study's file with what was known of its network when it began, so that everybody resolves plans alike.
+    """Return a study's file with what was known of its network when it began: all processes resolve plans alike.
 
     A study that began without knowing (before 0.7) goes on without: other plans would be equal in its second half.
     """
@@ -249,11 +232,33 @@ def on_its_network(file: StudyFile, study: optuna.Study) -> StudyFile:
     return file.on_network(None if stored is None else NetworkFacts.from_dict(stored))
 
 
-def changed_values(stored: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return path -> (stored value, value now) of everything that differs; a missing value is None."""
-    before, after = _leaves(stored), _leaves(now)
-    paths = [*before, *(path for path in after if path not in before)]
-    return {path: (before.get(path), after.get(path)) for path in paths if before.get(path) != after.get(path)}
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in content.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return leaves
+
+
+def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    before, after = _leaves(asked(stored)), _leaves(json.loads(json.dumps(plain(now))))
+    changes = {key: (before.get(key), after.get(key)) for key in before | after if before.get(key) != after.get(key)}
+    if changes:
+        shown = "; ".join(f"`{path}` was {_shown(old)}, is {_shown(new)}" for path, (old, new) in changes.items())
+        raise StudyChangedError(
+            f"study.toml changed since the study began ({shown}); start over with --fresh, which archives the old one"
+        )
+
+
+def _refuse_other_data(stored: str, now: str) -> None:
+    if stored and now and stored != now:
+        raise StudyChangedError(
+            f"the task's data changed since the study began (hash {stored[:12]}, now {now[:12]}); start over with "
+            "--fresh, which archives the old one"
+        )
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else json.dumps(value)
 
 
 @contextlib.contextmanager
@@ -263,8 +268,7 @@ def holding_study(directory: Path) -> Iterator[None]:
     Raises:
         StudyBusyError: When another process holds it.
     """
-    path = directory / "study.db.lock"
-    with path.open("a+", encoding="utf-8") as handle:
+    with (directory / "study.db.lock").open("a+", encoding="utf-8") as handle:
         try:
             import fcntl
         except ImportError:  # no such lock outside Unix; heartbeats and process numbers remain
@@ -285,16 +289,10 @@ def holding_study(directory: Path) -> Iterator[None]:
 
 
 def requeue_interrupted(storage: StudyStorage, study: optuna.Study) -> list[int]:
-    """Put trials whose process is gone back into the queue, before this one begins any; call it holding the study.
+    """Put trials whose process is gone back into the queue, before this one begins any; return their numbers.
 
-    A worker whose ``tune`` was killed ends within a second or two; its trial is put back while the search goes on.
-
-    Args:
-        storage: The study's database.
-        study: The study.
-
-    Returns:
-        Numbers of the trials that will be run again.
+    Call it holding the study. A worker whose ``tune`` was killed ends within a second or two; its trial is put back
+    while the search goes on.
     """
     return StaleTrials(storage, study).put_back(alone=storage.engine.name == "sqlite")
 
@@ -308,56 +306,6 @@ def put_back(storage: StudyStorage, study: optuna.Study, number: int) -> None:
         for trial in storage.running(storage.get_study_id_from_name(study.study_name)):
             if trial.number == number and storage.is_held_here(trial):
                 storage.put_back(trial, died=False)
-
-
-class Heart:
-    """The heartbeats of a trial.
-
-    Attributes:
-        lost: Set once another process has the trial.
-    """
-
-    def __init__(self) -> None:
-        self.lost = threading.Event()
-
-    def end_if_lost(self) -> None:
-        """End the work on a trial that another process has.
-
-        Raises:
-            TrialTakenError: When it has one.
-        """
-        if self.lost.is_set():
-            raise TrialTakenError("another process runs this trial now")
-
-
-@contextlib.contextmanager
-def beating(storage: StudyStorage, trial_id: int) -> Iterator[Heart]:
-    """Send heartbeats for a trial while it runs, as ``Study.optimize`` would; yield what they have found.
-
-    The first one comes after an interval: until then its new mark says that somebody has it.
-    """
-    heart = Heart()
-    stop = threading.Event()
-
-    def beat() -> None:
-        try:
-            while not stop.wait(storage.grace_seconds / HEARTBEATS_PER_GRACE):
-                try:
-                    if not storage.beat(trial_id):
-                        heart.lost.set()
-                        return
-                except STORAGE_ERRORS:  # a database that is away for a moment ends no training
-                    storage.patience.note_failure()
-        finally:
-            storage.remove_session()
-
-    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield heart
-    finally:
-        stop.set()
-        thread.join()
 
 
 @contextlib.contextmanager
@@ -380,15 +328,8 @@ def plain_storage_errors() -> Iterator[None]:
 
 
 def archive_study(directory: Path) -> Path | None:
-    """Move what a study has produced into ``archive/<time>``.
-
-    Args:
-        directory: Folder of the study.
-
-    Returns:
-        The archive folder; None when there was nothing to move.
-    """
-    names = ["study.db", "study.db-journal", "study.db-wal", "study.db-shm", "result", "runs"]
+    """Move what a study has produced into ``archive/<time>``; return that folder, None when there was nothing."""
+    names = ("study.db", "study.db-journal", "study.db-wal", "study.db-shm", "result", "runs")
     present = [directory / name for name in names if (directory / name).exists()]
     if not present:
         return None
@@ -399,35 +340,3 @@ def archive_study(directory: Path) -> Path | None:
     for path in present:
         shutil.move(path, target / path.name)
     return target
-
-
-def _refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    changes = changed_values(asked(stored), json.loads(json.dumps(plain(now))))
-    if not changes:
-        return
-    told = "; ".join(f"`{path}` was {_shown(before)}, is {_shown(after)}" for path, (before, after) in changes.items())
-    raise StudyChangedError(
-        f"study.toml changed since the study began ({told}); start over with --fresh, which archives the old one"
-    )
-
-
-def _refuse_other_data(stored: str, now: str) -> None:
-    if stored and now and stored != now:
-        raise StudyChangedError(
-            f"the task's data changed since the study began (hash {stored[:12]}, now {now[:12]}); start over with "
-            "--fresh, which archives the old one"
-        )
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is None else json.dumps(value)
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            leaves.update(_leaves(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves

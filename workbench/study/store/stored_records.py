@@ -1,6 +1,6 @@
 """Records of trials and candidates, rebuilt from what a study's storage keeps; nothing is trained for them.
 
-Trials are scored anew from their measurements, at the drop that the study's target allows: records of one study always
+Trials are scored again from their measurements, at the drop that the study's target allows: records of one study always
 compare, whatever a trial was scored at when it ran. The repeat of an equal plan is no trial and has no record.
 """
 
@@ -17,30 +17,12 @@ from optuna.trial import FrozenTrial, TrialState
 from workbench.core.records import CandidateRecord, TrialRecord, Verdict
 from workbench.study.errors import StudyChangedError, StudyFailedError
 from workbench.study.run.job import SpeedMeasured, Trained, plain
-from workbench.study.run.objective import (
-    Baseline,
-    baseline_trial,
-    metric_deficit,
-    score,
-)
-
-__all__ = [
-    "FINISHED",
-    "allowed_drop_of",
-    "baseline_record",
-    "candidates_of",
-    "counted_among",
-    "counted_trials",
-    "keep_candidates",
-    "records_of",
-    "refuse_other_targets",
-    "trials_of",
-]
+from workbench.study.run.objective import Baseline, baseline_trial, metric_deficit, score
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 """States of a trial that has run to an end."""
 
-UNCOUNTED = frozenset({"repeats", "skipped"})
+_UNCOUNTED = frozenset({"repeats", "skipped"})
 """User attributes of trials that are no trials of their own: an equal plan again, or one too slow to be trained."""
 
 _STATES = {
@@ -60,7 +42,7 @@ def counted_trials(study: optuna.Study) -> list[FrozenTrial]:
 def counted_among(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Return those of some trials that count, as `counted_trials` does."""
     begun = (*FINISHED, TrialState.RUNNING)
-    apart = UNCOUNTED | {"given"}  # given set-ups come beside those that are drawn
+    apart = _UNCOUNTED | {"given"}  # given set-ups come beside those that are drawn
     return [trial for trial in trials if trial.state in begun and not apart & trial.user_attrs.keys()]
 
 
@@ -74,16 +56,11 @@ def refuse_other_targets(study: optuna.Study, target: float) -> None:
 
     Version 0.6 scored O2's trials at a drop of their own; a sampler that compares the two would be misled.
 
-    Args:
-        study: The study.
-        target: Drop that the study's target allows.
-
     Raises:
         StudyChangedError: When there is such a trial.
     """
     finished = study.get_trials(deepcopy=False, states=FINISHED)
-    scored = {trial.number: trial.user_attrs.get("allowed_drop", target) for trial in finished}
-    other = [number for number, drop in scored.items() if drop != target]
+    other = [trial.number for trial in finished if trial.user_attrs.get("allowed_drop", target) != target]
     if other:
         numbers = ", ".join(map(str, other[:5])) + (", ..." if len(other) > 5 else "")
         some = f"{len(other)} trials were" if len(other) > 1 else "one trial was"
@@ -109,40 +86,31 @@ def trials_of(study: optuna.Study) -> list[TrialRecord]:
 def records_of(
     trials: Sequence[FrozenTrial], attributes: Mapping[str, Any], *, known: Mapping[int, TrialRecord] | None = None
 ) -> list[TrialRecord]:
-    """Rebuild the records of trials that have been read.
+    """Rebuild the records of a study's trials, in their order, from what has been read.
 
     Args:
         trials: All trials of the study, in the order of their numbers.
         attributes: The study's user attributes.
         known: Records by number that are taken as they are; of trials that have ended since O0 had.
-
-    Returns:
-        Records in the order of the trials.
     """
-    finished = (trial for trial in trials if trial.state == TrialState.COMPLETE)
-    reference = next((trial for trial in finished if trial.user_attrs.get("baseline")), None)
-    baseline = None
     section = attributes.get("study_file", {}).get("study", {})
+    reference = next((one for one in trials if _is_complete(one) and one.user_attrs.get("baseline")), None)
+    baseline = None
     if reference is not None:
         trained = Trained.from_json(reference.user_attrs["trained"])
-        higher = bool(attributes.get("higher_is_better", True))
         budget = section.get("budget_steps", trained.curve[-1][0] if trained.curve else 0)
-        baseline = Baseline(trained.metric, trained.curve, higher, budget)
+        baseline = Baseline(trained.metric, trained.curve, bool(attributes.get("higher_is_better", True)), budget)
     allowed_drop, objective = allowed_drop_of(attributes), str(section.get("objective", "time_to_target"))
     known = known or {}
     return [
         known.get(trial.number) or _record(trial, baseline, allowed_drop, objective)
         for trial in trials
-        if not UNCOUNTED & trial.user_attrs.keys()
+        if not _UNCOUNTED & trial.user_attrs.keys()
     ]
 
 
 def baseline_record(study: optuna.Study, trials: Sequence[TrialRecord]) -> TrialRecord:
     """Return the record of the finished O0 trial.
-
-    Args:
-        study: The study.
-        trials: Its records.
 
     Raises:
         StudyFailedError: When O0 has not finished.
@@ -180,32 +148,33 @@ def _of_earlier_version(candidate: CandidateRecord, objective: str | None) -> Ca
 
 
 def _candidate(stored: Mapping[str, Any]) -> CandidateRecord:
-    numbers = ("speedup", "speedup_low", "drop")
-    values = {name: math.nan if stored[name] is None else stored[name] for name in numbers}
-    values |= {name: math.inf if stored[name] is None else stored[name] for name in ("speedup_high", "drop_bound")}
+    absent = dict.fromkeys(("speedup", "speedup_low", "drop"), math.nan)
+    absent |= dict.fromkeys(("speedup_high", "drop_bound"), math.inf)
+    values = {name: value if stored[name] is None else stored[name] for name, value in absent.items()}
     metrics = tuple((math.nan if a is None else a, math.nan if b is None else b) for a, b in stored["metrics"])
     return CandidateRecord(**{**stored, **values, "verdict": Verdict(stored["verdict"]), "metrics": metrics})
+
+
+def _is_complete(trial: FrozenTrial) -> bool:
+    return trial.state == TrialState.COMPLETE
 
 
 def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, objective: str) -> TrialRecord:
     attributes = trial.user_attrs
     trained = Trained.from_json(attributes["trained"]) if "trained" in attributes else None
-    speed = SpeedMeasured.from_json(attributes["speed"]) if "speed" in attributes else None
+    speed = SpeedMeasured.from_json(attributes["speed"]) if "speed" in attributes else _NO_SPEED
     warm_up_steps = int(attributes.get("warm_up_steps", 0))
-    complete = trial.state == TrialState.COMPLETE
-    scored = None
-    if complete and baseline is not None and trained is not None and speed is not None:
+    value = float(trial.values[-1]) if _is_complete(trial) and trial.values else math.nan
+    steps, feasible, metric, deficit = math.nan, False, math.nan, math.nan
+    if _is_complete(trial) and baseline is not None and trained is not None and speed is not _NO_SPEED:
         scored = score(trained, speed, baseline, allowed_drop, objective, warm_up_steps)
-    value = float(trial.values[-1]) if complete and trial.values else math.nan
-    metric = math.nan
-    if trained is not None:
+        value, steps, feasible = scored.values[-1], scored.steps_to_target, scored.feasible
+    if trained is not None and not trained.diverged:
         # A pruned trial's last evaluation is what is known of it.
         metric = trained.curve[-1][1] if math.isnan(trained.metric) and trained.curve else trained.metric
-        metric = math.nan if trained.diverged else metric
-    deficit = math.nan
     if baseline is not None and not math.isnan(metric):
         deficit = metric_deficit(baseline.metric, metric, higher_is_better=baseline.higher_is_better)
-    message = str(attributes.get("message", ""))
+    duration = trial.duration if trial.state in FINISHED else None
     return TrialRecord(
         number=trial.number,
         state=_STATES[trial.state],
@@ -213,23 +182,22 @@ def _record(trial: FrozenTrial, baseline: Baseline | None, allowed_drop: float, 
         parameters=dict(attributes.get("parameters", trial.params)),
         config=dict(attributes.get("config", {})),
         summary=str(attributes.get("summary", "")),
-        value=value if scored is None else scored.values[-1],
+        value=value,
         metric=metric,
         metric_deficit=deficit,
         allowed_drop=allowed_drop,
-        relative_step_time=math.nan if speed is None else speed.ratio,
-        relative_low=math.nan if speed is None else speed.low,
-        relative_high=math.nan if speed is None else speed.high,
-        steps_to_target=math.nan if scored is None else scored.steps_to_target,
-        seconds=_duration(trial) if trial.state in FINISHED else math.nan,
-        feasible=scored is not None and scored.feasible,
+        relative_step_time=speed.ratio,
+        relative_low=speed.low,
+        relative_high=speed.high,
+        steps_to_target=steps,
+        seconds=math.nan if duration is None else duration.total_seconds(),
+        feasible=feasible,
         curve=() if trained is None else trained.curve,
         run_path="" if trained is None else trained.path,
-        message=message,
+        message=str(attributes.get("message", "")),
         warm_up_steps=warm_up_steps,
         overflows=0 if trained is None else trained.overflows,
     )
 
 
-def _duration(trial: FrozenTrial) -> float:
-    return trial.duration.total_seconds() if trial.duration is not None else math.nan
+_NO_SPEED = SpeedMeasured(math.nan, math.nan, math.nan)

@@ -4,7 +4,7 @@ In SQLite's usual mode a commit waits several times for the disk, half a second 
 runs the file is in write-ahead mode: a commit appends to ``study.db-wal``, readers and the writer keep out of each
 other's way, and a process that is killed loses nothing that was committed. A machine that loses its power may lose the
 last commits, never the file (SQLite, "Write-Ahead Logging" and "PRAGMA synchronous"). Afterwards it is one plain file
-again, which can be copied, and read from a folder that cannot be written.
+again, which can be copied, and read from a folder that cannot be written. Other databases are left alone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,10 @@ from typing import Any
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 
-__all__ = ["follow_journal_mode", "writing_ahead"]
-
 
 @contextlib.contextmanager
 def writing_ahead(engine: Engine) -> Iterator[None]:
-    """Keep a SQLite file in write-ahead mode for the block; another database is left as it is.
-
-    Args:
-        engine: Connections to the database. Where the file's system knows no shared memory, its mode stays.
-    """
-    if engine.name != "sqlite":
-        yield
-        return
+    """Keep a SQLite file in write-ahead mode for the block; where its system knows no shared memory the mode stays."""
     _ask_for(engine, "WAL")
     try:
         yield
@@ -38,22 +29,19 @@ def writing_ahead(engine: Engine) -> Iterator[None]:
 
 
 def follow_journal_mode(engine: Engine) -> None:
-    """Let every new connection to a file in write-ahead mode wait for the disk at checkpoints only.
+    """Let every new connection to a file in write-ahead mode wait for the disk at checkpoints only."""
 
-    Args:
-        engine: Connections to the database; nothing happens to one that is not SQLite's.
-    """
-    if engine.name != "sqlite":
-        return
-
-    @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
         if connection.execute("PRAGMA journal_mode").fetchone() == ("wal",):
             connection.execute("PRAGMA synchronous=NORMAL")
 
+    if engine.name == "sqlite":
+        event.listen(engine, "connect", connected)
+
 
 def _ask_for(engine: Engine, mode: str) -> None:
-    engine.dispose()  # the mode can only be left by the last connection, and each new one looks at it
-    with contextlib.suppress(DBAPIError), engine.connect() as connection:
-        connection.exec_driver_sql(f"PRAGMA journal_mode={mode}")
-    engine.dispose()
+    if engine.name == "sqlite":
+        engine.dispose()  # the mode can only be left by the last connection, and each new one looks at it
+        with contextlib.suppress(DBAPIError), engine.connect() as connection:
+            connection.exec_driver_sql(f"PRAGMA journal_mode={mode}")
+        engine.dispose()

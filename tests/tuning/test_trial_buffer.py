@@ -1,4 +1,4 @@
-"""Tests for `workbench.study.store.trial_in_hand`: what is gathered is what Optuna would have written."""
+"""What a running trial gathers is buffered, and then stored as Optuna would have stored it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 
 from workbench.study.store.storage import open_storage
-from workbench.study.store.trial_in_hand import TrialInHand
+from workbench.study.store.study_storage import StudyStorage
 
 
-def new_study(folder: Path) -> optuna.Study:
+def new_study(folder: Path) -> tuple[StudyStorage, optuna.Study]:
     storage = open_storage(f"sqlite:///{folder / 'study.db'}")
-    return optuna.create_study(study_name="study", storage=storage, sampler=optuna.samplers.RandomSampler(seed=0))
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    return storage, optuna.create_study(study_name="study", storage=storage, sampler=sampler)
 
 
 def as_read_anew(folder: Path, number: int = 0) -> FrozenTrial:
@@ -35,19 +36,21 @@ def work(trial: optuna.Trial) -> None:
     trial.set_constraint("deficit", -0.5)
 
 
-def test_a_trial_in_hand_is_stored_as_optuna_stores_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED])
+def test_a_buffered_trial_is_stored_as_optuna_stores_it(tmp_path: Path, state: TrialState) -> None:
+    value = 1.5 if state == TrialState.COMPLETE else None
+    plain = optuna.create_study(study_name="study", storage=f"sqlite:///{tmp_path / 'plain.db'}")
+    plain.sampler = optuna.samplers.RandomSampler(seed=0)
+    trial = plain.ask()
+    work(trial)
+    plain.tell(trial, value, state=state)
+    storage, study = new_study(tmp_path)
+    trial = study.ask()
+    with storage.buffering(trial._trial_id):
+        work(trial)
+        study.tell(trial, value, state=state)
     stored = []
-    for name in ("plain", "gathered"):
-        (tmp_path / name).mkdir()
-        study = new_study(tmp_path / name)
-        hand, trial = TrialInHand(study), study.ask()
-        if name == "gathered":
-            with hand.holding(trial):
-                work(trial)
-        else:
-            work(trial)
-        study.tell(trial, 1.5)
-        read = as_read_anew(tmp_path / name)
+    for read in (plain.trials[0], as_read_anew(tmp_path)):
         attributes = {key: value for key, value in read.user_attrs.items() if key != "process"}
         stored.append(
             (read.params, read.distributions, attributes, read.system_attrs, read.intermediate_values, read.values)
@@ -57,27 +60,29 @@ def test_a_trial_in_hand_is_stored_as_optuna_stores_it(tmp_path: Path) -> None:
 
 
 def test_everything_drawn_is_written_in_one_transaction(tmp_path: Path) -> None:
-    study = new_study(tmp_path)
-    hand, trial = TrialInHand(study), study.ask()
-    engine, commits = study._storage._backend.engine, []  # type: ignore[attr-defined]
-    with hand.holding(trial):
-        event.listen(engine, "commit", commits.append)
+    storage, study = new_study(tmp_path)
+    trial, commits = study.ask(), list[Any]()
+    with storage.buffering(trial._trial_id):
+        event.listen(storage.engine, "commit", commits.append)
         work(trial)
         assert not commits
-        hand.write()
+        storage.write()
         assert len(commits) == 1
-        hand.write()
+        storage.write()
         assert len(commits) == 1  # nothing was left to write
-    assert as_read_anew(tmp_path).params == trial.params
+        assert as_read_anew(tmp_path).params == trial.params
+        trial.set_user_attr("last", 1)
+        study.tell(trial, 0.5)  # writes what was left
+    assert as_read_anew(tmp_path).user_attrs["last"] == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, optuna.TrialPruned])
 def test_what_was_measured_before_an_error_is_kept(tmp_path: Path, error: type[BaseException]) -> None:
-    study = new_study(tmp_path)
-    hand, trial = TrialInHand(study), study.ask()
+    storage, study = new_study(tmp_path)
+    trial = study.ask()
 
     def fail() -> None:
-        with hand.holding(trial):
+        with storage.buffering(trial._trial_id):
             trial.set_user_attr("speed", 0.5)
             raise error
 
@@ -89,13 +94,14 @@ def test_what_was_measured_before_an_error_is_kept(tmp_path: Path, error: type[B
 
 
 def test_a_trial_that_another_process_has_finished_is_not_written_to(tmp_path: Path) -> None:
-    study = new_study(tmp_path)
-    hand, trial = TrialInHand(study), study.ask()
+    storage, study = new_study(tmp_path)
+    trial = study.ask()
+    theirs = optuna.load_study(study_name="study", storage=f"sqlite:///{tmp_path / 'study.db'}")
 
     def write() -> None:
-        with hand.holding(trial):
+        with storage.buffering(trial._trial_id):
             trial.set_user_attr("speed", 0.5)
-            study.tell(trial.number, state=TrialState.FAIL)
+            theirs.tell(trial.number, state=TrialState.FAIL)
 
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         write()
@@ -103,11 +109,13 @@ def test_a_trial_that_another_process_has_finished_is_not_written_to(tmp_path: P
 
 
 def test_others_are_seen_and_the_own_trial_as_it_stands(tmp_path: Path) -> None:
-    study = new_study(tmp_path)
+    storage, study = new_study(tmp_path)
     study.tell(study.ask(), 1.0)
-    hand, trial = TrialInHand(study), study.ask()
-    with hand.holding(trial):
+    trial = study.ask()
+    with storage.buffering(trial._trial_id):
         work(trial)
-        seen: list[Any] = hand.study.get_trials(deepcopy=False)
+        seen = study.get_trials(deepcopy=False)
+        assert as_read_anew(tmp_path, 1).intermediate_values == {}
     assert [one.state for one in seen] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert seen[1].intermediate_values[10] == 0.25
+    assert seen[1].params == trial.params

@@ -1,0 +1,138 @@
+"""Which process runs a trial, and whether it is still there: marks, heartbeats, and trials whose process is gone.
+
+A mark is a small JSON object stored with the trial. On one machine a look at the process table tells at once whether
+its process lives; the start time tells that from a later one of the same number. Two processes are on one machine when
+boot and process-number namespace are the same: host names repeat among clones, and process numbers among containers.
+
+Of a process elsewhere the heartbeat tells: it is gone when that has not changed for as long as the mark allows, watched
+by our own clock. No two clocks are compared, so neither time zones nor a clock that jumps make a living process look
+dead; the price is that a new process must watch for a while before it takes over. While the database is away no
+heartbeat can be sent: after such trouble everyone gets two intervals to be heard again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import optuna
+import psutil
+
+from workbench.core.process_identity import is_running, machine, start_ticks
+from workbench.study.run.patience import STORAGE_ERRORS
+
+if TYPE_CHECKING:
+    from workbench.study.store.study_storage import RunningTrial, StudyStorage
+
+_HEARTBEATS_PER_GRACE = 6
+"""How often a process sends a heartbeat within the time it may be silent."""
+
+_LOOK_SECONDS = 1.0
+_log = logging.getLogger("workbench")
+
+
+def new_mark(role: str, grace_seconds: float) -> dict[str, Any]:
+    """Return the mark of a trial that this process begins now, as a ``"worker"`` or the ``"driver"``."""
+    ticks = start_ticks(os.getpid())
+    started = float(psutil.Process().create_time() if ticks is None else ticks)
+    here = {"host": socket.gethostname(), "machine": machine(), "pid": os.getpid(), "started": started}
+    return {**here, "role": role, "grace_seconds": grace_seconds, "claim": secrets.token_hex(8)}
+
+
+def _is_here(mark: Mapping[str, Any]) -> bool:
+    return mark.get("machine") == machine()
+
+
+def _is_gone(mark: Mapping[str, Any]) -> bool:
+    """Return whether the process is known to have ended; False where it cannot be known."""
+    started = float(mark["started"])
+    return _is_here(mark) and not is_running(int(mark["pid"]), ticks=started, began=started)
+
+
+def _is_this_process(mark: Mapping[str, Any] | None) -> bool:
+    return mark is not None and _is_here(mark) and mark.get("pid") == os.getpid() and not _is_gone(mark)
+
+
+@contextlib.contextmanager
+def heartbeat(storage: StudyStorage, trial_id: int) -> Iterator[threading.Event]:
+    """Send heartbeats for a trial while it runs; the event is set once another process has it.
+
+    The first one comes after an interval: until then its new mark says that it is held.
+    """
+    lost, stop = threading.Event(), threading.Event()
+
+    def beat() -> None:
+        try:
+            while not lost.is_set() and not stop.wait(storage.grace_seconds / _HEARTBEATS_PER_GRACE):
+                try:
+                    if not storage.beat(trial_id):
+                        lost.set()
+                except STORAGE_ERRORS:  # a database that is away for a moment ends no training
+                    storage.patience.note_failure()
+        finally:
+            storage.remove_session()
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        stop.set()
+        thread.join()
+
+
+class StaleTrials:
+    """Watch the running trials of a study, and let those of processes that are gone wait again."""
+
+    def __init__(
+        self, database: StudyStorage, study: optuna.Study, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._database = database
+        self._study_id = database.get_study_id_from_name(study.study_name)
+        self._clock = clock
+        self._heard: dict[RunningTrial, float] = {}  # trial as it stands -> when it was first seen so
+        self._looked_at = -float("inf")
+
+    def put_back(self, *, alone: bool = False) -> list[int]:
+        """Look for such trials, once a second at most.
+
+        Args:
+            alone: No other machine works on this database: a trial that was begun before this machine was started
+                again, or carries no mark, has no process.
+
+        Returns:
+            Their numbers. A trial that has ended several workers is failed instead, and is among them.
+        """
+        now = self._clock()
+        if not alone and now - self._looked_at < min(_LOOK_SECONDS, self._database.grace_seconds / 12.0):
+            return []
+        self._looked_at = now
+        running = [one for one in self._database.running(self._study_id) if not self._database.is_held_here(one)]
+        self._heard = {one: self._heard.get(one, now) for one in running}
+        gone = [one for one in running if self._has_no_process(one, alone) or self._is_silent(one, now)]
+        put_back = [one.number for one in gone if self._database.put_back(one, died=not _is_this_process(one.mark))]
+        if put_back:
+            numbers = ", ".join(map(str, put_back))
+            _log.warning("the process of trial %s is gone; what it has not finished will be run again", numbers)
+        return put_back
+
+    def _has_no_process(self, trial: RunningTrial, alone: bool) -> bool:
+        mark = trial.mark
+        if mark is None:
+            return alone
+        # Our own without our claim: an earlier study of this process, which could not put it back on a full disk.
+        if _is_gone(mark) or _is_this_process(mark):
+            return True
+        return alone and mark.get("host") == socket.gethostname() and not _is_here(mark)
+
+    def _is_silent(self, trial: RunningTrial, now: float) -> bool:
+        grace = float((trial.mark or {}).get("grace_seconds", self._database.grace_seconds))
+        heard_again = 2.0 * grace / _HEARTBEATS_PER_GRACE
+        return now - self._heard[trial] > grace and self._database.patience.seconds_of_peace > heard_again
