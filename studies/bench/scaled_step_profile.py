@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Adam
+from workbench.bench.questions.scaled_step import NETS, RATE, SCALE
 
-from workbench.bench.scaled_step import NETS, RATE, SCALE
 from workbench.config import BoostConfig
 from workbench.training import apply
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 
-from tests.accelerator.standin import load_standin
-from workbench.bench.large_nets import BottleneckNet, Images
-from workbench.bench.operations import operations_of
-from workbench.bench.scaled_step import (
+from workbench.bench.questions.large_nets import BottleneckNet, Images
+from workbench.bench.questions.scaled_step import (
     Perceptron,
     _boosted_step,
     _scaler_step,
@@ -20,12 +18,15 @@ from workbench.bench.scaled_step import (
     batch_of,
     network_of,
 )
-from workbench.bench.second_order import (
+from workbench.bench.questions.thor import (
     _perceptron,
     _Refresh,
     _resnet8,
     _Training,
 )
+
+from tests.accelerator.standin import load_standin
+from workbench.bench.operations import operations_of
 
 device = load_standin()
 for name, network, shape in (

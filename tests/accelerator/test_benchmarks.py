@@ -12,42 +12,42 @@ from unittest import mock
 
 import pytest
 import torch
-
-from tests.accelerator.recorded_graph import captured
-from tests.accelerator.standin import waits
-from workbench.bench import Finding, Request
-from workbench.bench.accumulation import measure_accumulation
-from workbench.bench.captured_step import (
+from workbench.bench.questions.accumulation import measure_accumulation
+from workbench.bench.questions.captured_step import (
     _Captured,
     _Training,
     measure_captured_step,
     measure_captured_step_on,
 )
-from workbench.bench.dim_reduce import measure_dim_reduce
-from workbench.bench.freezing import measure_freezing
-from workbench.bench.group_scale_cost import measure_group_scale
-from workbench.bench.host_waits import (
+from workbench.bench.questions.dim_reduce import measure_dim_reduce
+from workbench.bench.questions.freeze import measure_freezing
+from workbench.bench.questions.group_scale_cost import measure_group_scale
+from workbench.bench.questions.host_waits import (
     CONFIGS,
     dispatched_waits,
     measure_host_waits_on,
     profiled_waits,
 )
-from workbench.bench.large_levels import measure_large_levels_on
-from workbench.bench.large_nets import (
+from workbench.bench.questions.large_levels import measure_large_levels_on
+from workbench.bench.questions.large_nets import (
     Images,
     Text,
     image_task,
     text_task,
 )
-from workbench.bench.less_bn import measure_less_bn
-from workbench.bench.levels import measure_levels
-from workbench.bench.offload import Encoder, measure_offload_on
-from workbench.bench.online import measure_online
-from workbench.bench.optimizer_tail import measure_optimizer_tail
-from workbench.bench.principal_components import measure_pca
-from workbench.bench.scaled_step import Perceptron, measure_scaled_step
-from workbench.bench.second_order import measure_thor
-from workbench.bench.trace_cost import measure_trace
+from workbench.bench.questions.less_bn import measure_less_bn
+from workbench.bench.questions.levels import measure_levels
+from workbench.bench.questions.offload import Encoder, measure_offload_on
+from workbench.bench.questions.online import measure_online
+from workbench.bench.questions.optimizer_tail import measure_optimizer_tail
+from workbench.bench.questions.pca import measure_pca
+from workbench.bench.questions.scaled_step import Perceptron, measure_scaled_step
+from workbench.bench.questions.thor import measure_thor
+from workbench.bench.questions.trace import measure_trace
+
+from tests.accelerator.recorded_graph import captured
+from tests.accelerator.standin import waits
+from workbench.bench import Finding, Request
 from workbench.loss_scale import host_values
 from workbench.tasks import load_task
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from workbench.bench.questions.host_waits import dispatched_waits
 
 from tests.accelerator.standin import forget_waits, waits
-from workbench.bench.host_waits import dispatched_waits
 from workbench.config import BoostConfig
 from workbench.core.batch import move_batch
 from workbench.optim.embeddings import EvictingEmbedding, HashEmbedding

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from workbench.bench.questions.accumulation import measure_accumulation
 
-from workbench.bench import Request, accumulation
-from workbench.bench.accumulation import measure_accumulation
+from workbench.bench import Request
+from workbench.bench.questions import accumulation
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 TINY = {"width": 8, "depth": 1, "micro_batches": 3, "batch": 2}

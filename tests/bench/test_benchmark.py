@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from workbench.bench import (
-    BENCHMARKS,
     BenchError,
     Benchmark,
     Estimate,
     Finding,
     Request,
+    benchmarks,
     chosen,
     load_warning,
     run_benchmark,
@@ -133,8 +133,8 @@ def test_a_load_that_was_there_before_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_names_the_quick_ones_are_meant() -> None:
-    assert [b.name for b in chosen([])] == [b.name for b in BENCHMARKS.values() if b.quick]
-    assert [b.name for b in chosen(["all"])] == list(BENCHMARKS)
+    assert [b.name for b in chosen([])] == [b.name for b in benchmarks().values() if b.quick]
+    assert [b.name for b in chosen(["all"])] == list(benchmarks())
     assert [b.name for b in chosen(["trace", "live_panel", "trace"])] == ["trace", "live_panel"]
     assert [b.name for b in chosen(["panels", "trace"])] == ["live_panel", "panel_handlers", "open_run", "trace"]
 
@@ -145,7 +145,7 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 
 
 def test_every_question_is_one_sentence() -> None:
-    for name, entry in BENCHMARKS.items():
+    for name, entry in benchmarks().items():
         assert entry.name == name
         assert entry.question.endswith("?")
         assert entry.question.count("?") == 1

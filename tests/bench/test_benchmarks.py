@@ -10,16 +10,16 @@ from pathlib import Path
 import ipywidgets as widgets
 import pytest
 import torch
+from workbench.bench.questions.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
+from workbench.bench.questions.live_panel import measure_live_panel
+from workbench.bench.questions.open_run import measure_open_run
+from workbench.bench.questions.panel_handlers import measure_handlers
+from workbench.bench.questions.recorded import record_run
+from workbench.bench.questions.reduction import measure_reduction
+from workbench.bench.questions.study import measure_study_overhead
+from workbench.bench.questions.trace import measure_trace
 
 from workbench.bench import Finding, Request
-from workbench.bench.gradient_reduction import measure_reduction
-from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
-from workbench.bench.live_panel import measure_live_panel
-from workbench.bench.opened_run import measure_open_run
-from workbench.bench.panel_handlers import measure_handlers
-from workbench.bench.recorded import record_run
-from workbench.bench.study_overhead import measure_study_overhead
-from workbench.bench.trace_cost import measure_trace
 from workbench.runs import read_run
 from workbench.runs.replay import replay
 from workbench.runs.replayed_run import recorded_policy

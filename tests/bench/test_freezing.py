@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from workbench.bench.questions.freeze import measure_freezing
 
-from workbench.bench import Finding, Request, freezing
-from workbench.bench.freezing import measure_freezing
+from workbench.bench import Finding, Request
+from workbench.bench.questions import freeze as freezing
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-
-from workbench.bench.interference import Interference
+from workbench.bench.questions.interference import Interference
 
 
 def run(costs: dict[int, float], drift: float = 0.0, steps: int = 200) -> Interference:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from workbench.bench.questions.less_bn import measure_less_bn
 
-from workbench.bench import Request, less_bn
-from workbench.bench.less_bn import measure_less_bn
+from workbench.bench import Request
+from workbench.bench.questions import less_bn
 from workbench.training import Boosted
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from workbench.bench.questions.levels import exported_configs, measure_levels
 
 from workbench.bench import Request
-from workbench.bench.levels import exported_configs, measure_levels
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))
 

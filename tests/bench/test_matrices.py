@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from workbench.bench.questions.adasum import measure_adasum
+from workbench.bench.questions.dim_reduce import measure_dim_reduce
+from workbench.bench.questions.online import measure_online
+from workbench.bench.questions.pca import measure_pca, subspace_angle
+from workbench.bench.questions.thor import measure_thor
 
 from workbench.bench import Finding, Request
-from workbench.bench import adasum as adasum_bench
-from workbench.bench import dim_reduce as dim_reduce_bench
-from workbench.bench import online as online_bench
-from workbench.bench import principal_components as pca_bench
-from workbench.bench.adasum import measure_adasum
-from workbench.bench.dim_reduce import measure_dim_reduce
-from workbench.bench.online import measure_online
-from workbench.bench.principal_components import measure_pca, subspace_angle
-from workbench.bench.second_order import measure_thor
+from workbench.bench.questions import adasum as adasum_bench
+from workbench.bench.questions import dim_reduce as dim_reduce_bench
+from workbench.bench.questions import online as online_bench
+from workbench.bench.questions import pca as pca_bench
 from workbench.methods.dim_reduce.method import flat_vector
 
 REQUEST = Request(1, device=torch.device("cpu"), threads=(1,))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Adam, Optimizer
+from workbench.bench.questions.offload import Encoder, measure_offload, measure_offload_on
 
-from workbench.bench import Request, offload
-from workbench.bench.offload import Encoder, measure_offload, measure_offload_on
+from workbench.bench import Request
+from workbench.bench.questions import offload
 
 CPU = torch.device("cpu")
 REQUEST = Request(2, peers=True, device=CPU)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from workbench.bench.questions.adam import measure_host_adam
+from workbench.bench.questions.group_scale_cost import measure_group_scale
+from workbench.bench.questions.many_tensors import words
+from workbench.bench.questions.optimizer_tail import ScaledTail, measure_optimizer_tail
+from workbench.bench.questions.scaled_step import Perceptron, measure_scaled_step
 
-from workbench.bench import host_adam, optimizer_tail
 from workbench.bench.benchmark import Request
 from workbench.bench.contest import Side
-from workbench.bench.group_scale_cost import measure_group_scale
-from workbench.bench.host_adam import measure_host_adam
-from workbench.bench.many_tensors import words
-from workbench.bench.optimizer_tail import ScaledTail, measure_optimizer_tail
-from workbench.bench.scaled_step import Perceptron, measure_scaled_step
+from workbench.bench.questions import adam as host_adam
+from workbench.bench.questions import optimizer_tail
 from workbench.optim.adam_offload.optimizer import AdamOffload
 
 REQUEST = Request(1, peers=True, device=torch.device("cpu"), threads=(1,))

@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from workbench.bench.questions.host_waits import profiled_waits
 
 from workbench.bench import (
-    BENCHMARKS,
     Request,
     chosen,
-    host_waits,
 )
-from workbench.bench.host_waits import profiled_waits
+from workbench.bench.questions import benchmarks, host_waits
 
 REQUEST = Request(1, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", [benchmark.name for benchmark in chosen(["accelerator"])])
 def test_without_an_accelerator_that_is_said(name: str) -> None:
-    found = BENCHMARKS[name].measure(REQUEST)
+    found = benchmarks()[name].measure(REQUEST)
     assert [finding.verdict for finding in found] == ["absent"]
     assert "has not run" in found[0].note
 

@@ -14,13 +14,13 @@ from workbench.bench.benchmark import (
     load_warning,
     run_benchmark,
 )
-from workbench.bench.catalog import BENCHMARKS, BenchError, chosen
 from workbench.bench.contest import (
     Sides,
     contest,
     is_installed,
     require_equal,
 )
+from workbench.bench.questions import BenchError, benchmarks, chosen
 from workbench.bench.rounds import (
     Estimate,
     interleaved,
@@ -30,7 +30,6 @@ from workbench.bench.rounds import (
 )
 
 __all__ = [
-    "BENCHMARKS",
     "Answer",
     "BenchError",
     "Benchmark",
@@ -38,6 +37,7 @@ __all__ = [
     "Finding",
     "Request",
     "Sides",
+    "benchmarks",
     "chosen",
     "contest",
     "interleaved",

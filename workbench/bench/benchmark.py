@@ -99,6 +99,8 @@ class Benchmark:
         measure: Called with what is asked for; returns what was found.
         rounds: Rounds where nobody asks for another number.
         quick: Whether it is run when none is named; about a minute or less on two cores.
+        group: Name that means this and others together; empty where there is none.
+        place: Place in lists and tables.
     """
 
     name: str
@@ -106,6 +108,8 @@ class Benchmark:
     measure: Callable[[Request], Sequence[Finding]]
     rounds: int
     quick: bool = True
+    group: str = ""
+    place: int = 1000
 
 
 @dataclass(frozen=True, slots=True)

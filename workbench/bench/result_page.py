@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workbench.bench.catalog import BENCHMARKS
+from workbench.bench.questions import benchmarks
 from workbench.core.files import write_text_atomically
 
 __all__ = ["goals_table", "page", "read_answers", "with_table"]
@@ -26,7 +26,7 @@ _VERDICTS: Final = {"": "", "met": "met", "missed": "**missed**", "unclear": "un
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
     """Return what ``workbench bench --out FOLDER`` has written, in the order of the benchmarks."""
-    paths = (folder / f"{name}.json" for name in BENCHMARKS)
+    paths = (folder / f"{name}.json" for name in benchmarks())
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
 
 

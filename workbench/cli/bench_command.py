@@ -58,7 +58,7 @@ def bench(
     """
     with only_result_on_stdout(json):
         from workbench.bench import (
-            BENCHMARKS,
+            benchmarks,
             chosen,
             load_warning,
             run_benchmark,
@@ -85,7 +85,7 @@ def bench(
                         write_text_atomically(out / "results.md", page(read_answers(out)))
                 bar.update(len(wanted))
     if listed:
-        entries = list(BENCHMARKS.values())
+        entries = list(benchmarks().values())
         if json:
             print_json({"benchmarks": [{"name": b.name, "question": b.question, "quick": b.quick} for b in entries]})
         else:

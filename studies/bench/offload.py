@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import is_installed
 from workbench.bench.rounds import (
     Estimate,
@@ -155,3 +155,14 @@ def _difference(device: torch.device) -> float:
 def _state_bytes(optimizer: Optimizer, device: torch.device) -> int:
     tensors = (value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.device.type == device.type)
+
+
+BENCHMARK = Benchmark(
+    "offload",
+    "Does Adam on the host slow a training on an accelerator?",
+    measure_offload,
+    rounds=7,
+    quick=False,
+    group="accelerator",
+    place=9,
+)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import (
     Sides,
     contest,
@@ -150,3 +150,13 @@ def _numpy_threads(count: int) -> contextlib.AbstractContextManager[object]:
 
     limits: contextlib.AbstractContextManager[object] = threadpool_limits(count)
     return limits
+
+
+BENCHMARK = Benchmark(
+    "pca",
+    "How fast are principal components of few snapshots, and in how much memory?",
+    measure_pca,
+    rounds=3,
+    quick=False,
+    place=14,
+)

@@ -12,10 +12,11 @@ from torch import nn
 
 from workbench.bench.benchmark import Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
-from workbench.bench.many_tensors import Size, words
-from workbench.bench.optimizer_tail import ScaledTail
 from workbench.methods.loss_scale_group.method import GroupLossScaleManager
 from workbench.methods.loss_scale_group.scaling import GroupLossScaling
+
+from .many_tensors import Size, words
+from .optimizer_tail import ScaledTail
 
 __all__ = ["measure_group_scale"]
 

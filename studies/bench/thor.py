@@ -15,19 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import (
     Sides,
     contest,
     is_installed,
     require_equal,
 )
-from workbench.bench.large_nets import RESNET_50, BottleneckNet, Images
 from workbench.bench.rounds import interleaved, median_of, timed
 from workbench.core import devices
 from workbench.optim.thor.optimizer import Thor
 from workbench.optim.thor.thor_layers import Tally
 from workbench.tasks.digits import ResNet
+
+from .large_nets import RESNET_50, BottleneckNet, Images
 
 __all__ = ["measure_thor"]
 
@@ -244,3 +245,13 @@ def _perceptron(width: int) -> nn.Module:
     for _ in range(4):
         layers += [nn.Linear(width, width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+BENCHMARK = Benchmark(
+    "thor",
+    "What do a step and a refresh of THOR cost?",
+    measure_thor,
+    rounds=7,
+    quick=False,
+    place=16,
+)

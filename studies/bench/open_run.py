@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 
 from workbench import api
-from workbench.bench.benchmark import Finding
-from workbench.bench.kernel_messages import speak_as_in_a_kernel
-from workbench.bench.recorded import record_run
+from workbench.bench.benchmark import Benchmark, Finding
 from workbench.bench.rounds import interleaved, median_of, timed
 from workbench.figures import loss_scale_figure
 from workbench.panels import LossScalePanel
 from workbench.runs import read_run
 from workbench.runs.replayed_run import ReplayedRun, policy_grid, usual_windows
+
+from .kernel_messages import speak_as_in_a_kernel
+from .recorded import record_run
 
 __all__ = ["measure_open_run"]
 
@@ -75,3 +76,14 @@ def _until_panel_shows(path: Path) -> float:
                 raise RuntimeError(f"the panel did not show {path}: {panel.error or panel.state}")
             time.sleep(0.002)
         return time.perf_counter() - began
+
+
+BENCHMARK = Benchmark(
+    "open_run",
+    "How soon is a recorded run of a million steps on show, and 50 policies replayed on it?",
+    lambda request: measure_open_run(request.rounds),
+    rounds=7,
+    quick=False,
+    group="panels",
+    place=21,
+)

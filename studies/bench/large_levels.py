@@ -12,18 +12,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.large_nets import (
+from workbench.bench.benchmark import Benchmark, Finding, Request
+from workbench.bench.rounds import interleaved, ratio_of
+from workbench.config import BoostConfig
+from workbench.tasks import Task
+from workbench.training.speed import TimedSide
+
+from .large_nets import (
     RESNET_50,
     Text,
     image_task,
     text_task,
 )
-from workbench.bench.levels import exported_configs
-from workbench.bench.rounds import interleaved, ratio_of
-from workbench.config import BoostConfig
-from workbench.tasks import Task
-from workbench.training.speed import TimedSide
+from .levels import exported_configs
 
 __all__ = ["measure_large_levels", "measure_large_levels_on"]
 
@@ -88,3 +89,14 @@ def measure_large_levels_on(
 def _effect(side: TimedSide) -> str:
     plan = side.boosted.plan
     return "" if plan is None else f"in effect: {plan.summary()}"
+
+
+BENCHMARK = Benchmark(
+    "large_levels",
+    "How much faster than O0 are O1 and what the studies have exported, on networks of an accelerator's size?",
+    measure_large_levels,
+    rounds=7,
+    quick=False,
+    group="accelerator",
+    place=10,
+)

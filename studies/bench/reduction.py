@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.rank_processes import answer_of_ranks
+from workbench.bench.benchmark import Benchmark, Finding
 from workbench.bench.rounds import interleaved, ratio_of
 from workbench.config import BoostConfig
 from workbench.core import distributed as ranks
 from workbench.tasks import load_task
 from workbench.training import apply
 from workbench.training.setup import seed_everything
+
+from .rank_processes import answer_of_ranks
 
 __all__ = ["measure_reduction", "run_rank"]
 
@@ -85,3 +86,12 @@ def _block_of(name: str, steps: int, exchange: str) -> Callable[[], float]:
         return time.perf_counter() - began
 
     return block
+
+
+BENCHMARK = Benchmark(
+    "reduction",
+    "Do our own gradient buckets keep up with DDP's?",
+    lambda request: measure_reduction(request.rounds),
+    rounds=20,
+    place=6,
+)

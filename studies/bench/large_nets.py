@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from workbench.bench.image_nets import sgd
 from workbench.tasks import Task
 from workbench.tasks.topics import ByteTransformer, next_byte_loss
+
+from .image_nets import sgd
 
 __all__ = ["RESNET_50", "BottleneckNet", "Images", "Text", "image_task", "text_task"]
 

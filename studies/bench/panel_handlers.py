@@ -17,12 +17,13 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
-from workbench.bench.recorded import record_run, steps_and_events
+from workbench.bench.benchmark import Benchmark, Finding
 from workbench.bench.rounds import Estimate, interleaved, median_of
 from workbench.config import BoostConfig
 from workbench.panels import Panel, Workbench
+
+from .kernel_messages import everything_in, speak_as_in_a_kernel, user_sets
+from .recorded import record_run, steps_and_events
 
 __all__ = ["measure_handlers"]
 
@@ -194,3 +195,13 @@ def _until(panel: Panel, what: str, condition: Callable[[], bool]) -> None:
             why = panel.error or f"{panel.state} after {_PATIENCE_SECONDS:g} s"
             raise RuntimeError(f"{panel.title}: waited in vain until {what} ({why})") from panel.error
         time.sleep(0.005)
+
+
+BENCHMARK = Benchmark(
+    "panel_handlers",
+    "How long does a click or an edit keep the kernel?",
+    lambda request: measure_handlers(request.rounds),
+    rounds=10,
+    group="panels",
+    place=20,
+)

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import Sides, contest, require_same
-from workbench.bench.image_nets import copies, sgd
 from workbench.bench.rounds import Estimate, fair_clock
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
+
+from .image_nets import copies, sgd
 
 __all__ = ["measure_accumulation"]
 
@@ -192,3 +193,12 @@ def _visible_bytes(model: nn.Module) -> int:
 
 def _bytes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+BENCHMARK = Benchmark(
+    "accumulation",
+    "Does accumulation over micro-batches cost more than letting gradients add up in `.grad`?",
+    measure_accumulation,
+    rounds=25,
+    place=4,
+)

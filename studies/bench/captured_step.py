@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
-from workbench.bench.scaled_step import Perceptron, batch_of, network_of
 from workbench.config import BoostConfig
 from workbench.training import Boosted, apply
+
+from .scaled_step import Perceptron, batch_of, network_of
 
 __all__ = ["Capture", "measure_captured_step", "measure_captured_step_on"]
 
@@ -135,3 +136,14 @@ def _captured_by_cuda(step: Callable[[], None]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         step()
     return _Captured(graph.replay, step)
+
+
+BENCHMARK = Benchmark(
+    "captured_step",
+    "Does a whole step fit into a CUDA graph, and what does a replay save?",
+    measure_captured_step,
+    rounds=15,
+    quick=False,
+    group="accelerator",
+    place=12,
+)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.rounds import (
     Estimate,
     interleaved,
@@ -134,3 +134,12 @@ def _blocks(
         devices.synchronize(device)
 
     return block
+
+
+BENCHMARK = Benchmark(
+    "trace",
+    "What does recording add to a training step?",
+    measure_trace,
+    rounds=20,
+    place=5,
+)

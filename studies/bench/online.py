@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
 from workbench.optim.embeddings import HashEmbedding
 from workbench.optim.row_wise import RowWiseAdagrad, RowWiseAdam
@@ -215,3 +215,13 @@ def _adam_rows(table: Tensor) -> RowUpdate:
         table.index_copy_(0, rows, weights - step / ((two / (1 - beta2**count)).sqrt() + _EPS))
 
     return update
+
+
+BENCHMARK = Benchmark(
+    "online",
+    "What does an online step cost beside a row-wise loop by hand?",
+    measure_online,
+    rounds=15,
+    quick=False,
+    place=17,
+)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import optuna
 
-from workbench.bench.benchmark import Finding
+from workbench.bench.benchmark import Benchmark, Finding
 from workbench.bench.rounds import median_of
 from workbench.config import NetworkFacts, describe_parameters
 from workbench.study import tune
@@ -195,3 +195,13 @@ class _Effortless:
             if monitor.on_evaluation is not None and monitor.on_evaluation(step, metric) and step < job.steps:
                 return Trained(math.nan, tuple(curve), 0.0, message="ended early", steps=step)
         return Trained(curve[-1][1], tuple(curve), 0.0, steps=job.steps)
+
+
+BENCHMARK = Benchmark(
+    "study",
+    "What does a trial cost beside its training and evaluation?",
+    lambda request: measure_study_overhead(request.rounds),
+    rounds=1,
+    quick=False,
+    place=18,
+)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.rounds import Estimate
 from workbench.config import BoostConfig
 from workbench.core.batch import move_batch
@@ -202,3 +202,14 @@ def _recorded_steps(task: Task, config: BoostConfig, level: str, device: torch.d
             next(loop)
 
     return train
+
+
+BENCHMARK = Benchmark(
+    "host_waits",
+    "Does the host wait for an accelerator in a training step?",
+    measure_host_waits,
+    rounds=1,
+    quick=False,
+    group="accelerator",
+    place=11,
+)

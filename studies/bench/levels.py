@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.image_nets import image_task, residual_net
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.rounds import (
     Estimate,
     fair_clock,
@@ -30,6 +29,8 @@ from workbench.bench.rounds import (
 from workbench.config import BoostConfig
 from workbench.tasks import Task, load_task
 from workbench.training.speed import TimedSide
+
+from .image_nets import image_task, residual_net
 
 __all__ = ["Exported", "exported_configs", "measure_levels"]
 
@@ -159,3 +160,13 @@ def _ratios(base: TimedSide, sides: Sequence[TimedSide], rounds: int) -> tuple[l
 
 def _in_channels_last(network: Callable[[], nn.Module]) -> nn.Module:
     return network().to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # torch's stub
+
+
+BENCHMARK = Benchmark(
+    "levels",
+    "How much faster than O0 is a step of O1, and of what the studies have exported?",
+    measure_levels,
+    rounds=9,
+    quick=False,
+    place=1,
+)

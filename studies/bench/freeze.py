@@ -19,15 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from workbench.bench.benchmark import Finding, Request
-from workbench.bench.image_nets import (
-    Batch,
-    copies,
-    image_batches,
-    residual_net,
-    sgd,
-    train_once,
-)
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.operations import operations_of
 from workbench.bench.rounds import (
     Estimate,
@@ -40,6 +32,15 @@ from workbench.core import devices
 from workbench.methods.grad_freeze.freeze_optimizer import FreezeOpt
 from workbench.methods.grad_freeze.method import freeze_index_sequence
 from workbench.training import Boosted, apply
+
+from .image_nets import (
+    Batch,
+    copies,
+    image_batches,
+    residual_net,
+    sgd,
+    train_once,
+)
 
 __all__ = ["measure_freezing"]
 
@@ -279,3 +280,13 @@ def _switching_seconds(freezing: FreezeOpt) -> float:
         freezing.advance()
         freezing.begin_step()
     return (time.perf_counter() - began) / _SWITCHES
+
+
+BENCHMARK = Benchmark(
+    "freeze",
+    "Does gradient freezing cost what its schedule promises, and no more?",
+    measure_freezing,
+    rounds=7,
+    quick=False,
+    place=2,
+)

@@ -20,9 +20,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor, distributed
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
-from workbench.bench.rank_processes import answer_of_ranks
 from workbench.bench.rounds import Estimate, interleaved, ratio_of
 from workbench.core import distributed as ranks
 from workbench.methods.adasum.method import (
@@ -31,6 +30,8 @@ from workbench.methods.adasum.method import (
     adasum_sets_,
     adasum_tree,
 )
+
+from .rank_processes import answer_of_ranks
 
 __all__ = ["measure_adasum", "run_rank"]
 
@@ -223,3 +224,13 @@ def _timed(flat: Tensor, start: Tensor, work: Callable[[], object]) -> Callable[
         return time.perf_counter() - began
 
     return measure
+
+
+BENCHMARK = Benchmark(
+    "adasum",
+    "What does AdaSum cost beside its formula and beside an all-reduce?",
+    measure_adasum,
+    rounds=15,
+    quick=False,
+    place=13,
+)

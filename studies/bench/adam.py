@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import (
     Side,
     Sides,
@@ -21,13 +21,14 @@ from workbench.bench.contest import (
     is_installed,
     require_equal,
 )
-from workbench.bench.many_tensors import (
+from workbench.optim.adam_offload.optimizer import AdamOffload
+
+from .many_tensors import (
     Size,
     flat_tensors,
     parameters_with_gradients,
     words,
 )
-from workbench.optim.adam_offload.optimizer import AdamOffload
 
 __all__ = ["measure_host_adam"]
 
@@ -154,3 +155,13 @@ def _compare(size: Size, make: Callable[[list[nn.Parameter]], Side], share: floa
     for number, (begin, one, other) in enumerate(zip(start, ours, stock, strict=True)):
         atol = share * _GUARDED_STEPS * _RATE + 1e-6  # the last digit of a weight of some units
         require_equal(one - begin, other - begin, f"way of parameter {number} in 5 steps", rtol=0.0, atol=atol)
+
+
+BENCHMARK = Benchmark(
+    "adam",
+    "How fast is Adam on the host?",
+    measure_host_adam,
+    rounds=15,
+    quick=False,
+    place=8,
+)

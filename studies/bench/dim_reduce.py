@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import Sides, contest, require_equal
 from workbench.methods.dim_reduce.method import DimReduce, flat_vector, updated_curvature
 
@@ -190,3 +190,13 @@ def _components(k: int, size: int, device: torch.device) -> Tensor:
     turn = torch.linalg.solve_triangular(root, torch.eye(k, dtype=torch.float64), upper=False).float()
     rows: Tensor = turn @ matrix
     return rows.to(device)
+
+
+BENCHMARK = Benchmark(
+    "dim_reduce",
+    "What does a step of DimReduce cost beside one of SGD?",
+    measure_dim_reduce,
+    rounds=15,
+    quick=False,
+    place=15,
+)

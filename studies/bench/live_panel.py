@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from workbench.bench.benchmark import Finding
-from workbench.bench.interference import Interference
-from workbench.bench.kernel_messages import speak_as_in_a_kernel
+from workbench.bench.benchmark import Benchmark, Finding
 from workbench.bench.rounds import median_of, ratio_of
 from workbench.panels import SharedConfig, TrainPanel
 from workbench.tasks import Task, load_task
+
+from .interference import Interference
+from .kernel_messages import speak_as_in_a_kernel
 
 __all__ = ["measure_live_panel"]
 
@@ -155,3 +156,13 @@ def _watched(task: Task) -> tuple[Task, _Clock]:
 
     object.__setattr__(twin, "batches", batches)  # in the copy's own dictionary, before the method of its class
     return twin, clock
+
+
+BENCHMARK = Benchmark(
+    "live_panel",
+    "Does a live Train panel slow the training it shows?",
+    lambda request: measure_live_panel(request.rounds),
+    rounds=10,
+    group="panels",
+    place=19,
+)

@@ -21,15 +21,16 @@ from workbench.bench.contest import (
     contest,
     require_equal,
 )
-from workbench.bench.many_tensors import (
+from workbench.loss_scale import DynamicLossScaleUpdateCell
+from workbench.loss_scale.scaler import LossScaling
+from workbench.methods.weight_update import CompleteWindow, PlainUpdate
+
+from .many_tensors import (
     Size,
     flat_tensors,
     parameters_with_gradients,
     words,
 )
-from workbench.loss_scale import DynamicLossScaleUpdateCell
-from workbench.loss_scale.scaler import LossScaling
-from workbench.methods.weight_update import CompleteWindow, PlainUpdate
 
 __all__ = ["ScaledTail", "measure_optimizer_tail"]
 

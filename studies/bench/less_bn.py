@@ -14,14 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.bench.benchmark import Finding, Request
+from workbench.bench.benchmark import Benchmark, Finding, Request
 from workbench.bench.contest import (
     Side,
     Sides,
     contest,
     require_same,
 )
-from workbench.bench.image_nets import (
+from workbench.bench.rounds import fair_clock
+from workbench.config import BoostConfig
+from workbench.training import Boosted, apply
+
+from .image_nets import (
     Batch,
     copies,
     image_batches,
@@ -29,9 +33,6 @@ from workbench.bench.image_nets import (
     sgd,
     train_once,
 )
-from workbench.bench.rounds import fair_clock
-from workbench.config import BoostConfig
-from workbench.training import Boosted, apply
 
 __all__ = ["NETS", "measure_less_bn"]
 
@@ -196,3 +197,13 @@ def _boosted_step(boosted: Boosted, batches: list[Batch]) -> Side:
 def _plain_step(model: nn.Module, batches: list[Batch]) -> Side:
     optimizer, stream = sgd(model.parameters()), cycle(batches)
     return lambda: train_once(model, optimizer, next(stream))
+
+
+BENCHMARK = Benchmark(
+    "less_bn",
+    "Does LessBN cost what a network without those BatchNorms costs?",
+    measure_less_bn,
+    rounds=15,
+    quick=False,
+    place=3,
+)
