@@ -6,6 +6,7 @@ peers where they are installed.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Sequence
 
@@ -13,76 +14,65 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from workbench.bench.benchmark import Benchmark, Finding, Request
-from workbench.bench.contest import (
-    Side,
-    Sides,
-    contest,
-    is_installed,
-    require_equal,
-)
+from workbench.bench import Benchmark, Finding, Request, Side, Sides, contest, is_installed, require_equal
 from workbench.optim.adam_offload.optimizer import AdamOffload
 
-from .many_tensors import (
-    Size,
-    flat_tensors,
-    parameters_with_gradients,
-    words,
-)
-
-__all__ = ["measure_host_adam"]
+from .tensors import SIZES, Size, flat_adam, parameters_with_gradients, words
 
 _RATE = 1e-4
 _EPS = 1e-15  # eps is not bias-corrected in ours: it has to be too small to be seen for results to be the same
-_SIZES = ((1_000_000, 60), (1_000_000, 400), (20_000_000, 60))
-_GOALS = (0.64, 0.30, 0.96)
-_SHORT_GOAL = 0.75
+_GOALS, _SHORT_GOAL = (0.64, 0.30, 0.96), 0.75
 _GUARDED_STEPS = 5
-
 _CPU = torch.device("cpu")
 
+Make = Callable[[list[nn.Parameter]], Side]
+"""Returns an optimizer's step on parameters."""
 
-def measure_host_adam(
-    request: Request, *, sizes: Sequence[Size] = _SIZES, goals: Sequence[float | None] = _GOALS
+
+def measure(
+    request: Request, *, sizes: Sequence[Size] = SIZES, goals: Sequence[float | None] = _GOALS
 ) -> list[Finding]:
-    """Measure a step of AdamOffload on the CPU as a multiple of ``torch.optim.Adam(fused=True)``'s.
+    """Measure a step of AdamOffload on the CPU as a multiple of ``torch.optim.Adam(fused=True)``'s, one goal per size.
 
-    Args:
-        request: What is asked for; the device is the CPU whatever it says.
-        sizes: Numbers and tensors of the parameters.
-        goals: One per size.
-
-    Returns:
-        For each size float32 moments, with the limit (the kernel on one flat tensor) and the peers, and bfloat16
-        moments.
+    For each size float32 moments, with the limit (the kernel on one flat tensor) and the peers, and bfloat16 moments.
     """
+    request = dataclasses.replace(request, device=_CPU)
     found: list[Finding] = []
-    for threads in Request(request.rounds, request.peers, _CPU, request.threads).each_thread_count():
+    for threads in request.each_thread_count():
         for size, goal in zip(sizes, goals, strict=True):
+
+            def sides(size: Size = size) -> Sides:
+                _, limit = flat_adam(size, _CPU, _RATE, _EPS)
+                peers = {"DeepSpeed": ("deepspeed", _deepspeed), "torchao": ("torchao", _torchao)}
+                there = {
+                    name: _stepper(size, make) if is_installed(package) else None
+                    for name, (package, make) in peers.items()
+                }
+                return Sides(_stepper(size, _ours), _stepper(size, _stock), limit, there if request.peers else {})
+
             found += contest(
                 f"host Adam, {words(size)}, {threads}",
-                lambda size=size: Sides(  # type: ignore[misc]
-                    _stepper(size, _ours),
-                    _stepper(size, _stock),
-                    _flat_step(size),
-                    _peers(size) if request.peers else {},
-                ),
-                rounds=request.rounds,
+                sides,
+                request,
                 named="Adam(fused)",
                 goal=goal,
-                guard=lambda size=size: _compare(size, _ours, 1e-6),  # type: ignore[misc]
+                guard=lambda size=size: _compare(size, _ours, 1e-6),
                 note="limit: the kernel on one flat tensor",
             )
             found += contest(
                 f"host Adam, bfloat16 moments, {words(size)}, {threads}",
-                lambda size=size: Sides(_stepper(size, _ours_short), _stepper(size, _stock)),  # type: ignore[misc]
-                rounds=request.rounds,
+                lambda size=size: Sides(_stepper(size, _ours_short), _stepper(size, _stock)),
+                request,
                 named="Adam(fused)",
                 goal=_SHORT_GOAL,
-                guard=lambda size=size: _compare(size, _ours_short, 4e-2),  # type: ignore[misc]
+                guard=lambda size=size: _compare(size, _ours_short, 4e-2),
                 note="half the memory of moments",
             )
     return found
+
+
+def _stepper(size: Size, make: Make) -> Side:
+    return make(parameters_with_gradients(size, _CPU))
 
 
 def _ours(parameters: list[nn.Parameter]) -> Side:
@@ -97,56 +87,18 @@ def _stock(parameters: list[nn.Parameter]) -> Side:
     return Adam(parameters, lr=_RATE, eps=_EPS, fused=True).step
 
 
-def _stepper(size: Size, make: Callable[[list[nn.Parameter]], Side]) -> Side:
-    return make(parameters_with_gradients(size, _CPU))
-
-
-def _peers(size: Size) -> dict[str, Side | None]:
-    return {
-        "DeepSpeed": _stepper(size, _deepspeed) if is_installed("deepspeed") else None,
-        "torchao": _stepper(size, _torchao) if is_installed("torchao") else None,
-    }
-
-
 def _deepspeed(parameters: list[nn.Parameter]) -> Side:
     kind = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
-    step: Side = kind(parameters, lr=_RATE, eps=_EPS, adamw_mode=False).step
-    return step
+    return kind(parameters, lr=_RATE, eps=_EPS, adamw_mode=False).step
 
 
 def _torchao(parameters: list[nn.Parameter]) -> Side:
     # Its low-precision Adam with the widest moments that it has on a CPU; its offloading needs a GPU.
-    step: Side = importlib.import_module("torchao.optim").Adam8bit(parameters, lr=_RATE, eps=_EPS).step
-    return step
+    return importlib.import_module("torchao.optim").Adam8bit(parameters, lr=_RATE, eps=_EPS).step
 
 
-def _flat_step(size: Size) -> Side:
-    weights, gradient, first, second = flat_tensors(size, _CPU)
-    steps = torch.zeros(())
-
-    def step() -> None:
-        steps.add_(1)
-        torch._fused_adam_(
-            [weights],
-            [gradient],
-            [first],
-            [second],
-            [],
-            [steps],
-            lr=_RATE,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=_EPS,
-            amsgrad=False,
-            maximize=False,
-        )
-
-    return step
-
-
-def _compare(size: Size, make: Callable[[list[nn.Parameter]], Side], share: float) -> None:
-    """See that both move every weight alike, within a share of the way (bfloat16 keeps 8 digits of a moment)."""
+def _compare(size: Size, make: Make, share: float) -> None:
+    """Check that both move every weight alike, within a share of the way (bfloat16 keeps 8 digits of a moment)."""
     start, ours, stock = (parameters_with_gradients(size, _CPU) for _ in range(3))
     our_step, stock_step = make(ours), _stock(stock)
     for _ in range(_GUARDED_STEPS):
@@ -157,11 +109,4 @@ def _compare(size: Size, make: Callable[[list[nn.Parameter]], Side], share: floa
         require_equal(one - begin, other - begin, f"way of parameter {number} in 5 steps", rtol=0.0, atol=atol)
 
 
-BENCHMARK = Benchmark(
-    "adam",
-    "How fast is Adam on the host?",
-    measure_host_adam,
-    rounds=15,
-    quick=False,
-    place=8,
-)
+BENCHMARK = Benchmark("adam", "How fast is Adam on the host?", measure, rounds=15, place=8)

@@ -5,7 +5,6 @@ The base is scikit-learn's PCA, which decomposes the matrix itself; ours decompo
 
 from __future__ import annotations
 
-import contextlib
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -13,62 +12,47 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.utils.extmath import randomized_svd
+from threadpoolctl import threadpool_limits
 
-from workbench.bench.benchmark import Benchmark, Finding, Request
-from workbench.bench.contest import (
-    Sides,
-    contest,
-    is_installed,
-    require_equal,
-)
-from workbench.bench.rounds import Estimate
+from workbench.bench import Benchmark, Estimate, Finding, Request, Sides, contest, require_equal
 from workbench.methods.dim_reduce.pca import principal_components
-
-__all__ = ["measure_pca", "subspace_angle"]
 
 _GOAL, _GOAL_OF_MEMORY, _WIDEST_ANGLE = 0.04, 1.05, 1e-4
 
 
-def measure_pca(
-    request: Request, *, snapshots: int = 40, weights: int = 1_000_000, components: int = 32
-) -> list[Finding]:
-    """Measure time against scikit-learn's PCA, and the peak of memory with ``overwrite``.
-
-    Args:
-        request: What is asked for.
-        snapshots: Rows.
-        weights: Columns.
-        components: Components wanted.
-    """
+def measure(request: Request, *, snapshots: int = 40, weights: int = 1_000_000, components: int = 32) -> list[Finding]:
+    """Measure time against scikit-learn's PCA, and the peak of memory with ``overwrite``."""
     matrix = _snapshots(snapshots, weights)
     what = f"PCA of {snapshots} x {weights:,}, {components} components"
     found: list[Finding] = []
-    exact = _in_double_precision(matrix, components)
+    # In float32 scikit-learn's own components are 1e-4 off.
+    exact = PCA(components).fit(matrix.astype(np.float64)).components_
     for threads in request.each_thread_count():
-        with _numpy_threads(torch.get_num_threads()):
+        with threadpool_limits(torch.get_num_threads()):
             found += _against_scikit_learn(f"{what}, {threads}", matrix, exact, components, request)
-    peak = _peak_of_memory(matrix, components)
+    peak = Estimate.exact(_peak_of_memory(matrix, components))
     note = "snapshots and all arrays of numpy; components written over the snapshots"
-    return [*found, Finding(f"{what}: memory / snapshots", "x", Estimate(peak, peak, peak, 1), _GOAL_OF_MEMORY, note)]
-
-
-def _in_double_precision(matrix: NDArray[Any], components: int) -> NDArray[Any] | None:
-    """Return scikit-learn's components of the same numbers in float64: in float32 its own are 1e-4 off."""
-    if not is_installed("sklearn"):
-        return None
-    from sklearn.decomposition import PCA
-
-    exact: NDArray[Any] = PCA(components).fit(matrix.astype(np.float64)).components_
-    return exact
+    return [*found, Finding(f"{what}: memory / snapshots", "x", peak, _GOAL_OF_MEMORY, note)]
 
 
 def _against_scikit_learn(
-    what: str, matrix: NDArray[Any], exact: NDArray[Any] | None, components: int, request: Request
+    what: str, matrix: NDArray[Any], exact: NDArray[Any], components: int, request: Request
 ) -> list[Finding]:
-    if exact is None:
-        return [Finding(f"{what}: ours / scikit-learn", "x", None, _GOAL, "not installed", "absent")]
-    from sklearn.decomposition import PCA
-    from sklearn.utils.extmath import randomized_svd
+    tensor = torch.from_numpy(matrix)
+
+    def sides() -> Sides:
+        peers = {
+            "randomized_svd": lambda: randomized_svd(matrix - matrix.mean(0), components, random_state=0),
+            "torch.pca_lowrank": lambda: torch.pca_lowrank(tensor, components),
+        }
+        return Sides(
+            lambda: principal_components(matrix, components),
+            lambda: PCA(components).fit(matrix),
+            limit=_two_passes(tensor, components),
+            peers=peers if request.peers else {},
+        )
 
     def guard() -> None:
         angle = subspace_angle(principal_components(matrix, components).components, exact)
@@ -76,13 +60,8 @@ def _against_scikit_learn(
 
     return contest(
         what,
-        lambda: Sides(
-            lambda: principal_components(matrix, components),
-            lambda: PCA(components).fit(matrix),
-            limit=_two_passes(matrix, components),
-            peers=_peers(matrix, components, randomized_svd) if request.peers else {},
-        ),
-        rounds=request.rounds,
+        sides,
+        request,
         named="scikit-learn",
         goal=_GOAL,
         guard=guard,
@@ -90,17 +69,8 @@ def _against_scikit_learn(
     )
 
 
-def _peers(matrix: NDArray[Any], components: int, randomized_svd: Any) -> dict[str, Callable[[], object]]:
-    tensor = torch.from_numpy(matrix)
-    return {
-        "randomized_svd": lambda: randomized_svd(matrix - matrix.mean(0), components, random_state=0),
-        "torch.pca_lowrank": lambda: torch.pca_lowrank(tensor, components),
-    }
-
-
-def _two_passes(matrix: NDArray[Any], components: int) -> Callable[[], object]:
-    tensor = torch.from_numpy(matrix)
-    carry, out = torch.ones(components, len(matrix)), torch.empty(components, matrix.shape[1])
+def _two_passes(tensor: torch.Tensor, components: int) -> Callable[[], object]:
+    carry, out = torch.ones(components, len(tensor)), torch.empty(components, tensor.shape[1])
 
     def work() -> None:
         torch.mm(tensor, tensor.T)
@@ -110,12 +80,7 @@ def _two_passes(matrix: NDArray[Any], components: int) -> Callable[[], object]:
 
 
 def subspace_angle(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return the largest angle between what two matrices of orthonormal rows span, radians.
-
-    Args:
-        one: ``[k, n_weights]``.
-        other: Same shape.
-    """
+    """Return the largest angle between what two matrices ``[k, n_weights]`` of orthonormal rows span, radians."""
     first, second = one.astype(np.float64), other.astype(np.float64)
     rest = first - (first @ second.T) @ second  # sines, where cosines would lose half of the digits
     largest = float(np.linalg.eigvalsh(rest @ rest.T)[-1])
@@ -142,21 +107,6 @@ def _peak_of_memory(matrix: NDArray[Any], components: int) -> float:
     return (own.nbytes + peak) / own.nbytes
 
 
-def _numpy_threads(count: int) -> contextlib.AbstractContextManager[object]:
-    """Give numpy's and scipy's products so many threads, where that can be said."""
-    if not is_installed("threadpoolctl"):
-        return contextlib.nullcontext()
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # it has no types
-
-    limits: contextlib.AbstractContextManager[object] = threadpool_limits(count)
-    return limits
-
-
 BENCHMARK = Benchmark(
-    "pca",
-    "How fast are principal components of few snapshots, and in how much memory?",
-    measure_pca,
-    rounds=3,
-    quick=False,
-    place=14,
+    "pca", "How fast are principal components of few snapshots, and in how much memory?", measure, rounds=3, place=14
 )

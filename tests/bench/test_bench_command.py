@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cli.conftest import Command, here, workbench  # noqa: F401  # fixtures
@@ -35,8 +35,8 @@ def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Offer two questions that measure nothing, and a file that asks none, in place of the real folder."""
     folder = tmp_path / "questions"
     folder.mkdir()
-    (folder / "a_toy.py").write_text(QUESTION.format(about='"quick", "Is it?", measure, 4, place=1'))
-    (folder / "another_toy.py").write_text(QUESTION.format(about='"long", "And this?", measure, 2, quick=False'))
+    (folder / "a_toy.py").write_text(QUESTION.format(about='"quick", "Is it?", measure, 4, place=1, quick=True'))
+    (folder / "another_toy.py").write_text(QUESTION.format(about='"long", "And this?", measure, 2'))
     (folder / "script.py").write_text("raise SystemExit('this asks no question')")
     monkeypatch.setattr(questions, "__path__", [str(folder)])
 
@@ -59,7 +59,7 @@ def test_a_busy_machine_is_told_before_anything_is_measured(
     workbench: Command,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 9.0, 9.0), raising=False)
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (99.0, 9.0, 9.0))
     outcome = workbench("bench")
     assert outcome.out.index("The machine is busy: load 99.0 on ") < outcome.out.index("said by a library")
     assert "The machine is busy" in workbench("bench", "--json").err

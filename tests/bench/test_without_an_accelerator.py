@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from workbench.bench.questions.host_waits import profiled_waits
 
 from workbench.bench import (
     Request,
@@ -47,4 +46,4 @@ def test_what_a_profile_waits_for_itself_does_not_count(monkeypatch: pytest.Monk
         done += steps
 
     monkeypatch.setattr(host_waits, "profile", Profile)
-    assert profiled_waits(train, 5) == Counter({"cudaStreamSynchronize": 5})
+    assert host_waits.profiled_waits(train, 5) == Counter({"cudaStreamSynchronize": 5})

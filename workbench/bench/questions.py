@@ -18,8 +18,6 @@ _PACKAGE: Final = Path(__file__).parents[1]
 _FOLDERS: Final = (_PACKAGE / "packaged_templates" / "studies" / "bench", _PACKAGE.parent / "studies" / "bench")
 __path__ = [str(folder) for folder in _FOLDERS if folder.is_dir()][:1]  # where Python looks for our submodules
 
-ALL: Final = "all"
-
 
 class BenchError(ValueError):
     """A benchmark that does not exist was asked for."""
@@ -34,10 +32,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks that are meant.
-
-    Args:
-        names: Names of benchmarks or of their groups; ``"all"`` means every one, no name the quick ones.
+    """Return the benchmarks that names of theirs or of their groups mean, or ``"all"``; none mean the quick ones.
 
     Raises:
         BenchError: When a name is unknown, or this installation has no benchmarks.
@@ -45,16 +40,13 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     offered = benchmarks()
     if not offered:
         raise BenchError("this installation carries no benchmarks; install boost-workbench again")
-    if not names:
-        return [benchmark for benchmark in offered.values() if benchmark.quick]
-    groups = {
-        one.group: [other.name for other in offered.values() if other.group == one.group]
-        for one in offered.values()
-        if one.group
-    }
-    meant = [one for name in names for one in groups.get(name, (name,))]
-    unknown = [name for name in meant if name != ALL and name not in offered]
-    if unknown:
-        there = ", ".join((*offered, *groups))
-        raise BenchError(f"no benchmark is called {unknown[0]!r}; there are {there}, or {ALL!r}")
-    return list(offered.values()) if ALL in meant else [offered[name] for name in dict.fromkeys(meant)]
+    meant = {name: [name] for name in offered}
+    for one in offered.values():
+        if one.group:
+            meant.setdefault(one.group, []).append(one.name)
+    if unknown := [name for name in names if name not in (*meant, "all")]:
+        raise BenchError(f"no benchmark is called {unknown[0]!r}; there are {', '.join(meant)}, or 'all'")
+    if "all" in names:
+        return list(offered.values())
+    wanted = dict.fromkeys(one for name in names for one in meant[name])
+    return [offered[name] for name in wanted] or [one for one in offered.values() if one.quick]

@@ -48,6 +48,7 @@ __all__ = [
     "select_device",
     "synchronize",
     "tensor_on",
+    "usable_cores",
     "use_threads",
 ]
 
@@ -222,6 +223,11 @@ def has_cudnn(device: str | torch.device) -> bool:
     return device_type(device) == "cuda" and torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call]
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def hardware_summary() -> dict[str, Any]:
     """Describe this machine and the software below us, as values that JSON can hold.
 
@@ -234,7 +240,7 @@ def hardware_summary() -> dict[str, Any]:
     summary: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cpu_cores": psutil.cpu_count(logical=True) or 0,
-        "cpu_cores_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+        "cpu_cores_usable": usable_cores(),
         "torch_threads": torch.get_num_threads(),
         "memory_bytes": int(psutil.virtual_memory().total),
         "accelerator": "",
