@@ -16,8 +16,6 @@ from workbench.runs import collect_environment
 
 __all__ = ["Answer", "Benchmark", "Finding", "Request", "load_warning", "run_benchmark"]
 
-Verdict = Literal["met", "missed", "unclear", "absent", "differs", ""]
-
 _LOADED = 0.5  # load per core, before anything is measured, from which the machine is called busy
 _BUSY = 0.1  # share of all cores that other processes took meanwhile, from which an answer is called noisy
 _OF_A_RUN = ("schema_version", "task", "level", "seed", "data_hash")  # in an environment: not of a machine
@@ -73,7 +71,7 @@ class Finding:
     why_not: Literal["absent", "differs", ""] = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Literal["met", "missed", "unclear", "absent", "differs", ""]:
         """``"met"`` when the whole interval is within the goal, ``"missed"`` when none of it is, else ``"unclear"``."""
         if self.estimate is None:
             return self.why_not
