@@ -49,15 +49,10 @@ _FAR = 10_000
 
 @dataclass(frozen=True, slots=True)
 class DropBounds:
-    """Mean paired drop with its one-sided bounds.
+    """Mean paired drop in the metric's unit (positive = worse than O0) with its one-sided bounds.
 
-    Args:
-        mean: Mean drop, in the metric's unit (positive = worse than O0).
-        lower: One-sided lower bound; -inf with fewer than two pairs.
-        upper: One-sided upper bound; +inf with fewer than two pairs.
-        spread: Standard deviation of one pair's drop that the bounds use; NaN with fewer than two pairs.
-        n_pairs: Number of pairs.
-        error: Probability that one of the bounds misses the true mean, in (0, 0.5).
+    With fewer than two pairs the bounds are infinite and ``spread``, the standard deviation of one pair's drop, is NaN.
+    ``error``, in (0, 0.5), is the probability that one of the bounds misses the true mean.
     """
 
     mean: float
@@ -72,13 +67,8 @@ class DropBounds:
 class Decision:
     """Whether a candidate keeps the metric after some pairs, and what it would take to decide if that is open.
 
-    Args:
-        verdict: Confirmed, undecided or refuted.
-        bounds: The bounds it rests on.
-        allowed_drop: Drop that is allowed, in the metric's unit.
-        more_pairs: Further pairs that would probably decide it; 0 when decided, None when no practical number would.
-        leaning: Where an open verdict would then fall; the verdict itself when decided.
-        reason: Why, where it is not the bounds: a diverged run, too few pairs; empty otherwise.
+    ``more_pairs`` would probably decide it: 0 when decided, None when no practical number would. ``leaning`` is where
+    an open verdict would then fall. ``reason`` says why where it is not the bounds: a diverged run, too few pairs.
     """
 
     verdict: Verdict
@@ -91,14 +81,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class TimeRatio:
-    """O0's time / the candidate's with an interval of 95 % or more; larger is faster.
+    """O0's time / the candidate's, the median over pairs, with an interval of 95 % or more; larger is faster.
 
-    Args:
-        ratio: Point estimate, the median over the pairs; 0 when most of them never reach the target.
-        low: Lower end of the interval; 0 when nothing bounds it.
-        high: Upper end; inf when nothing bounds it.
-        more_pairs: Fresh pairs whose interval would probably leave 1 out; 0 when this one does, None when no practical
-            number would do.
+    The ratio is 0 when most pairs never reach the target; ends that nothing bounds are 0 and inf. ``more_pairs`` are
+    the fresh pairs whose interval would probably leave 1 out: 0 when this one does, None when no practical number
+    would.
     """
 
     ratio: float
@@ -113,14 +100,10 @@ class TimeRatio:
 
 
 def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least: int, at_most: int) -> int:
-    """Return how many pairs confirm a candidate without any drop with probability 0.8.
+    """Return how many pairs, within bounds, confirm a candidate without any drop with probability 0.8.
 
-    Args:
-        spread: Standard deviation of one pair's drop, from pilot pairs, in the metric's unit.
-        allowed_drop: Drop that is allowed, in the metric's unit.
-        error: Error of the last look, in (0, 0.5).
-        at_least: Smallest number, at least 2.
-        at_most: Largest number; also what an allowed drop of 0 takes, which no number decides.
+    ``spread`` is the standard deviation of one pair's drop, from pilot pairs. ``at_most`` is also what an allowed drop
+    of 0 takes, which no number decides.
     """
     for n_pairs in range(at_least, at_most):
         if decidable_drop(spread, n_pairs, error=error) <= allowed_drop:
@@ -129,15 +112,10 @@ def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least:
 
 
 def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
-    """Return the smallest allowed drop that a test of so many pairs can decide.
+    """Return the smallest allowed drop that a test of so many pairs, at least 2, can decide.
 
     Decide means: confirm a candidate whose true drop is 0 with probability 0.8, ``(t(1 - error) + t(0.8)) s / sqrt(n)``
     with n - 1 degrees of freedom; a little on the safe side of the exact noncentral t.
-
-    Args:
-        spread: Standard deviation of one pair's drop, in the metric's unit.
-        n_pairs: Pairs, at least 2.
-        error: Error of the last look, in (0, 0.5).
     """
     return _margin(spread, n_pairs, error) + _margin(spread, n_pairs, 1.0 - _POWER)
 
@@ -195,14 +173,10 @@ def time_ratio(
 
 
 def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> TimeRatio:
-    """Return how much faster a candidate's whole runs are, from pairs that were run in turn.
+    """Return how much faster a candidate's whole runs are, from pairs of seconds, O0's first, that were run in turn.
 
-    Args:
-        pairs: Seconds of O0's run and of the candidate's, seed by seed.
-        error: Error of each end of the interval, in (0, 0.5).
-
-    Returns:
-        The geometric mean of the ratios with its t interval on logarithms; fewer than two pairs bound nothing.
+    It is the geometric mean of the ratios with its t interval on logarithms, each end missing with probability
+    ``error``; fewer than two pairs bound nothing.
     """
     logs = [math.log(baseline / candidate) for baseline, candidate in pairs if baseline > 0.0 and candidate > 0.0]
     if len(logs) < 2:
@@ -230,15 +204,7 @@ def _around(middle: float, below: float, above: float, up: float, down: float, s
 
 
 def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool) -> list[float]:
-    """Return how far the candidate lies on the wrong side of O0, pair by pair.
-
-    Args:
-        pairs: (O0 metric, candidate metric), one per seed.
-        higher_is_better: Direction of the metric.
-
-    Returns:
-        Drops in the metric's unit, positive = worse.
-    """
+    """Return how far the candidate lies on the wrong side of O0, pair by pair; positive = worse."""
     sign = 1.0 if higher_is_better else -1.0
     return [sign * (baseline - candidate) for baseline, candidate in pairs]
 
@@ -246,17 +212,9 @@ def paired_drops(pairs: Sequence[tuple[float, float]], *, higher_is_better: bool
 def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolution: float = 0.0) -> DropBounds:
     """Bound the mean of paired drops from both sides, each with probability ``1 - error``.
 
-    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)`` with ``s`` the sample standard deviation. When a metric moves in
-    steps, five equal pairs would give s = 0 and a bound of no width; ``s`` is therefore never taken below the spread
-    of the rounding itself, ``resolution / sqrt(12)``.
-
-    Args:
-        drops: Drop of every pair, in the metric's unit; finite.
-        error: Probability that a bound misses, in (0, 0.5).
-        resolution: Smallest step of the metric, in its unit; 0 for a continuous one.
-
-    Returns:
-        The bounds; infinite with fewer than two pairs, and with a NaN mean when there is none.
+    ``mean -+ t(1 - error, n - 1) * s / sqrt(n)`` with ``s`` the sample standard deviation. When a metric moves in steps
+    of a ``resolution``, five equal pairs would give s = 0 and a bound of no width; ``s`` is therefore never taken below
+    the spread of the rounding itself, ``resolution / sqrt(12)``. Fewer than two pairs have infinite bounds.
 
     Raises:
         ValueError: When ``error`` lies outside (0, 0.5), or a drop is NaN or infinite.
@@ -277,12 +235,7 @@ def paired_drop_bounds(drops: Sequence[float], *, error: float = 0.05, resolutio
 def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
     """Return how many pairs in all would decide, if mean and spread stayed what they are now.
 
-    Args:
-        bounds: Bounds so far, of at least two pairs.
-        allowed_drop: Drop that is allowed, in the metric's unit.
-
-    Returns:
-        Number of pairs in all; None when the mean lies on the allowed drop, or no practical number is enough.
+    None when the mean lies on the allowed drop, or no practical number is enough.
     """
     distance = abs(allowed_drop - bounds.mean)
     if bounds.n_pairs < 2 or not distance > 0.0:
@@ -304,11 +257,7 @@ def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
 def smallest_gap(values: Iterable[float]) -> float:
     """Return the smallest step between metrics that were seen: for an accuracy over N samples 1 / N, or a multiple.
 
-    Args:
-        values: Metrics of any runs of one task; NaN is passed over.
-
-    Returns:
-        The smallest difference of two values that differ by more than rounding; 0 when there is none.
+    0 when there are no two values that differ by more than rounding; NaN is passed over.
     """
     finite = sorted(value for value in values if math.isfinite(value))
     # Metrics that differ only by rounding are one value: an accuracy 0.9 computed in two ways is no step of 1e-17.
@@ -325,18 +274,11 @@ def decide(
     error: float = 0.05,
     resolution: float | None = None,
 ) -> Decision:
-    """Judge by its pairs at one look whether a candidate keeps the metric.
+    """Judge by its pairs (O0 metric, candidate metric) at one look whether a candidate keeps the metric.
 
-    Args:
-        pairs: (O0 metric, candidate metric), one per seed; a diverged candidate has a NaN metric.
-        allowed_drop: Drop that is allowed, in the metric's unit, at least 0.
-        higher_is_better: Direction of the metric.
-        error: Probability of a wrong verdict at this look, in (0, 0.5).
-        resolution: Smallest step of the metric; None takes the smallest gap between the metrics seen.
-
-    Returns:
-        Confirmed when the upper bound lies within the allowed drop, refuted when the lower bound lies above it or a
-        run of the candidate diverged, undecided otherwise. Pairs whose O0 run diverged say nothing and are left out.
+    Confirmed when the upper bound lies within the allowed drop, refuted when the lower bound lies above it or a run of
+    the candidate diverged (its metric is NaN), undecided otherwise. Pairs whose O0 run diverged say nothing and are
+    left out. Without a ``resolution`` the smallest gap between the metrics seen is taken.
 
     Raises:
         ValueError: When ``allowed_drop`` is not a number of at least 0.

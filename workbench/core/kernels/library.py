@@ -64,11 +64,9 @@ _log = logging.getLogger("workbench")
 class KernelLibrary:
     """The loaded library.
 
-    Args:
-        functions: Those of ``kernels.c`` and ``tensors.c``.
-        short: The same, called without letting other threads of Python run meanwhile: for calls of a few microseconds,
-            after which another thread would not give way for milliseconds.
-        has_threads: Whether they can run on several threads, torch's.
+    ``short`` has the same functions, called without letting other threads of Python run meanwhile: for calls of a few
+    microseconds, after which another thread would not give way for milliseconds. ``has_threads`` tells whether they can
+    run on several threads, torch's.
     """
 
     functions: Any

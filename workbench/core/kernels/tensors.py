@@ -37,14 +37,7 @@ _log = logging.getLogger("workbench")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Tensors of one dtype on the CPU, contiguous; see `listed`.
-
-    Args:
-        tensors: They themselves, so that their memory stays.
-        dtype: Theirs.
-        addresses: Where each begins, machine words.
-        lengths: Elements of each.
-    """
+    """Tensors of one dtype on the CPU, contiguous, kept so that their memory stays; addresses and lengths of each."""
 
     tensors: Sequence[Tensor]
     dtype: torch.dtype
@@ -57,15 +50,10 @@ class Listed:
 
 
 def listed(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> Listed | None:
-    """List tensors for a kernel.
+    """List tensors of a dtype, float32 or bfloat16, for a kernel.
 
-    Args:
-        tensors: Any; may be empty.
-        dtype: What they must be, float32 or bfloat16.
-
-    Returns:
-        The list, good until somebody gives a tensor other memory; None where a kernel cannot go through them, or there
-        is none on this machine.
+    The list is good until a tensor is given other memory; None where a kernel cannot go through them, or there is none
+    on this machine.
     """
     if torch.compiler.is_compiling():
         return None
