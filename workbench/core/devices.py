@@ -25,31 +25,6 @@ import psutil
 import torch
 from torch import Tensor
 
-__all__ = [
-    "autocast_supported",
-    "begin_overflow_watch",
-    "collective_backend",
-    "device_name",
-    "device_overflow",
-    "device_type",
-    "hardware_summary",
-    "has_cudnn",
-    "has_fast_bfloat16",
-    "has_fast_products",
-    "has_graphs",
-    "has_overflow_flag",
-    "memory_bytes",
-    "moved",
-    "pins_memory",
-    "rank_device",
-    "select_device",
-    "synchronize",
-    "tensor_on",
-    "usable_cores",
-    "use_threads",
-]
-
-
 # An MPS device shares its memory with the CPU, and "pinned" memory there is the device's (torch 2.13).
 _WITHOUT_PINNED_MEMORY = ("cpu", "mps", "meta")
 

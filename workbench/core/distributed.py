@@ -22,7 +22,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -32,20 +32,6 @@ from torch import Tensor, distributed
 from workbench.core import devices
 from workbench.core.rank_environment import RankEnvironment, rank_environment
 from workbench.core.signals import Handler, handling_signals
-
-__all__ = [
-    "RankFailure",
-    "StepVotes",
-    "barrier",
-    "broadcast_object",
-    "explained",
-    "joined",
-    "mean_over_ranks",
-    "rank",
-    "serve_store",
-    "together",
-    "world_size",
-]
 
 T = TypeVar("T")
 
@@ -189,8 +175,16 @@ def together(failed: BaseException | None) -> None:
     Raises:
         RankFailure: When the others do not come.
     """
-    if _Joined.session is not None:
-        _Joined.session.count_out(failed)
+    session = _Joined.session
+    if session is None:
+        return
+    here, came = session.here, session.count_out()
+    until = time.monotonic() + _GRACE_SECONDS
+    while failed is not None and came() < here.world_size:
+        if time.monotonic() > until:
+            sentence = f"rank {here.rank} of {here.world_size} failed alone: {_said(failed)}"
+            raise RankFailure(sentence, tells=here.rank == 0, own=True) from failed
+        time.sleep(0.05)
 
 
 def explained(error: BaseException) -> BaseException:
@@ -264,18 +258,12 @@ class _Session:
         )
         self.control = distributed.new_group(backend="gloo", timeout=_CONTROL_TIMEOUT)
 
-    def count_out(self, failed: BaseException | None) -> None:
-        """Count this rank out of the current piece of work; one that failed waits for the rest."""
+    def count_out(self) -> Callable[[], int]:
+        """Count this rank out of the current piece of work; return a function that tells how many ranks are."""
         key = f"work/{self._works}"
         self._works += 1
-        came = self._shared.add(key, 1)
-        until = time.monotonic() + _GRACE_SECONDS
-        while failed is not None and came < self.here.world_size:
-            if time.monotonic() > until:
-                sentence = f"rank {self.here.rank} of {self.here.world_size} failed alone: {_said(failed)}"
-                raise RankFailure(sentence, tells=self.here.rank == 0, own=True) from failed
-            time.sleep(0.05)
-            came = self._shared.add(key, 0)
+        self._shared.add(key, 1)
+        return lambda: int(self._shared.add(key, 0))
 
     def close(self, error: BaseException | None) -> None:
         """Leave: note how, close connections, and keep the store while others need it."""

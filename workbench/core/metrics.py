@@ -25,16 +25,6 @@ from torch.nn import functional as F
 
 from workbench.core.batch import batch_size_of
 
-__all__ = [
-    "METRIC_NAMES",
-    "Direction",
-    "MetricAccumulator",
-    "MetricError",
-    "MetricRule",
-    "metric_rule",
-    "new_accumulator",
-]
-
 Direction = Literal["maximize", "minimize"]
 OutputKind = Literal["logits", "probabilities", "log_probabilities"]
 

@@ -12,39 +12,20 @@ When such bounds are looked at, and what errors they share, is the subject of
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from workbench.core.records import Verdict
-from workbench.core.text import format_duration
+from workbench.core.text import format_duration as format_duration
 
-__all__ = [
-    "Decision",
-    "DropBounds",
-    "TimeRatio",
-    "decidable_drop",
-    "decide",
-    "fewest_pairs_for_a_ratio",
-    "format_duration",
-    "paired_drop_bounds",
-    "paired_drops",
-    "pairs_to_decide",
-    "planned_pairs",
-    "run_time_ratio",
-    "smallest_gap",
-    "time_ratio",
-]
-
-_POWER = 0.8
-"""Probability with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)."""
-
-_FAR = 10_000
-"""Pairs beyond which a comparison counts as undecidable in practice."""
+_POWER = 0.8  # with which a test should confirm a candidate whose true drop is 0 (Cohen's convention)
+_FAR = 10_000  # pairs from which on a comparison counts as undecidable in practice
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +86,8 @@ def planned_pairs(spread: float, allowed_drop: float, *, error: float, at_least:
     ``spread`` is the standard deviation of one pair's drop, from pilot pairs. ``at_most`` is also what an allowed drop
     of 0 takes, which no number decides.
     """
-    for n_pairs in range(at_least, at_most):
-        if decidable_drop(spread, n_pairs, error=error) <= allowed_drop:
-            return n_pairs
-    return max(at_least, at_most)
+    fewest = _fewest(range(at_least, at_most), lambda n: decidable_drop(spread, n, error=error), allowed_drop)
+    return max(at_least, at_most) if fewest is None else fewest
 
 
 def decidable_drop(spread: float, n_pairs: int, *, error: float) -> float:
@@ -186,7 +165,7 @@ def run_time_ratio(pairs: Sequence[tuple[float, float]], *, error: float) -> Tim
     low, high = math.exp(middle - margin), math.exp(middle + margin)
     if low > 1.0 or high < 1.0:
         return TimeRatio(math.exp(middle), low, high)
-    more = next((n for n in range(len(logs), 1001) if _margin(spread, n, error) < abs(middle)), None)
+    more = _fewest(range(len(logs), 1001), lambda n: _margin(spread, n, error), abs(middle))
     return TimeRatio(math.exp(middle), low, high, more)
 
 
@@ -240,18 +219,7 @@ def pairs_to_decide(bounds: DropBounds, allowed_drop: float) -> int | None:
     distance = abs(allowed_drop - bounds.mean)
     if bounds.n_pairs < 2 or not distance > 0.0:
         return None
-    low, high = 2, 4  # the margin shrinks with every pair: find the first that fits by doubling, then by halves
-    while _margin(bounds.spread, high, bounds.error) > distance:
-        low, high = high, 2 * high
-        if high > _FAR:
-            return None
-    while low < high:
-        middle = (low + high) // 2
-        if _margin(bounds.spread, middle, bounds.error) > distance:
-            low = middle + 1
-        else:
-            high = middle
-    return high
+    return _fewest(range(2, _FAR), lambda n: _margin(bounds.spread, n, bounds.error), distance)
 
 
 def smallest_gap(values: Iterable[float]) -> float:
@@ -305,6 +273,12 @@ def decide(
     total = pairs_to_decide(bounds, allowed_drop)
     more = None if total is None else max(total - bounds.n_pairs, 1)
     return Decision(Verdict.UNDECIDED, bounds, allowed_drop, more, leaning)
+
+
+def _fewest(pairs: range, margin: Callable[[int], float], room: float) -> int | None:
+    """Return the first number of pairs whose margin, which shrinks with every pair, fits; None when none does."""
+    place = bisect.bisect_left(pairs, True, key=lambda n: margin(n) <= room)
+    return pairs[place] if place < len(pairs) else None
 
 
 def _margin(spread: float, n_pairs: int, error: float) -> float:

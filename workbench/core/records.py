@@ -17,23 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 from workbench.core.headline import headline, tuned_plain_speed
 from workbench.core.trial_counts import TrialCounts, count_trials
 
-__all__ = [
-    "CandidateRecord",
-    "Choice",
-    "Event",
-    "EventKind",
-    "EventSink",
-    "ExponentCounts",
-    "GainPart",
-    "StepRecord",
-    "StudyResult",
-    "TrialRecord",
-    "TunedPlain",
-    "Verdict",
-    "objective_title",
-    "timed_per",
-]
-
 
 class EventKind(StrEnum):
     """What can happen in a run besides an ordinary step."""
